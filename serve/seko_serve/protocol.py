@@ -33,7 +33,7 @@ class Codec(IntEnum):
     VP8 = 2
     RGB24 = 3  # [frames, height, width, 3] uint8
     MJPEG = 4  # one JPEG
-    FMP4 = 5  # a segment of fragmented MP4; the first one begins with the initialisation
+    FMP4 = 5  # a segment of fragmented MP4 with one frame; a key frame comes behind the initialisation
     PCM = 16  # signed 16 bits, little endian, one channel
     AAC = 17  # ADTS
     OPUS = 18

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from seko_serve.live.video import VideoContent
+
 from .browser import Page, browser_path, open_page
-from .conftest import Starter
+from .conftest import Running, Starter
+from .test_controls import wav
+from .toys import talk_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 FRAMES = "Number(document.body.dataset.painted || 0)"
+COUNT_SOCKETS = (
+    "window.sockets = []; const Known = WebSocket; window.WebSocket = class extends Known "
+    "{ constructor(...given) { super(...given); sockets.push(this); } }; true"
+)
 
 
 def begin(page: Page, prompt: str = "a b") -> None:
@@ -73,14 +84,65 @@ def test_pause_stops_the_picture_and_play_goes_on(start: Starter) -> None:
         page.until(f"{FRAMES} > {stood} + 20")
 
 
-def test_a_page_that_is_not_secure_plays_without_webcodecs(start: Starter) -> None:
-    server = start(allowed_origins=frozenset({"http://lan.test"}))
+@contextmanager
+def insecure_page(start: Starter, *opened: object) -> Iterator[tuple[Running, Page]]:
+    """A server's page under a host name of a network, over plain http."""
+    server = start(*opened, allowed_origins=frozenset({"http://lan.test"}))
     port = server.url.rsplit(":", 1)[1]
     with open_page(f"http://lan.test:{port}/", "--host-resolver-rules=MAP lan.test 127.0.0.1") as page:
         assert not page.value("'VideoDecoder' in window")
+        yield server, page
+        assert [problem for problem in page.problems if "Cross-Origin-Opener-Policy" not in problem] == []
+
+
+def test_a_page_that_is_not_secure_plays_by_media_source(start: Starter) -> None:
+    with insecure_page(start) as (server, page):
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 40")
+        (session,) = server.manager.sessions.values()
+        assert isinstance(session.content, VideoContent)
+        assert session.content.frames is not None
+        assert session.content.frames.codec.name == "FMP4"
+        page.value("document.getElementById('pause').click(); true")
+        page.until("document.getElementById('state').textContent === 'Paused'")
+        stood = page.value(FRAMES)
+        page.value("document.getElementById('pause').click(); true")
+        page.until(f"{FRAMES} > {stood} + 20")
+        stood = page.value(FRAMES)
+        page.value("sockets.at(-1).close(); true")
+        page.until(f"sockets.length > 1 && {FRAMES} > {stood} + 30")
+        assert page.value("document.getElementById('state').textContent") == "Live"
+
+
+def test_a_page_that_is_not_secure_has_sound(start: Starter, tmp_path: Path) -> None:
+    tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
+    (tmp_path / "tone.wav").write_bytes(wav(tone, 16_000))
+    with insecure_page(start, talk_opener) as (_, page):
+        page.until("document.getElementById('model').textContent")
+        page.upload("#voice", tmp_path / "tone.wav")
+        page.until("document.getElementById('voice-name').textContent === 'tone.wav'")
+        begin(page)
+        page.until(f"{FRAMES} > 20")
+        assert page.value("document.body.dataset.sound") == "aac"
+        page.value(
+            "(() => { const context = new AudioContext(), heard = context.createAnalyser();"
+            "context.createMediaStreamSource(document.getElementById('source').captureStream()).connect(heard);"
+            "const samples = new Float32Array(heard.fftSize);"
+            "window.peak = () => { heard.getFloatTimeDomainData(samples); return Math.max(...samples); }; })(), true"
+        )
+        page.until("peak() > 0.2")
+        assert page.value("peak()") < 0.6  # 12,000 / 32,768
+
+
+@pytest.mark.slow
+def test_a_page_without_media_source_plays_pictures(start: Starter) -> None:
+    with insecure_page(start) as (server, page):
+        page.value("delete window.MediaSource")
         begin(page)
         page.until(f"{FRAMES} > 20")
         (session,) = server.manager.sessions.values()
+        assert isinstance(session.content, VideoContent)
         assert session.content.frames is not None
         assert session.content.frames.codec.name == "MJPEG"
 
@@ -88,10 +150,7 @@ def test_a_page_that_is_not_secure_plays_without_webcodecs(start: Starter) -> No
 def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:
     server = start()
     with open_page(f"{server.url}/") as page:
-        page.value(
-            "window.sockets = []; const Known = WebSocket; window.WebSocket = class extends Known "
-            "{ constructor(...given) { super(...given); sockets.push(this); } }; true"
-        )
+        page.value(COUNT_SOCKETS)
         begin(page)
         page.until(f"{FRAMES} > 5")
         stood = page.value(FRAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_serve.errors import ServeError
+from seko_serve.media import fmp4
 from seko_serve.protocol import VIDEO_CODECS, Codec
 
 Frame = NDArray[np.uint8]
@@ -164,53 +164,19 @@ class MjpegEncoder(VideoEncoder):
         return Packet(b"".join(bytes(packet) for packet in _all_packets(context, picture)), True)
 
 
-class Fmp4Encoder(VideoEncoder):
-    """The encoder of H.264 video in segments of fragmented MP4, for a browser's MediaSource, which also works on pages
-    without HTTPS.
+class Fmp4Encoder(H264Encoder):
+    """Segments of fragmented MP4 with H.264, for MediaSource, which also works on pages without HTTPS.
 
-    `encode` returns a frame's segment when the next frame is encoded, because FFmpeg writes the segment once the
-    frame's duration is known.
+    Each key frame's segment comes behind an initialisation, so that a player can begin there.
     """
 
     codec = Codec.FMP4
 
-    def __init__(self, width: int, height: int, fps: int) -> None:
-        super().__init__(width, height, fps)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._file = io.BytesIO()
-        options = {
-            "movflags": "empty_moov+default_base_moof+frag_every_frame+omit_tfhd_offset",
-            "flush_packets": "1",
-        }
-        self._container = av.open(self._file, "w", format="mp4", options=options)
-        self._stream = self._container.add_stream("libx264", rate=self.fps)
-        self._stream.width, self._stream.height, self._stream.pix_fmt = self.width, self.height, "yuv420p"
-        self._stream.codec_context.gop_size, self._stream.codec_context.max_b_frames = GOP, 0
-        self._stream.codec_context.thread_count = 1
-        self._stream.codec_context.options = {
-            "preset": "superfast",
-            "tune": "zerolatency",
-            "profile": "baseline",
-            "crf": "21",
-            "forced-idr": "1",
-        }
-        self._first = self._number
-
     def _encode(self, frame: Frame, key: bool) -> Packet:
-        if key and self._number > self._first:  # a player that joins needs the initialisation again
-            self._container.close()  # what FFmpeg writes at the end is not sent
-            self._begin()
-        picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
-        picture.pts, picture.time_base = self._number, Fraction(1, self.fps)
-        picture.pict_type = av.video.frame.PictureType.I if key else av.video.frame.PictureType.NONE
-        for packet in self._stream.encode(picture):
-            self._container.mux(packet)
-        payload = self._file.getvalue()
-        self._file.seek(0)
-        self._file.truncate()
-        return Packet(payload, key)
+        packet = super()._encode(frame, key)
+        segment = fmp4.media_segment(packet.payload, self._number, key=packet.key)
+        begin = fmp4.init_segment(packet.payload, self.width, self.height, self.fps) if packet.key else b""
+        return Packet(begin + segment, packet.key)
 
 
 ENCODERS: dict[Codec, type[VideoEncoder]] = {

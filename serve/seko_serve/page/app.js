@@ -1,8 +1,9 @@
-// The page: what a person does, and what is told. The worker decodes and paints; the connection talks to the server.
+// The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
 import { Connection, admitted, request } from "./connection.js";
 import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
+import { SourcePlayer, playsSound, playsVideo } from "./source.js";
 import { dataUrl, pictureUrl } from "./uploads.js";
 
 const find = (id) => document.getElementById(id);
@@ -13,6 +14,8 @@ const BUTTONS = ["pause", "restart", "record", "full", "stop"];
 const worker = new Worker(new URL("./player.js", import.meta.url), { type: "module" });
 const offscreen = find("video").transferControlToOffscreen();
 worker.postMessage({ canvas: offscreen }, [offscreen]);
+const source = new SourcePlayer(find("source"), (told) => heed(told));
+let player = worker, screen = find("video");
 
 let model, connection, sound, microphone, recorder;
 let paused = false, hiddenPause = false, muted = false, attempt = 0, begun = false;
@@ -66,7 +69,7 @@ async function supported() {
       } catch { /* an unknown codec */ }
     }
   }
-  return [...found, "mjpeg"]; // pages that are not secure have no VideoDecoder
+  return [...found, ...(playsVideo() ? ["fmp4"] : []), "mjpeg"]; // pages that are not secure have no VideoDecoder
 }
 
 function control(type, fields) {
@@ -79,7 +82,9 @@ const seed = () => Math.trunc(Number(find("seed").value) || 0);
 /** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
   const mine = ++attempt;
-  const hello = { codecs: await supported(), audio: model.takes.voice ? await playable() : [] };
+  const codecs = await supported();
+  const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
+  const hello = { codecs, audio: model.takes.voice ? audio : [] };
   const session = {
     seed: seed(), ...(prompt && { prompt }), ...(picture && { image: picture }), ...(voice && { voice }),
   };
@@ -104,7 +109,7 @@ function listen(to) {
   to.addEventListener("media", ({ detail: { media, data } }) => {
     if (to !== connection) return;
     if (media.sound) sound?.take(media);
-    else worker.postMessage({ media }, [data]);
+    else player.postMessage({ media }, [data]);
   });
   to.addEventListener("told", ({ detail }) => { if (to === connection) told(detail); });
   to.addEventListener("lost", ({ detail }) => {
@@ -116,12 +121,13 @@ function listen(to) {
 
 function told(message) {
   if (message.type === "ready") {
-    worker.postMessage({ ready: message, again: begun });
-    find("video").parentElement.style.setProperty("--aspect", `${message.width} / ${message.height}`);
+    if (!begun) show(message.codec);
+    player.postMessage({ ready: message, again: begun });
+    screen.parentElement.style.setProperty("--aspect", `${message.width} / ${message.height}`);
     if (!begun) {
       hear(message.audio);
       find("late").textContent = 0;
-      if (model.takes.keys) find("video").focus();
+      if (model.takes.keys) screen.focus();
     }
     begun = true;
     hint("");
@@ -140,15 +146,22 @@ function told(message) {
     find("pause").textContent = paused ? "Go on" : "Pause";
     find("pause").setAttribute("aria-pressed", paused);
     say(paused ? "Paused" : "Live", "live");
-    if (paused) worker.postMessage({ stop: true });
+    if (paused) player.postMessage({ stop: true });
     if (paused) sound?.stop();
     else sound?.start();
   }
 }
 
+/** Choose the player of a codec, and the element on which it paints. */
+function show(codec) {
+  [player, screen] = codec === "fmp4" ? [source, find("source")] : [worker, find("video")];
+  find("source").hidden = player !== source;
+  find("video").hidden = player === source;
+}
+
 function hear(facts) {
-  sound?.close();
-  sound = facts ? new Sound(facts, (clock, peak) => {
+  if (sound !== source) sound?.close();
+  sound = facts && player === source ? source : facts ? new Sound(facts, (clock, peak) => {
     worker.postMessage({ clock });
     document.body.dataset.heard = Math.max(peak, document.body.dataset.heard ?? 0);
   }) : undefined;
@@ -169,13 +182,17 @@ function ended() {
   microphone = undefined;
   find("microphone").setAttribute("aria-pressed", false);
   sound?.close();
+  if (player === source) source.close();
   sound = undefined;
   find("pause").textContent = "Pause";
   showRunning(false);
   invite();
 }
 
-worker.onmessage = ({ data }) => {
+worker.onmessage = ({ data }) => heed(data);
+
+/** Heed what a player tells: a frame that was painted or copied, or a failure. */
+function heed(data) {
   if (data.failed) say(`This browser cannot decode the video: ${data.failed}`, "error");
   if (data.first !== undefined && !paused) sound?.start();
   if (data.copy) recorder ? recorder.add(data.copy) : data.copy.close();
@@ -194,7 +211,7 @@ worker.onmessage = ({ data }) => {
     find("reaction").textContent = `${Math.round(now - at)} ms`;
     sent.delete(id);
   }
-};
+}
 
 // -- what a person does ---------------------------------------------------------------------------------------
 async function reopen(prompt) {
@@ -226,7 +243,7 @@ find("controls").addEventListener("submit", (event) => {
 });
 find("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); find("controls").requestSubmit(); }
-  if (event.key === "Escape") find("video").focus();
+  if (event.key === "Escape") screen.focus();
 });
 find("pause").onclick = () => control(paused ? "play" : "pause");
 find("restart").onclick = () => attempted(async () => {
@@ -246,13 +263,13 @@ find("mute").onclick = () => {
 };
 find("full").onclick = () => {
   if (document.fullscreenElement) document.exitFullscreen();
-  else find("video").parentElement.requestFullscreen();
+  else screen.parentElement.requestFullscreen();
 };
 find("record").onclick = () => attempted(async () => {
   if (recorder) { await finishRecording(); return; }
-  const { clientWidth: width, clientHeight: height } = find("video");
+  const { clientWidth: width, clientHeight: height } = screen;
   recorder = new Recorder(model.width ?? width, model.height ?? height, sound && await sound.stream());
-  worker.postMessage({ copying: true });
+  player.postMessage({ copying: true });
   find("record").textContent = "Save";
   find("record").setAttribute("aria-pressed", true);
   find("recording").hidden = false;
@@ -262,7 +279,7 @@ async function finishRecording() {
   if (!recorder) return;
   const done = recorder;
   recorder = undefined;
-  worker.postMessage({ copying: false });
+  player.postMessage({ copying: false });
   find("record").textContent = "Record";
   find("record").setAttribute("aria-pressed", false);
   find("recording").hidden = true;

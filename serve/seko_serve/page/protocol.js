@@ -1,7 +1,7 @@
 // The socket's binary messages: a header of 32 bytes, little endian, then the payload. See docs/serving.md.
 export const VERSION = 1;
 export const HEADER_BYTES = 32;
-export const CODECS = { 1: "h264", 2: "vp8", 3: "rgb24", 4: "mjpeg", 16: "pcm", 17: "aac", 18: "opus" };
+export const CODECS = { 1: "h264", 2: "vp8", 3: "rgb24", 4: "mjpeg", 5: "fmp4", 16: "pcm", 17: "aac", 18: "opus" };
 const PCM = 16, LAST = 4;
 
 /** Parse one binary message; throws a RangeError if it is none of this version. */

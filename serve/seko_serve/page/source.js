@@ -1,0 +1,98 @@
+// Where a page has no WebCodecs, as over plain http: fragmented MP4 and AAC in a <video>, by MediaSource.
+const VIDEO = 'video/mp4; codecs="avc1.42E01F"', SOUND = "audio/aac";
+const KEPT_S = 10; // of what was shown
+
+export const playsVideo = () => "MediaSource" in window && MediaSource.isTypeSupported(VIDEO);
+export const playsSound = () => playsVideo() && MediaSource.isTypeSupported(SOUND);
+
+/** One kind of media, appended in order. A sequence: each part begins where the one before it ends. */
+class Track {
+  constructor(source, type, offset = 0) {
+    this.parts = [];
+    this.buffer = source.addSourceBuffer(type);
+    this.buffer.mode = "sequence";
+    this.buffer.timestampOffset = offset;
+    this.buffer.onupdateend = () => this.next();
+  }
+
+  add(part) {
+    this.parts.push(part);
+    this.next();
+  }
+
+  next() {
+    if (!this.buffer.updating && this.parts.length) this.buffer.appendBuffer(this.parts.shift());
+  }
+
+  forget(until) {
+    if (!this.buffer.updating && this.buffer.buffered.length && this.buffer.buffered.start(0) < until - KEPT_S) {
+      this.buffer.remove(0, until);
+    }
+  }
+}
+
+/** Takes the messages that the worker of player.js takes, and answers them in the same form by `tell`. */
+export class SourcePlayer {
+  constructor(element, tell) {
+    Object.assign(this, { element, tell, copying: false });
+    element.onerror = () => tell({ failed: element.error.message });
+  }
+
+  postMessage({ ready, again, media, copying }) {
+    if (ready && !again) this.opened = this.open(ready);
+    else if (media) this.take(media);
+    else if (copying !== undefined) this.copying = copying;
+  }
+
+  async open({ fps, audio }) {
+    Object.assign(this, { fps, frames: new Map(), came: 0, painted: 0, tracks: undefined });
+    const source = new MediaSource();
+    this.element.src = URL.createObjectURL(source);
+    await new Promise((resolve) => { source.addEventListener("sourceopen", resolve, { once: true }); });
+    URL.revokeObjectURL(this.element.src);
+    this.tracks = { video: new Track(source, VIDEO), ...(audio && { sound: new Track(source, SOUND, -audio.delay / audio.rate) }) };
+    this.element.requestVideoFrameCallback((_, { mediaTime }) => this.shown(source, mediaTime));
+    this.start();
+  }
+
+  async take(media) {
+    await this.opened;
+    if (!media.sound) {
+      if (!this.came) this.tell({ first: media.pts });
+      this.frames.set(this.came, { number: media.first, chunk: media.chunk, last: media.last });
+      this.came += 1;
+    }
+    this.tracks[media.sound ? "sound" : "video"]?.add(media.payload);
+  }
+
+  /** A frame was shown; `frames` has those that came and were not shown, by their place in time. */
+  async shown(source, time) {
+    if (source.readyState !== "open") return;
+    this.element.requestVideoFrameCallback((_, { mediaTime }) => this.shown(source, mediaTime));
+    for (const [place, { number, chunk, last }] of this.frames) { // several, where the browser left frames out
+      if (place > Math.round(time * this.fps)) break;
+      this.frames.delete(place);
+      this.painted += 1;
+      this.tell({
+        painted: this.painted, buffered: this.frames.size, chunk, number, shown: last ? chunk : undefined,
+      });
+    }
+    for (const track of Object.values(this.tracks)) track.forget(time - KEPT_S);
+    if (this.copying) this.tell({ copy: await createImageBitmap(this.element) });
+  }
+
+  // What the page does with sound.
+  start() { return this.element.play().catch((error) => this.tell({ failed: error.message })); }
+
+  stop() { this.element.pause(); }
+
+  mute(muted) { this.element.muted = muted; }
+
+  stream() { return this.element.captureStream?.(); }
+
+  close() {
+    this.element.pause();
+    this.element.removeAttribute("src");
+    this.element.load();
+  }
+}
