@@ -15,7 +15,15 @@ from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all
 from seko_export.cli.progress import shown_progress
 from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
 from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, print_table, say
-from seko_export.options.declaration import BuildOptions, Group, Option, declared, flag, numbers
+from seko_export.options.declaration import (
+    BuildOptions,
+    Group,
+    Option,
+    decimals,
+    declared,
+    flag,
+    numbers,
+)
 from seko_export.roofline.gpus import GPUS
 from seko_runtime.cli.output import note
 
@@ -52,7 +60,13 @@ def _click_option(
         return add(spelled, option_field.name, multiple=True)
     if option.numbers:
         return add(spelled, option_field.name, callback=_numbers)
-    types: dict[str, Any] = {"int | None": int, "Path | None": click.Path(path_type=Path)}
+    if option.decimals:
+        return add(spelled, option_field.name, callback=_decimals)
+    types: dict[str, Any] = {
+        "int | None": int,
+        "float | None": float,
+        "Path | None": click.Path(path_type=Path),
+    }
     return add(
         spelled,
         option_field.name,
@@ -65,6 +79,10 @@ def _click_option(
 
 def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     return None if value is None else numbers(param.opts[0], value)
+
+
+def _decimals(_: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    return None if value is None else decimals(param.opts[0], value)
 
 
 grouped_option = partial(click.option, cls=GroupedOption)

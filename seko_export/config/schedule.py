@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_runtime.errors import UsageError as SessionUsageError
-from seko_runtime.video.schedule import MAX_PASSES, schedule_tables, sigmas_of, warped_timesteps
+from seko_runtime.video.manifest import MAX_PASSES
+from seko_runtime.video.schedule import (
+    LAST_TIME,
+    UNIPC,
+    Passes,
+    schedule_tables,
+    sigmas_of,
+    unipc_passes,
+    warped_timesteps,
+)
 
 if TYPE_CHECKING:  # presets with their own schedule are read before torch is imported
     from torch import Tensor
 
 
-# Update rules after a pass: fresh noise, a step of Euler's method, or Euler's method with latents rounded to
-# bfloat16.
-SAMPLERS = ("renoise", "euler", "euler-bf16")
+USUAL_STEPS = (1000.0, 750.0, 500.0, 250.0)  # Self-Forcing's, before the warp
+# Update rules after a pass: fresh noise, a step of Euler's method, Euler's method with latents rounded to bfloat16, or
+# UniPC of order 2.
+SAMPLERS = ("renoise", "euler", "euler-bf16", UNIPC)
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,10 @@ class Schedule:
         pass.
     sampler : str
         Update rule from a pass's result to the next pass's latents, one of `SAMPLERS`.
+    first_timesteps : tuple of float
+        Timestep of each pass of a stream's first chunk. Empty: the timesteps of any chunk.
+    first_sigmas : tuple of float
+        Noise level of each pass of the first chunk. Empty: first_timesteps / 1000.
     """
 
     timesteps: tuple[float, ...]
@@ -47,41 +62,76 @@ class Schedule:
     own_sigmas: tuple[float, ...] = ()
     renoise_sigmas: tuple[float, ...] = ()
     sampler: str = SAMPLERS[0]
+    first_timesteps: tuple[float, ...] = ()
+    first_sigmas: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.timesteps or any(not 0.0 < t <= 1000.0 for t in self.timesteps):
-            raise UsageError(f"timesteps must lie in (0, 1000], got {self.timesteps}")
-        if len(self.timesteps) > MAX_PASSES:
-            raise UsageError(f"{len(self.timesteps)} denoise passes, expected at most {MAX_PASSES}")
-        if any(a <= b for a, b in zip(self.timesteps, self.timesteps[1:], strict=False)):
-            raise UsageError(f"timesteps must fall, got {self.timesteps}")
+        if not self.timesteps:
+            raise UsageError("timesteps must lie in (0, 1000], got ()")
+        for name, times in (("timesteps", self.timesteps), ("first_timesteps", self.first_timesteps)):
+            if any(not 0.0 < time <= 1000.0 for time in times):
+                raise UsageError(f"{name} must lie in (0, 1000], got {times}")
+            if any(a <= b for a, b in pairwise(times)):
+                raise UsageError(f"{name} must fall, got {times}")
+        if len(self.every_timestep) > MAX_PASSES:
+            raise UsageError(f"{len(self.every_timestep)} denoise passes, expected at most {MAX_PASSES}")
         if not 0.0 <= self.context_timestep <= 1000.0:
             raise UsageError(f"context_timestep must lie in [0, 1000], got {self.context_timestep}")
         if self.shift is not None and not (self.shift > 0 and math.isfinite(self.shift)):
             raise UsageError(f"shift must be positive, got {self.shift}")
         if self.sampler not in SAMPLERS:
             raise UsageError(f"sampler is {self.sampler!r}, expected one of {', '.join(SAMPLERS)}")
+        if self.sampler == UNIPC and self.renoise_sigmas:
+            raise UsageError(
+                f"renoise_sigmas {self.renoise_sigmas}: the sampler {UNIPC} adds no noise; leave them out"
+            )
         passes = len(self.timesteps)
         for name, levels, wanted in (
             ("own_sigmas", self.own_sigmas, passes),
             ("renoise_sigmas", self.renoise_sigmas, passes - 1),
+            ("first_sigmas", self.first_sigmas, len(self.first_timesteps)),
         ):
             if levels and (len(levels) != wanted or not all(0.0 < level <= 1.0 for level in levels)):
                 raise UsageError(f"{name} must be {wanted} noise levels in (0, 1], got {levels}")
 
     @classmethod
-    def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
-        """Return the schedule that results from `warped_timesteps`, the formula that sessions use for another number of
-        passes."""
-        try:
-            return cls(warped_timesteps(steps, shift), shift=shift)
-        except SessionUsageError:
-            raise UsageError(f"shift must be positive, got {shift}") from None
+    def warped(
+        cls, steps: tuple[float, ...] = USUAL_STEPS, shift: float = 5.0, first_steps: tuple[float, ...] = ()
+    ) -> Schedule:
+        """Return the schedule of `warped_timesteps`, the formula that sessions use for passes of their own;
+        ``first_steps`` are the steps of the first chunk if it has its own."""
+        return cls(_warped(steps, shift), shift=shift, first_timesteps=_warped(first_steps, shift))
+
+    @classmethod
+    def trained(cls, timesteps: tuple[float, ...], shift: float) -> Schedule:
+        """Return a schedule with timesteps as given, each with the noise level of the nearest timestep of training.
+
+        The timesteps of training are the 1000 warped whole numbers 1 to 1000; schedulers of CausVid and Self-Forcing
+        look up a pass's noise level among them.
+        """
+        levels = [time / LAST_TIME for time in _warped(tuple(map(float, range(1, 1001))), shift)]
+        nearest = (min(levels, key=lambda level: abs(LAST_TIME * level - time)) for time in timesteps)
+        return cls(timesteps, shift=shift, own_sigmas=tuple(nearest))
+
+    @classmethod
+    def unipc(cls, steps: int = 4, shift: float = 5.0) -> Schedule:
+        """Return the schedule of Wan's UniPC scheduler; see `unipc_passes`."""
+        passes = unipc_passes(steps, shift)
+        return cls(tuple(passes.timesteps), shift=shift, own_sigmas=passes.levels, sampler=UNIPC)
+
+    @property
+    def every_timestep(self) -> tuple[float, ...]:
+        """Timesteps of a chunk's passes, then those of the first chunk if it has passes of its own."""
+        return self.timesteps + self.first_timesteps
 
     @property
     def sigmas(self) -> tuple[float, ...]:
         """Noise level of each denoise pass."""
         return self.own_sigmas or sigmas_of(self.timesteps)
+
+    def passes_of(self, chunk: int) -> int:
+        """Number of denoise passes of a chunk, by its number in the stream."""
+        return len(self.timesteps if chunk else self.first_timesteps or self.timesteps)
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
         """Return the constants of which each program reads the entry of its pass, with the names and shapes of
@@ -89,11 +139,18 @@ class Schedule:
         import torch
 
         tables = schedule_tables(
-            self.timesteps,
+            Passes(self.timesteps, self.own_sigmas, self.renoise_sigmas),
             self.context_timestep,
             stream.batch,
             stream.chunk_frames,
-            sigmas=self.own_sigmas,
-            renoise_sigmas=self.renoise_sigmas,
+            first=Passes(self.first_timesteps, self.first_sigmas) if self.first_timesteps else None,
+            sampler=self.sampler,
         )
         return {name: torch.from_numpy(table) for name, table in tables.items()}
+
+
+def _warped(steps: tuple[float, ...], shift: float) -> tuple[float, ...]:
+    try:
+        return warped_timesteps(steps, shift)
+    except SessionUsageError:
+        raise UsageError(f"shift must be positive, got {shift}") from None

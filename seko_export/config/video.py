@@ -69,6 +69,11 @@ class VideoConfig(WorkloadConfig):
     image: ClipConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.schedule.first_timesteps and self.stream.pass_caches:
+            raise UsageError(
+                "--first-timesteps: this model has a cache for each pass, so all chunks have the same passes; leave it "
+                "out"
+            )
         if self.stream.offload_cache and self.pool is not None:
             raise UsageError(
                 "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "

@@ -4,6 +4,7 @@ from these declarations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import Any
 from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.attention import ATTENTIONS as BY_NAME
 from seko_export.config.pool import PoolConfig, with_commas
+from seko_export.config.schedule import SAMPLERS
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.media.vaes import VAES
@@ -45,6 +47,7 @@ class Group(StrEnum):
     MODEL = "Model (weights and their settings)"
     MEDIA = "Media (text, pictures and sound in, video out)"
     LAYOUT = "Layout (picture size, frames, streams)"
+    PASSES = "Passes (times and noise levels of a chunk's denoise passes)"
     SPEECH = "Speech (sizes of its sessions and calls)"
     CACHE = "KV cache (precision and place)"
     SPEED = "Speed (precision, kernels, GPUs)"
@@ -69,6 +72,8 @@ class Option:
         Whether `seko-export plan` has the option, too.
     numbers : bool
         Whether the option's value is a comma-separated list of integers.
+    decimals : bool
+        Whether the option's value is a comma-separated list of numbers with decimals.
     repeated : bool
         Whether the option may be given several times.
     values : callable, optional
@@ -81,6 +86,7 @@ class Option:
     off: str | None = None
     plan: bool = False
     numbers: bool = False
+    decimals: bool = False
     repeated: bool = False
     values: Callable[[], Sequence[str]] | None = None
 
@@ -280,6 +286,49 @@ class BuildOptions:
         Group.LAYOUT,
         plan=True,
         common=True,
+    )
+
+    timesteps: tuple[float, ...] | None = _option(
+        "Timesteps of a chunk's passes, falling from 1000: 1000,757,522. Default: those of the preset or checkpoint.",
+        Group.PASSES,
+        plan=True,
+        decimals=True,
+    )
+    first_timesteps: tuple[float, ...] | None = _option(
+        "Timesteps of the first chunk's passes, if they differ from those of later chunks.",
+        Group.PASSES,
+        plan=True,
+        decimals=True,
+    )
+    shift: float | None = _option(
+        "Warp --timesteps and --first-timesteps towards noise; Self-Forcing: 1000,750,500,250 and 5. Default: they are "
+        "taken as given.",
+        Group.PASSES,
+        plan=True,
+    )
+    sigmas: tuple[float, ...] | None = _option(
+        "Noise level of each of --timesteps, above 0 and at most 1. Default: timestep / 1000.",
+        Group.PASSES,
+        plan=True,
+        decimals=True,
+    )
+    renoise_sigmas: tuple[float, ...] | None = _option(
+        "Noise level to which the result of each pass except the last is renoised. Default: the level of the next "
+        "pass.",
+        Group.PASSES,
+        plan=True,
+        decimals=True,
+    )
+    context_timestep: float | None = _option(
+        "Timestep of the context pass, which writes a finished chunk to the cache: 0 to 1000.",
+        Group.PASSES,
+        plan=True,
+    )
+    sampler: str | None = _option(
+        f"Rule between two passes: {', '.join(SAMPLERS)}.",
+        Group.PASSES,
+        plan=True,
+        values=lambda: SAMPLERS,
     )
 
     positions: int | None = _option(
@@ -492,6 +541,17 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and part.isascii() and len(part) <= MOST_DIGITS for part in parts):
         raise UsageError(f"{option} {text[:80]!r}: expected whole numbers with commas, as 2,2,21")
     return tuple(map(int, parts))
+
+
+def decimals(option: str, text: str) -> tuple[float, ...]:
+    """Parse comma-separated numbers; the UsageError names the option."""
+    try:
+        parsed = tuple(map(float, text.split(",")))
+    except ValueError:
+        parsed = (math.nan,)
+    if not all(map(math.isfinite, parsed)):
+        raise UsageError(f"{option} {text[:80]!r}: expected numbers with commas, as 1000,757.5,522")
+    return parsed
 
 
 def options_table() -> str:

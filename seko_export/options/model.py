@@ -79,7 +79,7 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
         for name, fact in recognised.stream.items()
         if name not in options.layout
     ]
-    if schedule is not None and recognised.schedule is not None:
+    if schedule is not None and recognised.schedule is not None and options.timesteps is None:
         pairs.append(("schedule", schedule, recognised.schedule))
     odd = [
         f"{name} is {fact.value} by {fact.origin}, {ours} by the preset"

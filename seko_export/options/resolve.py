@@ -39,6 +39,7 @@ from seko_export.options.model import (
     with_speakers,
 )
 from seko_export.options.model_folder import with_model_folder, with_pipeline, with_variant
+from seko_export.options.passes import asked_schedule
 from seko_export.options.resolved import ResolvedBuild
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
@@ -108,11 +109,17 @@ def resolve_build(
         )
     exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
+    schedule = asked_schedule(options, chosen.schedule or Schedule.warped())
+    if schedule.first_timesteps and options.pool is None and chosen.stream.batch > 1:
+        raise UsageError(
+            f"--batch {chosen.stream.batch}: the first chunk has passes of its own, and streams of one call may be at "
+            "different chunks, which only a pool runs apart; give --sessions, too"
+        )
     config = VideoBuild(
         chosen.model,
         VideoConfig(
             chosen.stream,
-            chosen.schedule or Schedule.warped(),
+            schedule,
             str(replace(wanted, keys=keys, values=values)),
             text=text,
             vae=vae,

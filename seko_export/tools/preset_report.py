@@ -14,10 +14,10 @@ def preset_report() -> dict[str, dict[str, Any]]:
     Returns
     -------
     dict
-        For each preset: ``family``, ``model`` and ``stream`` (all fields), ``passes`` (timesteps, or None for the usual
-        four), ``entry`` (of a `.pt`), ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and
-        ``missing`` (features that a build lacks; empty if the preset can be built). Speech models have only ``family``
-        and ``model``.
+        Of each: ``family``, ``model`` and ``stream`` (all fields), ``passes`` (timesteps, or None for the usual four),
+        ``first_passes`` (timesteps of the first chunk, or None for those of any chunk), ``entry`` (of a `.pt`),
+        ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and ``missing`` (what a build lacks;
+        empty if it can be built). Speech models have ``family`` and ``model`` alone.
     """
     video: dict[str, dict[str, Any]] = {
         name: {
@@ -25,6 +25,9 @@ def preset_report() -> dict[str, dict[str, Any]]:
             "model": asdict(preset.model),
             "stream": asdict(preset.stream),
             "passes": None if preset.schedule is None else list(preset.schedule.timesteps),
+            "first_passes": None
+            if preset.schedule is None
+            else list(preset.schedule.first_timesteps) or None,
             "entry": preset.entry,
             "files": list(preset.files),
             "source": preset.source,

@@ -109,13 +109,15 @@ class KvStatistics:
         """Wrap the unquantised block engine to record the keys and values that it writes; layers are called in order,
         pass by pass."""
         layers, apart = self._config.model.layers, self._config.workload.stream.pass_caches
-        passes = len(self._config.workload.schedule.timesteps) + 1
+        schedule = self._config.workload.schedule
+        first, passes = (schedule.passes_of(chunk) + 1 for chunk in (0, 1))
 
         def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
             outputs = block(inputs)
-            layer, number = self._calls % layers, self._calls // layers % passes
+            layer, turn = self._calls % layers, self._calls // layers
+            context = turn == first - 1 or (turn >= first and (turn - first) % passes == passes - 1)
             self._calls += 1
-            if self._calls > 0 and (apart or number == passes - 1):
+            if self._calls > 0 and (apart or context):
                 self._add(layer, dict(zip(self._names, inputs, strict=True)))
             return outputs
 

@@ -7,6 +7,7 @@ from seko_export.families.registry import graph_of
 from seko_export.media.pieces import text_table, video_table
 from seko_runtime.format.manifest import KvPool
 from seko_runtime.video.manifest import KIND, Golden, Schedule, Stream, VideoWorkload
+from seko_runtime.video.schedule import sigmas_of
 
 _BF16_BITS = 16
 
@@ -70,4 +71,6 @@ def schedule_table(config: VideoBuild) -> Schedule:
         context_timestep=schedule.context_timestep,
         sampler=schedule.sampler,
         shift=schedule.shift,
+        first_timesteps=schedule.first_timesteps,
+        first_sigmas=schedule.first_sigmas or sigmas_of(schedule.first_timesteps),
     )

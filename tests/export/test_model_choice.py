@@ -166,6 +166,8 @@ def test_published_presets() -> None:
         *("self-forcing-1.3b", "causvid-1.3b", "causal-forcing-1.3b", "causal-forcing-framewise-1.3b"),
         *("causal-forcing-pp-1.3b", "longlive-1.3b", "longlive-2-5b", "krea-14b", "wan-14b", "wan-5b"),
     } <= {*PRESETS}
+    refused = {name for name, preset in PRESETS.items() if preset.missing}
+    assert refused == {"memflow-1.3b", "reward-forcing-1.3b", "rolling-forcing-1.3b", "krea-14b"}
     longlive = PRESETS["longlive-1.3b"].stream
     assert (longlive.sink_frames, longlive.cache_frames) == (3, 12)
 

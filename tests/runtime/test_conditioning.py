@@ -18,7 +18,7 @@ from seko_runtime.video.conditioning.poses import checked_poses, recorded_intrin
 from seko_runtime.video.conditioning.voice import checked_samples
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.schedule import rescheduled, schedule_tables, warped_timesteps
+from seko_runtime.video.schedule import Passes, rescheduled, schedule_tables, warped_timesteps
 from seko_runtime.video.session import Session
 
 from . import toy, toy_whole
@@ -199,7 +199,7 @@ def test_any_number_of_passes_falls_from_pure_noise(steps: int, shift: float) ->
     assert len(times) == steps
     assert np.float32(times[0]) == 1000.0
     assert all(a > b > 0 for a, b in pairwise(times))
-    tables = schedule_tables(times, 0.0, 2, 3)
+    tables = schedule_tables(Passes(times), 0.0, 2, 3)
     assert tables["schedule.timestep"].shape == (steps + 1, 2, 3)
     assert (tables["schedule.timestep"][-1] == 0).all()
     assert tables["schedule.sigma_next"][:-1].tobytes() == tables["schedule.sigma"][1:].tobytes()
@@ -225,7 +225,7 @@ def test_what_is_no_schedule_is_a_usage_error(steps: int, shift: float) -> None:
         warped_timesteps(steps, shift)
     for times, context in (((), 0.0), ((500.0, 500.0), 0.0), ((1001.0,), 0.0), ((5.0,), 1001.0)):
         with pytest.raises(UsageError):
-            schedule_tables(times, context, 1, 1)
+            schedule_tables(Passes(times), context, 1, 1)
 
 
 def test_a_session_with_the_artifacts_own_numbers_has_the_artifacts_own_times() -> None:

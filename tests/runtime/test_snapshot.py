@@ -51,7 +51,13 @@ def facts(**changes: Any) -> dict[str, Any]:
         "seed": -5,
         "conditioning_frames": 1,
         "rebuild_due": False,
-        "clock": {"first": 4, "slot_first": 2, "made": 2, "first_frames": [2]},
+        "clock": {
+            "first": 4,
+            "slot_first": 2,
+            "made": 2,
+            "first_frames": [2],
+            "cut": {"jump": 0, "due": False, "pinned": 0, "ring": []},
+        },
     }
     return {"version": 1, "artifact": DIGEST, "numbers": numbers, **changes}
 

@@ -153,7 +153,7 @@ class ShiftingDit:
     wan : mapping of str to Tensor
         A checkpoint by Wan's names, q, k and v apart.
     text : Tensor
-        [text tokens, text_dim].
+        [text tokens, text_dim]; everything is computed in its dtype, which is that of the weights, too.
     """
 
     ROPE_FRAMES = 1024  # rows of the original's tables
@@ -161,7 +161,7 @@ class ShiftingDit:
     def __init__(
         self, model: ModelConfig, stream: StreamConfig, wan: Mapping[str, Tensor], text: Tensor
     ) -> None:
-        self.model, self.stream, self.wan = model, stream, wan
+        self.model, self.stream, self.wan, self.dtype = model, stream, wan, text.dtype
         self.cached: list[list[CachedFrame]] = [[] for _ in range(model.layers)]
         time, side = model.head_dim - 4 * (model.head_dim // 6), 2 * (model.head_dim // 6)
         self.tables = [self._rotations(channels) for channels in (time, side, side)]
@@ -190,12 +190,12 @@ class ShiftingDit:
         half = model.freq_dim // 2
         times = torch.tensor([*given, *[timestep] * (len(frames) - len(given))], dtype=torch.float64)
         angle = times[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        time = self._linear("time_embedding.0", torch.cat((angle.cos(), angle.sin()), dim=-1).float())
+        time = self._linear("time_embedding.0", torch.cat((angle.cos(), angle.sin()), dim=-1).to(self.dtype))
         time = self._linear("time_embedding.2", F.silu(time)).repeat_interleave(n, dim=0)  # [T, d]
         per_layer = self._linear("time_projection.1", F.silu(time)).view(-1, 6, model.dim)
 
         x = torch.cat(x)  # [T, d]
-        turns = torch.cat([self._grid(frame, rows, columns) for frame in frames])  # [T, D/2] complex64
+        turns = torch.cat([self._grid(frame, rows, columns) for frame in frames])  # [T, D/2] complex
         for layer in range(model.layers):
             at = f"blocks.{layer}"
             e = (self.wan[f"{at}.modulation"] + per_layer).unbind(1)  # six of [T, d]
@@ -264,7 +264,7 @@ class ShiftingDit:
             torch.arange(0, channels, 2, dtype=torch.float64) / channels
         )
         angle = torch.outer(torch.arange(self.ROPE_FRAMES, dtype=torch.float64), frequency)
-        return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
+        return torch.polar(torch.ones_like(angle), angle).to(self.dtype.to_complex())
 
     def _grid(self, frame: int, rows: int, columns: int) -> Tensor:
         time, height, width = self.tables

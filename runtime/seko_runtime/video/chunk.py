@@ -161,7 +161,8 @@ class SessionStats:
     """Counters of a pool: chunks, graph launches, prompts found in the cache or not.
 
     ``graph_launches`` counts launches of captured chunks. With a backend that captures, it equals ``chunks``, except
-    that a call with full and filling caches may take two launches. Launches of captured decoding are not counted.
+    that a call with full and filling caches, or with first and later chunks, may take several launches. Launches of
+    captured decoding are not counted.
     ``prompt_cache_hits`` and ``prompt_cache_misses`` count the distinct prompts of each `set_prompt`.
     """
 

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.manifest import VideoManifest
 
-ChunkCall = tuple[int, bool]  # key of a launch: its bucket, and whether the caches of its rows are full
+
+class ChunkCall(NamedTuple):
+    """The kind of a launch.
+
+    Parameters
+    ----------
+    bucket : int
+        Number of rows.
+    full : bool
+        Whether the launch runs the engines for rows with full caches.
+    first : bool
+        Whether the launch runs the passes of a stream's first chunk; False if all chunks have the same passes.
+    """
+
+    bucket: int
+    full: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,13 @@ class ChunkPrograms:
 def chunk_programs(
     manifest: VideoManifest, bound: Mapping[str, Sequence[BoundProgram]]
 ) -> dict[ChunkCall, ChunkPrograms]:
-    """Return the programs of a chunk, by the key of the launch."""
+    """Return the programs of a chunk, by the kind of the launch.
+
+    The passes of a first chunk run the same programs as other passes, with other entries of the tables.
+    """
+    stream, schedule = manifest.workload.stream, manifest.workload.schedule
+    # a first chunk may find a full cache only if the cache holds no more than it
+    fills = stream.reference_frames + stream.chunk_frames >= stream.cache_frames
     buckets: dict[int, int | None] = {manifest.state_rows: None}
     if manifest.pool is not None:
         buckets = {bucket: bucket for bucket in manifest.pool.buckets}
@@ -63,5 +86,9 @@ def chunk_programs(
                 continue
             (begin,) = bound[ProgramKey("begin", bucket).name]
             context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
-            chunk[rows, full] = ChunkPrograms(begin, tuple(denoise), next(iter(context), None))
+            later, first = denoise[: schedule.denoise_passes], denoise[schedule.denoise_passes :]
+            last = next(iter(context), None)
+            chunk[ChunkCall(rows, full)] = ChunkPrograms(begin, tuple(later), last)
+            if first and (fills or not full):
+                chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(first), last)
     return chunk

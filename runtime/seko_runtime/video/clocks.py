@@ -4,7 +4,7 @@ the cache. No tensors."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,37 @@ class KeptChunk:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The cuts of a row to other scenes.
+
+    Parameters
+    ----------
+    jump : int
+        Frames that all cuts together have added to the row's positions.
+    due : bool
+        Whether the row's next chunk begins a scene.
+    pinned : int
+        Number of the last chunk that began a scene with a cut; 0 if there is none.
+    ring : tuple of int
+        Number of the chunk in each place of the ring, if a pinned chunk has changed their order; otherwise empty.
+    """
+
+    jump: int = 0
+    due: bool = False
+    pinned: int = 0
+    ring: tuple[int, ...] = ()
+
+    @property
+    def made(self) -> bool:
+        """Whether the row has cut at all."""
+        return self.due or self.pinned > 0
+
+
+NO_CUT = Cut()
+MAX_JUMP = 1 << 20  # most frames that a cut adds
+
+
+@dataclass(frozen=True)
 class RowClock:
     """The positions of one stream.
 
@@ -44,13 +75,16 @@ class RowClock:
     made : int
         Number of chunks made since the stream began.
     first_frames : tuple of int
-        Absolute number of the first frame of the chunk in each slot of kept latents.
+        Absolute number of the first frame of the chunk in each kept slot.
+    cut : Cut
+        The row's cuts.
     """
 
     first: int
     slot_first: int
     made: int
     first_frames: tuple[int, ...]
+    cut: Cut = field(default_factory=lambda: NO_CUT)
 
 
 class RowClocks:
@@ -59,9 +93,11 @@ class RowClocks:
     ``first`` counts the frames of the video stream; RoPE and noise use it. ``slot_first`` counts the frames written
     since the stream's cache was last emptied; cache slots use it. The two counts differ after a cache was rebuilt.
 
-    To rebuild its cache a stream keeps the latents of the chunks that hold the sink's frames, and of the last whole
-    chunks that fit into the ring. The slots of these latents follow the formula of `Ring`, with chunks instead of
-    frames.
+    A row that cuts to another scene adds frames to its positions and pins its next chunk: the ring does not evict that
+    chunk until the next cut, but its oldest other chunk.
+
+    A row keeps the chunks that hold the sink's frames and the last whole chunks that fit into the ring. Their slots
+    follow the formula of `Ring`, with chunks instead of frames.
 
     Parameters
     ----------
@@ -81,6 +117,7 @@ class RowClocks:
         self.first = np.zeros(batch, np.int64)
         self.slot_first = np.zeros(batch, np.int64)
         self._chunks_made = [0] * batch  # chunks since the row's stream began
+        self._cuts = [NO_CUT] * batch
         # by row and kept slot: first frame of the chunk there
         self._first_frames = [[0] * self.kept_slots for _ in range(batch)]
 
@@ -92,6 +129,47 @@ class RowClocks:
     def next_frames(self, rows: Sequence[int]) -> NDArray[np.int64]:
         """Absolute numbers of the latent frames in the next chunks of k streams, [k, F]."""
         return self.first[list(rows), None] + np.arange(self.ring.chunk_frames)
+
+    def next_positions(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Positions of the frames of the rows' next chunks, [k, F]: their numbers, and the frames that cuts added."""
+        return self.next_frames(rows) + np.array([[self._cuts[row].jump] for row in rows], np.int64)
+
+    def next_slot_first(self, row: int) -> int:
+        """Return the number of written frames from which `Ring` computes the slots of a row's next chunk.
+
+        It differs from ``slot_first`` once the ring is full and a chunk is pinned: then it is a number that fills the
+        cache and gives the slots of the oldest chunk that is not pinned.
+        """
+        if not self._cuts[row].pinned or not self._ring_full(row):
+            return int(self.slot_first[row])
+        return self.ring.sink_frames + self.ring.ring_frames + self._evicted(row) * self.ring.chunk_frames
+
+    def cut(self, row: int, frames: int) -> None:
+        """Begin another scene with a row's next chunk: add frames to its positions, and pin the chunk.
+
+        Raises
+        ------
+        UsageError
+            If the row has made no chunk, its next chunk begins a scene already, or sink and ring are not whole chunks.
+        """
+        ring, cut = self.ring, self._cuts[row]
+        if not self._chunks_made[row] or cut.due:
+            raise UsageError("the next chunk begins a scene already; make it before the cut")
+        if (
+            ring.sink_frames % ring.chunk_frames
+            or ring.ring_frames % ring.chunk_frames
+            or self._last_chunks < 2
+        ):
+            raise UsageError(
+                f"a cut keeps a whole chunk, and this artifact has a sink of {ring.sink_frames} and a ring of "
+                f"{ring.ring_frames} frames: expected multiples of its chunk of {ring.chunk_frames}, and at least two "
+                "chunks in the ring"
+            )
+        self._cuts[row] = replace(cut, jump=cut.jump + frames, due=True)
+
+    def has_cut(self, row: int) -> bool:
+        """Return whether a row has cut to another scene since its stream began."""
+        return self._cuts[row].made
 
     def next_kept_slot(self, row: int) -> int:
         """Return the buffer slot that will keep the latents of a stream's next chunk."""
@@ -113,9 +191,35 @@ class RowClocks:
         """Advance the positions of some streams by one finished chunk."""
         self.begin_chunk(rows)
         for row in rows:
+            self._cuts[row] = self._cut_after_chunk(row)
             self._chunks_made[row] += 1
             self.first[row] += self.ring.chunk_frames
             self.slot_first[row] += self.ring.chunk_frames
+
+    def _cut_after_chunk(self, row: int) -> Cut:
+        """Return the cuts of a row once its next chunk is in the cache."""
+        cut, number = self._cuts[row], self._chunks_made[row]
+        if cut.pinned and self._ring_full(row):
+            ring = self._chunks_in_ring(row)
+            ring[self._evicted(row)] = number
+            cut = replace(cut, ring=tuple(ring))
+        return replace(cut, due=False, pinned=number) if cut.due else cut
+
+    def _ring_full(self, row: int) -> bool:
+        return int(self.slot_first[row]) >= self.ring.sink_frames + self.ring.ring_frames
+
+    def _chunks_in_ring(self, row: int) -> list[int]:
+        """Return the number of the chunk in each place of a row's full ring."""
+        if self._cuts[row].ring:
+            return list(self._cuts[row].ring)
+        places = self._last_chunks
+        last = (int(self.slot_first[row]) - self.ring.sink_frames) // self.ring.chunk_frames - 1
+        return [self._chunks_made[row] - 1 - (last - place) % places for place in range(places)]
+
+    def _evicted(self, row: int) -> int:
+        """Return the place in a row's full ring of its oldest chunk that is not pinned."""
+        chunks = enumerate(self._chunks_in_ring(row))
+        return min((number, place) for place, number in chunks if number != self._cuts[row].pinned)[1]
 
     def made(self, row: int) -> int:
         """Number of chunks that a stream has made since its beginning."""
@@ -126,16 +230,17 @@ class RowClocks:
         self.first[row] = self.slot_first[row] = 0
         self._chunks_made[row] = 0
         self._first_frames[row] = [0] * self.kept_slots
+        self._cuts[row] = NO_CUT
 
     def earliest(self, row: int, ring_frames: int) -> int:
         """Return the number of the earliest chunk to which a row can be rewound; the layers with the smallest ring
         decide.
 
-        While no frame was evicted from the cache, the result is 0. Afterwards the result is the last chunk that was
-        ever begun, even if that chunk failed or was undone: the chunk's frames took slots that the chunk itself does
-        not read. The result is None once the cache was rebuilt without frames that had been evicted.
+        While no frame was evicted, the result is 0. Afterwards the result is the last chunk that was ever begun, even
+        if that chunk failed or was undone: the chunk's frames took slots that it does not read itself. The result is
+        None once the cache was rebuilt without frames that had been evicted, or the row has cut to another scene.
         """
-        if int(self.slot_first[row]) != int(self.first[row]):
+        if int(self.slot_first[row]) != int(self.first[row]) or self._cuts[row].made:
             return self._chunks_made[row]
         ever = self._ever_begun(row)
         return 0 if ever * self.ring.chunk_frames <= self.ring.sink_frames + ring_frames else ever - 1
@@ -162,7 +267,9 @@ class RowClocks:
     def state(self, row: int) -> RowClock:
         """Return the positions of a stream, for a snapshot."""
         frames = tuple(self._first_frames[row])
-        return RowClock(int(self.first[row]), int(self.slot_first[row]), self._chunks_made[row], frames)
+        return RowClock(
+            int(self.first[row]), int(self.slot_first[row]), self._chunks_made[row], frames, self._cuts[row]
+        )
 
     def load(self, row: int, clock: RowClock) -> None:
         """Set a stream's positions to values that `state` returned; SnapshotError if the values contradict each other
@@ -171,6 +278,7 @@ class RowClocks:
         self.check(clock)
         self.first[row], self.slot_first[row] = clock.first, clock.slot_first
         self._chunks_made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
+        self._cuts[row] = clock.cut
 
     def check(self, clock: RowClock) -> None:
         """Raise a SnapshotError if saved positions of a stream contradict each other or this ring."""
@@ -185,6 +293,19 @@ class RowClocks:
                 f"a row that has made {clock.made} chunks of {frames} frames cannot stand at frame {clock.first}, "
                 f"{clock.slot_first} of its cache, with {len(clock.first_frames)} chunks kept of {self.kept_slots}; "
                 "take another snapshot"
+            )
+        cut = clock.cut
+        ring = set(cut.ring)
+        fits = len(ring) == len(cut.ring) == self._last_chunks and max(ring, default=0) < clock.made
+        if (
+            cut.pinned > max(0, clock.made - 1)
+            or (cut.ring and not (fits and cut.pinned in ring))
+            or (cut.due and not clock.made)
+            or cut.jump > (clock.made + 1) * MAX_JUMP
+        ):
+            raise SnapshotError(
+                f"a row that has made {clock.made} chunks cannot have pinned chunk {cut.pinned} in a ring of chunks "
+                f"{list(cut.ring)[:8]} after a jump of {cut.jump} frames; take another snapshot"
             )
 
     def rebuild(self, rows: Sequence[int]) -> list[list[KeptChunk]]:

@@ -63,12 +63,12 @@ def resolve_video(manifest: VideoManifest) -> Programs:
 def video_contract(manifest: VideoManifest) -> Contract:
     """Return the contract of a video artifact.
 
-    A chunk runs the programs begin, denoise and context of its bucket (the number of rows that its call carries);
-    programs named ``*_full`` are for streams whose caches are full. Without a program context each denoise pass has a
-    cache of its own. Denoise programs are run once for each pass, decode programs once for each row, and the prompt
-    program once for each row if its calls name a row.
+    A chunk runs the programs begin, denoise and context of its bucket; programs named ``*_full`` are for rows whose
+    caches are full. Without a program context each denoise pass has a cache of its own. Denoise programs are run once
+    for each pass of the chunk, decode programs once for each row, and the prompt program once for each row if its calls
+    name a row.
     """
-    passes = manifest.workload.schedule.denoise_passes
+    passes = manifest.workload.schedule.table_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
     calls = frozenset(ROLES) - {"lane"}
     rules: dict[str, ProgramRule] = {}
@@ -224,7 +224,7 @@ def _check_inputs(
         elif spec.per == "chunk":
             _expect(buffers, spec.buffer, "host", (manifest.call_rows, *spec.shape), spec.dtype)
         else:
-            passes = manifest.workload.schedule.denoise_passes + manifest.has_context
+            passes = manifest.workload.schedule.table_passes + manifest.has_context
             if spec.shape[:1] != (passes,):
                 raise ManifestError(
                     f"{where} has shape {list(spec.shape)}, expected [{passes}, ...]: a pass each"

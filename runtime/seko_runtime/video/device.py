@@ -193,10 +193,10 @@ class VideoDevice(Device):
     def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Queue the next chunk of the streams of a call, and copy its latents to the slots that keep them.
 
-        Engines for full caches may round differently from engines with a mask, so the choice of engines for a stream
-        must depend on that stream alone. A call with both full and filling caches is therefore two launches. A stream
-        has the same batch index in both launches; in the launch that is not for the stream, a spare row takes that
-        index.
+        Engines for full caches may round differently from engines with a mask, and a stream's first chunk may have
+        passes of its own, so the kind of a row's launch must depend on that row alone. A call with rows of several
+        kinds is therefore as many launches of its bucket. A row has the same batch index in every launch; in the
+        launches that are not for it, the spare row takes that index.
 
         Parameters
         ----------
@@ -210,14 +210,16 @@ class VideoDevice(Device):
         int
             Number of launches of captured CUDA graphs.
         """
-        rows, everyone = positions.rows, list(range(len(positions.rows)))
-        by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
-        launches, graphs = positions.launches(self._clocks.ring) if by_fill else [everyone], 0
+        rows, graphs = positions.rows, 0
+        kinds = self._kinds(positions.full(self._clocks.ring), positions.begins())
+        launches = [
+            [at for at, kind in enumerate(kinds) if kind == call] for call in sorted({*kinds}, reverse=True)
+        ]
         for places in launches:
-            call = self.send_positions(positions, places, inputs)
+            call = self.send_positions(positions, places, inputs, first=kinds[places[0]].first)
             graphs += self.launch(call, self.chunk[call].in_order)
             self._keep(rows, places)
-        # the second launch wrote the spare row's latents at the batch indices of the first
+        # each launch wrote the spare row's latents at the batch indices of the launches before
         for places in launches[:-1]:
             for at in places:
                 kept_latents = self._kept[self._clocks.next_kept_slot(rows[at])]
@@ -229,11 +231,12 @@ class VideoDevice(Device):
         positions: Positions,
         places: Sequence[int] | None = None,
         inputs: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        first: bool = False,
     ) -> ChunkCall:
-        """Write the host's values (positions, seeds, inputs) for a launch of some or all batch indices; return the key
-        of the launch.
+        """Write the host's tensors for a launch of some or all batch indices; return the kind of the launch.
 
-        Without ``inputs`` the inputs that callers supply are zeros.
+        Without ``inputs`` the caller's inputs are zeros. With ``first`` the launch runs the passes of a first chunk.
         """
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
         places = range(len(positions.rows)) if places is None else places
@@ -247,7 +250,7 @@ class VideoDevice(Device):
         self._inputs.fill(host, inputs or {})
         self.host.send()
         full = positions.full(ring)
-        return bucket, (bucket, True) in self.chunk and all(full[at] for at in places)
+        return ChunkCall(bucket, self._serves_full(bucket) and all(full[at] for at in places), first)
 
     def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
         """Queue context passes over the kept chunks of some streams, oldest first, into empty caches.
@@ -267,7 +270,7 @@ class VideoDevice(Device):
             # overwrites.
             own = dict(zip(rows, step, strict=True))
             entries = [
-                own.get(row, KeptChunk(None, int(clocks.first[row]), int(clocks.slot_first[row])))
+                own.get(row, KeptChunk(None, int(clocks.first[row]), clocks.next_slot_first(row)))
                 for row in called
             ]
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
@@ -297,7 +300,7 @@ class VideoDevice(Device):
         ring, clocks = self._clocks.ring, self._clocks
         called = self._called(rows)
         for first in range(-ring.reference_frames, 0, ring.chunk_frames):
-            firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
+            firsts = [first if row in rows else clocks.next_slot_first(row) for row in called]
             frames = clocks.next_frames(called)
             written = [(at, row) for at, row in enumerate(called) if row in rows]
             for at, _ in written:
@@ -397,6 +400,20 @@ class VideoDevice(Device):
         self._clocks.begin_chunk([row for row in every if row not in rows])
         return every
 
+    def _kinds(self, full: Sequence[bool], begins: Sequence[bool]) -> list[ChunkCall]:
+        """Return the kind of launch for each of a call's rows, from whether its cache is full and whether its chunk is
+        its stream's first. Without a pool all rows are in one launch, whose engines `send_positions` chooses."""
+        bucket, pooled = self._bucket(range(len(full))), self._manifest.pool is not None
+        apart = bool(self._manifest.workload.schedule.first_timesteps)
+        return [
+            ChunkCall(bucket, pooled and self._serves_full(bucket) and is_full, apart and is_first)
+            for is_full, is_first in zip(full, begins, strict=True)
+        ]
+
+    def _serves_full(self, bucket: int) -> bool:
+        """Whether calls of ``bucket`` rows have engines for full caches."""
+        return ChunkCall(bucket, full=True) in self.chunk
+
     def _bucket(self, rows: Sequence[int]) -> int:
         pool = self._manifest.pool
         return len(rows) if pool is None else pool.bucket(len(rows))
@@ -446,7 +463,7 @@ class VideoDevice(Device):
 
     def _warm_up(self) -> None:
         ring, memory = self._clocks.ring, self._memory
-        for (bucket, full), programs in self.chunk.items():
+        for (bucket, full, _), programs in self.chunk.items():
             first = ring.cache_frames if full else 0
             frames = np.full((bucket, 1), first) + np.arange(ring.chunk_frames)
             self.send_positions(

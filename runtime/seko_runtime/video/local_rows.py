@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, shown
+from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.executor.resolved import Programs
@@ -22,7 +22,7 @@ from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.rows import LocalRows, check_room
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
-from seko_runtime.video.clocks import RowClocks, checked_seeds
+from seko_runtime.video.clocks import MAX_JUMP, RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.conditioning.squashed import with_squashed
 from seko_runtime.video.contract import made_of, resolve_video
@@ -130,7 +130,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         device, clocks = self.device(), self.clocks
         inputs = self._chunk_inputs(rows, given)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
-        first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
+        first_frames, slot_firsts = frames[:, 0], [clocks.next_slot_first(row) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         self.readable.let_go(rows)
         clocks.begin_chunk(rows)
@@ -138,9 +138,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             due = [row for row in rows if row in self.rebuild_due]
             if due:
                 self._rebuild_caches(due)
-                slot_firsts = [int(clocks.slot_first[row]) for row in rows]
+                slot_firsts = [clocks.next_slot_first(row) for row in rows]
             conditioned = self.conditioning.of_chunk(rows, first_frames)
-            positions = Positions(rows, seeds, frames, slot_firsts, conditioned)
+            positions = Positions(rows, seeds, clocks.next_positions(rows), slot_firsts, conditioned)
             self._launches += device.run_chunk(positions, inputs)
             if device.decoder is not None:
                 device.decoder.feed(rows, device.latents)
@@ -186,20 +186,32 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Return the inputs of the next chunk of some streams, including windows of voices; raise an error if an input
         is missing."""
         self.check_whole(rows)
+        self._check_first_chunks(rows)
         self.device().check_prompts(rows)
         inputs = [None] * len(rows) if given is None else given
         check_call(rows, inputs)
         heard = self.voices.beside(rows, inputs, self.clocks.next_frames(rows)[:, 0].tolist())
         return self.inputs.of_each(rows, heard)
 
+    def _check_first_chunks(self, rows: Sequence[int]) -> None:
+        """Raise a UsageError if one launch would have to run the passes of first and of later chunks."""
+        apart = self.manifest.pool is None and self.manifest.workload.schedule.first_timesteps
+        if apart and len({self.clocks.made(row) == 0 for row in rows}) > 1:
+            raise UsageError(
+                "the first chunk of this artifact has passes of its own, and all its rows run together: restart all "
+                "rows, or rebuild it with --sessions"
+            )
+
     def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
         """Raise the error with which `run` would refuse these rows, if any."""
         self._chunk_inputs(rows, given)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return for each stream whether its next chunk runs on the engines for full caches."""
-        by_fill = any(full for _, full in self.device().chunk)
-        return [by_fill and self.clocks.full(row) for row in rows]
+        """Return for each row whether its next chunk runs on the engines for full caches, and whether it runs the
+        passes of a first chunk."""
+        calls = self.device().chunk
+        by_fill, apart = any(call.full for call in calls), any(call.first for call in calls)
+        return [(by_fill and self.clocks.full(row), apart and not self.clocks.made(row)) for row in rows]
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row of the pool another owner, or none; see `RowPrompts.begin_owner`."""
@@ -227,8 +239,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Set the prompts of some streams to a sentence; see `Session.set_prompt`."""
-        device = self._device_for(recache=recache)
+        """Set rows' prompts to a sentence; see `Session.set_prompt`."""
+        device = self._device_for(rows, recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
         self.settle(rows)
@@ -238,8 +250,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set the prompts of some streams to text embeddings [k, tokens, text_dim]; see `Session.set_text`."""
-        device = self._device_for(recache=recache)
+        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
+        device = self._device_for(rows, recache=recache)
         self.settle(rows)
         device.set_text(rows, text)
         if recache:
@@ -324,6 +336,16 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             device.clear_cache(row)
         self._restart(row)
         self.inconsistent.discard(row)
+
+    def cut(self, row: int, frames: int) -> None:
+        """Begin another scene with a row's next chunk; see `Session.cut`."""
+        self.device()
+        self.check_whole([row])
+        if self.manifest.workload.stream.rings:
+            raise UsageError(
+                "this artifact has rings of several sizes, which cannot keep a chunk alike; cut nothing"
+            )
+        self.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
@@ -416,14 +438,18 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         decoder = None if self._device is None else self._device.decoder
         return decoder is not None and decoder.overlaps
 
-    def _device_for(self, *, recache: bool) -> VideoDevice:
-        """Return the device side of the streams; UsageError if ``recache`` is true and the artifact cannot rebuild
-        caches."""
+    def _device_for(self, rows: Sequence[int], *, recache: bool) -> VideoDevice:
+        """Return the device side; UsageError if ``recache`` is asked and the rows' caches cannot be rebuilt."""
         device = self.device()
         if flag(recache, "recache") and not self.manifest.has_context:
             raise UsageError(
                 "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
                 "prompt without recache, or restart the row"
+            )
+        if recache and any(self.clocks.has_cut(row) for row in rows):
+            raise UsageError(
+                "this session has cut to another scene, and the latents of the chunk that the cut keeps may be gone; "
+                "set the prompt without recache, or restart the row"
             )
         return device
 

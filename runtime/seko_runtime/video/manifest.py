@@ -29,6 +29,7 @@ KIND = "video"
 PERIODS = ("session", "prompt", "chunk", "pass")
 CLEANINGS = ("wan",)  # ways of cleaning a prompt before tokenisation; see `text`
 MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
+MAX_PASSES = 1024  # largest number of denoise passes in a manifest
 MAX_SEED = (1 << 62) - 1  # largest seed of a session
 
 
@@ -71,15 +72,24 @@ class Schedule:
     """The denoise passes of a chunk, described for people and tools. Engines read timesteps and noise levels from
     weights.
 
-    ``shift`` is the warp of the timesteps, if any. A session with its own number of steps uses the same warp.
+    ``shift`` is the warp of the timesteps, if any, which a session's own ``steps`` use, too. ``first_timesteps`` and
+    ``first_sigmas`` are those of a stream's first chunk, if it has passes of its own.
     """
 
-    denoise_passes: Annotated[int, Within(1, 1024)]
+    denoise_passes: Annotated[int, Within(1, MAX_PASSES)]
     timesteps: tuple[float, ...]
     sigmas: tuple[float, ...]
     context_timestep: float
     sampler: Name
     shift: float | None = None
+    first_timesteps: tuple[float, ...] = ()
+    first_sigmas: tuple[float, ...] = ()
+
+    @property
+    def table_passes(self) -> int:
+        """Number of denoise passes in the tables: those of a chunk, then those of the first chunk if it has its
+        own."""
+        return self.denoise_passes + len(self.first_timesteps)
 
 
 @dataclass(frozen=True)
@@ -227,6 +237,12 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
         raise ManifestError(
             f"{where} has {len(schedule.timesteps)} timesteps and {len(schedule.sigmas)} sigmas, "
             f"expected {schedule.denoise_passes} of each"
+        )
+    first, levels = len(schedule.first_timesteps), len(schedule.first_sigmas)
+    if first != levels or schedule.table_passes > MAX_PASSES:
+        raise ManifestError(
+            f"{where} has {first} first_timesteps and {levels} first_sigmas, expected as many of each and at most "
+            f"{MAX_PASSES} passes with the others"
         )
     if schedule.shift is not None and schedule.shift <= 0:
         raise ManifestError(f"{where}.shift is {schedule.shift}, expected a positive number")

@@ -44,12 +44,9 @@ class Positions:
         """Return for each stream whether its KV cache is full once the chunk is written."""
         return [ring.valid_frames(first) == ring.cache_frames for first in self.slot_firsts]
 
-    def launches(self, ring: Ring) -> list[list[int]]:
-        """Split the batch indices into launches: first the streams with a full cache, which have their own engines,
-        then the others."""
-        full = self.full(ring)
-        parts = [[at for at, is_full in enumerate(full) if is_full == wanted] for wanted in (True, False)]
-        return [part for part in parts if part]
+    def begins(self) -> list[bool]:
+        """Return for each row whether the chunk is the first of its stream."""
+        return [bool(frame == 0) for frame in self.frames[:, 0]]
 
     def values(
         self, ring: Ring, stream: Stream, bucket: int, batch_indices: Sequence[int], spare: int

@@ -94,6 +94,10 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Restart a stream at frame 0 with an empty cache."""
         self.asked("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
 
+    def cut(self, row: int, frames: int) -> None:
+        """Begin another scene with a row's next chunk."""
+        self.asked("cut", {"row": row, "frames": frames})
+
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
         """Set streams back to their state before they made chunk number ``chunk``."""
         self.asked("rewind", {"rows": rows, "chunk": chunk})
@@ -164,6 +168,7 @@ RANK_COMMANDS: Mapping[str, Command] = {
     "push_audio": lambda rows, facts: rows.push_audio(**facts),
     "audio_needed": lambda rows, facts: rows.audio_needed(**facts),
     "restart": lambda rows, facts: rows.restart(**facts),
+    "cut": lambda rows, facts: rows.cut(**facts),
     "rewind": lambda rows, facts: rows.rewind(**facts),
     "read_latents": lambda rows, facts: rows.latents_of(**facts),
     "video_frames": _video_frames,

@@ -9,7 +9,7 @@ from seko_runtime.errors import SnapshotError
 from seko_runtime.format.json_fields import Fields, as_integer
 from seko_runtime.sessions.row_state import StateForm
 from seko_runtime.sessions.snapshot import content_digest
-from seko_runtime.video.clocks import RowClock
+from seko_runtime.video.clocks import Cut, RowClock
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from seko_runtime.video.manifest import VideoManifest
 
@@ -39,6 +39,7 @@ class RowNumbers:
 def read_numbers(fields: Fields) -> RowNumbers:
     """Parse the saved numbers of a stream from JSON; SnapshotError or ManifestError if they are invalid."""
     clock = Fields(fields.value("clock"), f"{fields.where}.clock")
+    cut = Fields(clock.value("cut"), f"{fields.where}.clock.cut")
     seed = fields.value("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
         raise SnapshotError(f"{fields.where}.seed is {str(seed)[:40]}, expected an integer within 62 bits")
@@ -51,6 +52,12 @@ def read_numbers(fields: Fields) -> RowNumbers:
             slot_first=clock.integer("slot_first"),
             made=clock.integer("made"),
             first_frames=clock.items("first_frames", as_integer),
+            cut=Cut(
+                jump=cut.integer("jump"),
+                due=cut.flag("due", default=False),
+                pinned=cut.integer("pinned"),
+                ring=cut.items("ring", as_integer),
+            ),
         ),
     )
 

@@ -96,6 +96,9 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     ) -> None:
         """Restart a stream at frame 0 with an empty cache; see `Session.restart`."""
 
+    def cut(self, row: int, frames: int) -> None:
+        """Begin another scene with a row's next chunk; see `Session.cut`."""
+
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
         """Set streams back to their state before they made a chunk; see `Session.rewind`."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.video.manifest import Schedule, VideoManifest
+from seko_runtime.video.manifest import MAX_PASSES, VideoManifest
 
-MAX_PASSES = 1024  # largest number of denoise passes in a manifest
 LAST_TIME = 1000.0  # timestep of pure noise
+UNIPC = "unipc"  # name of the sampler whose passes `unipc_passes` and `unipc_weights` describe
+UNIPC_LARGEST = 0.999  # noise level of UniPC's first pass, before the warp
 # prefix of the names of weights that a build computed for its timesteps, with an entry for each pass
 OF_TIMES = "of_times."
 
@@ -48,64 +50,191 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
     return tuple(min(time, LAST_TIME) for time in times)
 
 
-def schedule_tables(
-    timesteps: Sequence[float],
-    context_timestep: float,
-    batch: int,
-    chunk_frames: int,
-    *,
-    sigmas: Sequence[float] = (),
-    renoise_sigmas: Sequence[float] = (),
-) -> dict[str, NDArray[np.generic]]:
-    """Return the schedule's constants, of which each program reads the entry of its pass: P denoise passes and the
-    context pass.
+@dataclass(frozen=True)
+class Passes:
+    """The denoise passes of a chunk.
 
     Parameters
     ----------
     timesteps : sequence of float
-        Timesteps of the P denoise passes, in (0, 1000], descending.
-    context_timestep : float
-        Timestep of the context pass and of conditioning frames, 0..1000.
-    batch, chunk_frames : int
-        Number B of streams in a call, and number F of latent frames in a chunk.
+        P timesteps in (0, 1000], descending.
     sigmas : sequence of float
         Noise levels of the P denoise passes; default: `sigmas_of` the timesteps.
     renoise_sigmas : sequence of float
         P - 1 noise levels to which the passes except the last are renoised; default: the noise levels of the next
         passes.
+    """
+
+    timesteps: Sequence[float]
+    sigmas: Sequence[float] = ()
+    renoise_sigmas: Sequence[float] = ()
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Noise level before each pass."""
+        return tuple(self.sigmas or sigmas_of(self.timesteps))
+
+    @property
+    def next_levels(self) -> tuple[float, ...]:
+        """Noise level after each pass; 0 after the last one."""
+        return (*(self.renoise_sigmas or self.levels[1:]), 0.0)
+
+    def check(self) -> None:
+        """Raise a UsageError if the timesteps are not descending or out of range, or the lists differ in length."""
+        falling = all(a > b for a, b in pairwise(self.timesteps))
+        if not self.timesteps or not falling or not all(0.0 < time <= LAST_TIME for time in self.timesteps):
+            raise UsageError(f"timesteps must fall and lie in (0, 1000], got {tuple(self.timesteps)[:8]}")
+        passes = len(self.timesteps)
+        if (len(self.levels), len(self.next_levels)) != (passes, passes):
+            raise UsageError(
+                f"{len(self.levels)} sigmas and {len(self.next_levels) - 1} renoise_sigmas, expected {passes} and one "
+                "less"
+            )
+
+
+def schedule_tables(
+    passes: Passes,
+    context_timestep: float,
+    batch: int,
+    chunk_frames: int,
+    *,
+    first: Passes | None = None,
+    sampler: str = "",
+) -> dict[str, NDArray[np.generic]]:
+    """Return the constants that the programs index by pass.
+
+    The P entries of the denoise passes are those of ``passes`` and then those of ``first``. The timestep of the context
+    pass follows them.
+
+    Parameters
+    ----------
+    passes : Passes
+        Denoise passes of a chunk.
+    context_timestep : float
+        Timestep of the context pass and of conditioning frames, 0..1000.
+    batch, chunk_frames : int
+        Number of rows B and of latent frames in a chunk F.
+    first : Passes, optional
+        Denoise passes of a stream's first chunk; default: the passes of any chunk.
+    sampler : str
+        Name of the update rule between passes.
 
     Returns
     -------
     dict of str to numpy.ndarray
         ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, of
-        which the last ``sigma_next`` is 0; ``schedule.draw`` [P, 1] int64, the number of the noise that a pass adds;
-        ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32.
+        which the ``sigma_next`` of a chunk's last pass is 0; ``schedule.draw`` [P, 1] int64, the number of the noise
+        that a pass adds; ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32. With the sampler
+        `UNIPC` also ``schedule.solver`` [P, 8] float32, of `unipc_weights`.
 
     Raises
     ------
     UsageError
-        If the timesteps are not descending, or a timestep is out of range.
+        If timesteps are not descending, or out of range.
     """
-    falling = all(a > b for a, b in pairwise(timesteps))
-    if not timesteps or not falling or not all(0.0 < time <= LAST_TIME for time in timesteps):
-        raise UsageError(f"timesteps must fall and lie in (0, 1000], got {tuple(timesteps)[:8]}")
+    chunks = [passes] if first is None else [passes, first]
+    for chunk in chunks:
+        chunk.check()
     if not 0.0 <= context_timestep <= LAST_TIME:
         raise UsageError(f"context_timestep must lie in [0, 1000], got {context_timestep}")
-    own = tuple(sigmas or sigmas_of(timesteps))
-    after = tuple(renoise_sigmas or own[1:])
-    if (len(own), len(after)) != (len(timesteps), len(timesteps) - 1):
-        raise UsageError(
-            f"{len(own)} sigmas and {len(after)} renoise_sigmas, expected {len(timesteps)} and one less"
-        )
-    times = np.array([*timesteps, context_timestep], np.float32)
-    return {
-        "schedule.timestep": np.tile(times[:, None, None], (1, batch, chunk_frames)),
-        "schedule.sigma": np.array(own, np.float32)[:, None],
-        "schedule.sigma_next": np.array([*after, 0.0], np.float32)[:, None],
-        "schedule.draw": np.arange(1, len(timesteps) + 1, dtype=np.int64)[:, None],
+    times = [time for chunk in chunks for time in chunk.timesteps]
+    sigmas = [level for chunk in chunks for level in chunk.levels]
+    next_sigmas = [level for chunk in chunks for level in chunk.next_levels]
+    draws = [number + 1 for chunk in chunks for number in range(len(chunk.timesteps))]
+    every_time = np.array([*times, context_timestep], np.float32)
+    tables: dict[str, NDArray[np.generic]] = {
+        "schedule.timestep": np.tile(every_time[:, None, None], (1, batch, chunk_frames)),
+        "schedule.sigma": np.array(sigmas, np.float32)[:, None],
+        "schedule.sigma_next": np.array(next_sigmas, np.float32)[:, None],
+        "schedule.draw": np.array(draws, np.int64)[:, None],
         "schedule.first_draw": np.zeros(1, np.int64),
         "schedule.context_timestep": np.array([context_timestep], np.float32),
     }
+    if sampler == UNIPC:
+        weights = [unipc_weights(chunk.levels) for chunk in chunks]
+        tables["schedule.solver"] = np.concatenate(weights).astype(np.float32)
+    return tables
+
+
+def unipc_passes(steps: int, shift: float) -> Passes:
+    """Return the passes of Wan's UniPC scheduler: evenly spaced noise levels below 1, warped; timesteps are whole
+    numbers, rounded down.
+
+    Raises
+    ------
+    UsageError
+        If a number is out of range.
+    """
+    steps = whole_number(steps, "steps", 1, MAX_PASSES)
+    spaced = tuple(LAST_TIME * UNIPC_LARGEST * (1 - i / steps) for i in range(steps))
+    levels = sigmas_of(warped_timesteps(spaced, shift))
+    return Passes(tuple(float(int(LAST_TIME * level)) for level in levels), levels)
+
+
+def unipc_weights(sigmas: Sequence[float]) -> NDArray[np.float64]:
+    """Return the weights of UniPC's sums, of order 2 in the form bh2, [P, 8].
+
+    UniPC (arXiv 2302.04867) predicts clean latents and integrates exactly in the logarithm of the signal-to-noise
+    ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i first corrects the latents x that it was given,
+    then predicts the next ones. Each result is a sum, because noise levels alone determine the weights:
+
+    - corrected = w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]
+    - next = w5*corrected + w6*clean[i] + w7*clean[i-1]
+
+    The first pass corrects nothing, and the first and the last predict with order 1.
+
+    Parameters
+    ----------
+    sigmas : sequence of float
+        P noise levels in (0, 1], descending; after the last pass the level is 0.
+    """
+    levels = [*sigmas, 0.0]
+    logs = [_log_ratio(level) for level in levels]
+    weights = np.zeros((len(sigmas), 8))
+    weights[0, 0] = 1.0
+    for at in range(len(sigmas)):
+        if at:
+            alpha, width = 1.0 - levels[at], logs[at] - logs[at - 1]
+            order = min(2, at)
+            ratio = 0.0 if order == 1 else width / (logs[at - 2] - logs[at - 1])
+            before, now = _corrector(order, width, ratio)
+            weights[at, 1] = levels[at] / levels[at - 1]
+            weights[at, 2:5] = _sum(alpha, width, [before * ratio, now])
+        alpha, width = 1.0 - levels[at + 1], logs[at + 1] - logs[at]
+        second = 0 < at < len(sigmas) - 1
+        ratio = width / (logs[at - 1] - logs[at]) if second else 0.0
+        weights[at, 5] = levels[at + 1] / levels[at]
+        weights[at, 6], weights[at, 7], _ = _sum(alpha, width, [0.5 * ratio, 0.0])
+    return weights
+
+
+def _log_ratio(sigma: float) -> float:
+    """Return log((1 - sigma) / sigma), which is infinite at 0 and 1."""
+    if sigma in (0.0, 1.0):
+        return math.inf if sigma == 0.0 else -math.inf
+    return math.log((1.0 - sigma) / sigma)
+
+
+def _sum(alpha: float, width: float, differences: Sequence[float]) -> tuple[float, float, float]:
+    """Return the weights of clean latents m0, m1 and m2 in ``-alpha * B * (m0 + d1*(m1 - m0) + d2*(m2 - m0))``, where B
+    is expm1(-width)."""
+    scale = -alpha * math.expm1(-width)
+    older, newer = differences
+    return scale * (1.0 - older - newer), scale * older, scale * newer
+
+
+def _corrector(order: int, width: float, ratio: float) -> tuple[float, float]:
+    """Return the weights of the difference to the pass before, which is scaled by ``ratio``, and of the difference to
+    this pass."""
+    if order == 1:
+        return 0.0, 0.5
+    step = -width
+    base = math.expm1(step)
+    first = base / step - 1.0
+    right = first / base, (first / step - 0.5) * 2.0 / base
+    # rho0 + rho1 = right[0] and rho0 / ratio + rho1 = right[1]
+    now = (right[0] - ratio * right[1]) / (1.0 - ratio)
+    return right[0] - now, now
 
 
 def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
@@ -124,30 +253,39 @@ def rescheduled(
     manifest : VideoManifest
         The artifact's manifest.
     steps : int or None
-        Number of denoise passes; default: the number that the artifact was built with.
+        Denoise passes; default: the artifact's. Passes of the first chunk alone stay.
     shift : float or None
         Warp of the timesteps (see `warped_timesteps`); default: the warp that the artifact was built with.
 
     Raises
     ------
     UsageError
-        If ``shift`` is neither passed nor in the artifact; if the engines do not read timesteps from a table, or read
-        other tables that were computed for the artifact's timesteps; or if the artifact has a KV cache for each pass
-        and the number of passes differs.
+        If ``shift`` is neither given nor in the artifact; if the engines do not read timesteps from a table, or read
+        other tables that were computed for the artifact's timesteps; if the artifact has a cache for each pass and
+        the number of passes differs; or if ``shift`` is given and the first chunk has passes of its own.
     """
     old = manifest.workload.schedule
+    if old.first_timesteps and shift is not None:
+        raise UsageError(
+            f"the first chunk of this artifact has passes of its own, at {', '.join(map(str, old.first_timesteps))}, "
+            "so shift cannot be changed; leave out shift"
+        )
     shift = old.shift if shift is None else shift
     if shift is None:
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
     shift = real_number(shift, "shift", "a positive shift")
     passes = old.denoise_passes if steps is None else whole_number(steps, "steps", 1, MAX_PASSES)
-    timesteps = warped_timesteps(passes, shift)
+    changed = unipc_passes(passes, shift) if old.sampler == UNIPC else Passes(warped_timesteps(passes, shift))
+    timesteps = tuple(changed.timesteps)
     if not manifest.has_context and len(timesteps) != old.denoise_passes:
         raise UsageError(
             f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"
         )
     chunk_frames = manifest.workload.stream.chunk_frames
-    tables = schedule_tables(timesteps, old.context_timestep, manifest.call_rows, chunk_frames)
+    first = Passes(old.first_timesteps, old.first_sigmas) if old.first_timesteps else None
+    tables = schedule_tables(
+        changed, old.context_timestep, manifest.call_rows, chunk_frames, first=first, sampler=old.sampler
+    )
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
         raise UsageError("this artifact has no table schedule.timestep, so its passes cannot be changed")
@@ -161,8 +299,8 @@ def rescheduled(
         replace(weight, shape=tables[weight.name].shape) if weight.name in own else weight
         for weight in manifest.weights
     )
-    schedule = Schedule(
-        len(timesteps), timesteps, sigmas_of(timesteps), old.context_timestep, old.sampler, shift
+    schedule = replace(
+        old, denoise_passes=len(timesteps), timesteps=timesteps, sigmas=changed.levels, shift=shift
     )
     workload = replace(manifest.workload, schedule=schedule)
     return replace(manifest, workload=workload, weights=weights), {name: tables[name] for name in own}

@@ -216,6 +216,34 @@ class Session(RowSession):
         with self._pool._call_lock.take():
             self._pool._rows.set_inputs([self._running_row()], inputs)
 
+    def cut(self, *, frames: int = 8) -> None:
+        """Begin another scene with the next chunk, as LongLive-2 does at a cut.
+
+        The positions that RoPE counts jump by ``frames`` before the chunk, and noise is drawn for the new positions.
+        The cache keeps the chunk, beside the sink, until the next cut; otherwise its oldest chunks are evicted.
+        Usually `set_prompt` gives the new scene its sentence. Afterwards the session refuses ``recache``, and `rewind`
+        cannot go back. An artifact with ``--window-positions`` counts the frames in its cache, so its positions do not
+        jump.
+
+        Parameters
+        ----------
+        frames : int
+            Latent frames that the positions jump, from 0; LongLive-2: 8.
+
+        Raises
+        ------
+        UsageError
+            If the session has made no chunk since it began or since the last cut; if sink and ring are not whole
+            chunks; if the layers have rings of several sizes; or if `stream` has queued a chunk that was not yielded
+            yet.
+        SessionClosedError
+            If the session is closed.
+        """
+        with self._pool._call_lock.take():
+            row = self._running_row()
+            self._check_idle()
+            self._pool._rows.cut(row, frames)
+
     def rewind(self, chunk: int) -> None:
         """Go back to the state before a chunk was made: the next chunk replaces it, with the same noise.
 

@@ -51,6 +51,8 @@ from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.contract import CONDITIONING_FRAMES, CONDITIONING_LATENTS, REFERENCE_LATENTS
 
+SOLVER = "solver.kept"  # tensors that a pass's sampler keeps for the next pass
+
 __all__ = [
     "Argument",
     "FlatModule",
@@ -134,6 +136,12 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
     main, windows = groups[0], [group for group in groups if group.window]
     advance = ADVANCE[config.workload.schedule.sampler]
+    kept = Argument("kept", f"buffer:{SOLVER}{part}", (b, advance.kept, *latent), f32)
+    by_levels = (
+        (Argument("weights", "weight:schedule.solver[pass]", (8,), f32), kept)
+        if advance.kept
+        else (Argument("sigma_next", "weight:schedule.sigma_next[pass]", (1,), f32),)
+    )
 
     def embed() -> Embed:
         module = choice.embed(m, s, dtype, key_rotary=config.kv.keys_before_rope, update=config.target.fused)
@@ -206,11 +214,11 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
                 latents,
                 velocity,
                 Argument("sigma", "weight:schedule.sigma[pass]", (1,), f32),
-                Argument("sigma_next", "weight:schedule.sigma_next[pass]", (1,), f32),
+                *by_levels,
                 *((seeds, frames, draw) if advance.draws else ()),
                 conditioning_frames,
             ),
-            (latents,),
+            (latents, kept) if advance.kept else (latents,),
         ),
     ]
 
@@ -298,6 +306,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
     m, s, dtype = config.model, config.workload.stream, dtype_name(config.target.dtype)
     b, state_rows, f = config.workload.call_rows, config.workload.state_rows, s.chunk_frames
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
+    kept = ADVANCE[config.workload.schedule.sampler].kept
     text = (m.layers, state_rows, m.text_tokens, m.heads, m.head_dim)
     reference = (state_rows, m.out_channels, s.reference_frames, s.latent_height, s.latent_width)
     passes = (config.workload.cache_passes,) if s.pass_caches else ()
@@ -351,5 +360,6 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
             for _, name, tensor in resident_windows(config, group, b)
         ),
         Buffer("latents", (b, *latent), "float32", "state"),
+        *([Buffer(SOLVER, (b, kept, *latent), "float32", "state")] if kept else []),
         *media_buffers(config),
     )

@@ -7,6 +7,7 @@ failed chunk could advance. A chunk that is run twice therefore gives the same b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +80,11 @@ class Advance(nn.Module):
         Whether the step adds noise and takes ``seeds``, ``frames`` and ``draw``, which select the noise.
     rounded : bool
         Whether latents, the first noise included, are rounded to bfloat16 between the passes.
+    kept : int
+        Number of tensors of the latents' shape that a step keeps for the next one.
     """
 
-    draws, rounded = True, False
+    draws, rounded, kept = True, False, 0
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -123,7 +126,7 @@ class EulerAdvance(nn.Module):
     Conditioning frames are not changed. The attributes have the meaning of those of `Advance`.
     """
 
-    draws, rounded = False, False
+    draws, rounded, kept = False, False, 0
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -150,9 +153,64 @@ class RoundedEulerAdvance(EulerAdvance):
     rounded = True
 
 
-ADVANCE: dict[str, type[Advance] | type[EulerAdvance]] = dict(
-    zip(SAMPLERS, (Advance, EulerAdvance, RoundedEulerAdvance), strict=True)
+class UniPcAdvance(nn.Module):
+    """One step of UniPC of order 2 in the form bh2, as in Wan's scheduler; `unipc_weights` documents the sums.
+
+    Conditioning frames are not changed. The attributes have the meaning of `Advance`'s; ``kept`` is the number of
+    tensors that a step keeps for the next one.
+    """
+
+    draws, rounded, kept = False, False, 3
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+        super().__init__()
+        del model, stream
+
+    def forward(
+        self,
+        latents: Tensor,
+        velocity: Tensor,
+        sigma: Tensor,
+        weights: Tensor,
+        kept: Tensor,
+        conditioning_frames: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next latents [B, C, F, h, w] float32, and what the next step takes as ``kept``.
+
+        Parameters
+        ----------
+        latents, velocity : Tensor
+            [B, C, F, h, w] float32.
+        sigma : Tensor
+            [1] float32, noise level before the step.
+        weights : Tensor
+            [8] float32, the pass's entry of `unipc_weights`.
+        kept : Tensor
+            [B, 3, C, F, h, w] float32: of the step before, corrected latents and clean latents; of the step before
+            that, clean latents. A tensor with weight 0 is not read, so that a first step does not depend on ``kept``.
+        conditioning_frames : Tensor
+            [B] int64: number of leading frames of the chunk that are conditioning frames.
+        """
+        still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
+        last, before, earlier = kept.unbind(1)
+        clean = latents - sigma * velocity
+        corrected = _weighted(weights[:5], (latents, last, before, earlier, clean))
+        after = _weighted(weights[5:], (corrected, clean, before))
+        return torch.where(still, latents, after), torch.stack((corrected, clean, before), 1)
+
+
+ADVANCE: dict[str, type[Advance] | type[EulerAdvance] | type[UniPcAdvance]] = dict(
+    zip(SAMPLERS, (Advance, EulerAdvance, RoundedEulerAdvance, UniPcAdvance), strict=True)
 )
+
+
+def _weighted(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Return the weighted sum of tensors; a tensor with weight 0 counts as 0, even if it is not finite."""
+    terms = [
+        torch.where(weight == 0, torch.zeros_like(tensor), weight * tensor)
+        for weight, tensor in zip(weights.unbind(0), tensors, strict=True)
+    ]
+    return torch.stack(terms).sum(0)
 
 
 def in_bfloat16_steps(x: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ class SekoTalkFamily(WanLayoutFamily):
         return recognise(where, opened, config_json)
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
-        """Return the audio adapter's shift, scale and gate for each pass."""
-        times = config.workload.schedule.timesteps
+        """Return the audio adapter's shift, scale and gate of each pass."""
+        times = config.workload.schedule.every_timestep
         table = audio.time_table(checkpoint, config.model, times, config.target.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
 

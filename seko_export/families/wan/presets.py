@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from seko_export.config.model import ModelConfig
-from seko_export.config.schedule import Schedule
+from seko_export.config.schedule import USUAL_STEPS, Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM, USUAL_STREAM_2_2
@@ -61,14 +61,22 @@ PRESETS: dict[str, Preset] = {
         source="gdhe17/Self-Forcing, checkpoints/self_forcing_dmd.pt; code guandeh17/Self-Forcing",
         unverified=_NUMBERS,
     ),
+    "infinity-rope-1.3b": Preset(
+        _wan_1_3b("infinity-rope-1.3b"),
+        replace(USUAL_STREAM, sink_frames=1, ring_frames=5, window_positions=True),
+        entry="generator_ema",
+        source="code yesiltepe-hidir/infinity-rope (Apache-2.0), which runs Self-Forcing's weights",
+        needs="--preset infinity-rope-1.3b with self_forcing_dmd.pt, or --entry generator with Causal-Forcing's",
+        unverified=f"{_NUMBERS}; its cuts, which leave three frames in the cache, are not built",
+    ),
     "causvid-1.3b": Preset(
         _wan_1_3b("causvid-1.3b"),
         USUAL_STREAM,
-        Schedule((1000.0, 757.0, 522.0), shift=8.0),  # three passes, their times as given
+        Schedule.trained((1000.0, 757.0, 522.0), 8.0),
         entry="generator",
         files=("autoregressive_checkpoint/model.pt",),
         source="tianweiy/CausVid, autoregressive_checkpoint/model.pt (CC BY-NC-SA 4.0)",
-        unverified=f"{_NUMBERS}; its levels of noise are taken as time / 1000",
+        unverified=_NUMBERS,
     ),
     "causal-forcing-1.3b": Preset(
         _wan_1_3b("causal-forcing-1.3b"),
@@ -89,12 +97,12 @@ PRESETS: dict[str, Preset] = {
     "causal-forcing-pp-1.3b": Preset(
         _wan_1_3b("causal-forcing-pp-1.3b"),
         replace(USUAL_STREAM, chunk_frames=1),
-        Schedule.warped((1000.0, 500.0)),
+        Schedule.warped((1000.0, 500.0), first_steps=USUAL_STEPS),
         entry="generator_ema",
         files=("causal-forcing++/framewise-1step.pt", "causal-forcing++/framewise-2step.pt"),
         source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-{1,2}step.pt (Apache-2.0)",
+        needs="--timesteps 1000 for framewise-1step.pt; the preset has the two passes of framewise-2step.pt",
         unverified=_NUMBERS,
-        missing="passes of its own for the first chunk: four there, and one or two in the others",
     ),
     "longlive-1.3b": Preset(
         _wan_1_3b("longlive-1.3b"),
@@ -103,7 +111,34 @@ PRESETS: dict[str, Preset] = {
         files=("longlive_base.pt",),
         source="Efficient-Large-Model/LongLive-1.3B, models/longlive_base.pt; code NVlabs/LongLive v1.0 (Apache-2.0)",
         needs="--lora models/lora.pt of the same repository",
-        unverified=f"{_NUMBERS}; MemFlow's files have the same keys, and its memory bank is not built",
+        unverified=f"{_NUMBERS}; MemFlow's files have the same keys",
+    ),
+    "memflow-1.3b": Preset(
+        _wan_1_3b("memflow-1.3b"),
+        replace(USUAL_STREAM, sink_frames=3, ring_frames=9),
+        entry="generator",
+        files=("MemFlow/base.pt",),
+        source="KlingTeam/MemFlow, base.pt and lora.pt (Apache-2.0)",
+        unverified=_NUMBERS,
+        missing="a bank of three frames in the cache, which attention's scores for the prompt choose from evicted ones",
+    ),
+    "reward-forcing-1.3b": Preset(
+        _wan_1_3b("reward-forcing-1.3b"),
+        replace(USUAL_STREAM, sink_frames=3, ring_frames=6),
+        files=("rewardforcing.pt",),
+        source="rewardforcing.pt, as daydreamlive/scope loads it",
+        unverified=_NUMBERS,
+        missing="a sink that averages the keys and values of each evicted chunk",
+    ),
+    "rolling-forcing-1.3b": Preset(
+        _wan_1_3b("rolling-forcing-1.3b"),
+        replace(USUAL_STREAM, sink_frames=3, ring_frames=18),
+        Schedule.warped((1000.0, 800.0, 600.0, 400.0, 200.0)),
+        entry="generator_ema",
+        files=("rolling_forcing_dmd.pt", "chunkwise/longvideo.pt"),
+        source="TencentARC/RollingForcing, rolling_forcing_dmd.pt; zhuhz22/Causal-Forcing, chunkwise/longvideo.pt",
+        unverified=_NUMBERS,
+        missing="passes over five chunks at five times at once, and a sink whose keys are rotated anew for each chunk",
     ),
     "wan-5b": Preset(
         _wan_5b("wan-5b"),
@@ -114,12 +149,11 @@ PRESETS: dict[str, Preset] = {
     "longlive-2-5b": Preset(
         _wan_5b("longlive-2-5b"),
         USUAL_STREAM_2_2,
-        Schedule((999.0, 937.0, 833.0, 624.0), shift=5.0, own_sigmas=(0.9998, 0.9373, 0.8331, 0.6247)),
+        Schedule.unipc(),
         entry="generator",
         files=("model_bf16.pt",),
         source="Efficient-Large-Model/LongLive-2.0-5B, model_bf16.pt; code NVlabs/LongLive (Apache-2.0)",
         unverified=_NUMBERS,
-        missing="UniPC of order 2 between its passes",
     ),
     "wan-14b": Preset(
         _wan_14b("wan-14b"),
@@ -130,7 +164,7 @@ PRESETS: dict[str, Preset] = {
     "krea-14b": Preset(
         _wan_14b("krea-14b"),
         replace(USUAL_STREAM, ring_frames=6),
-        Schedule((1000.0, 937.0, 833.0, 625.0), shift=5.0),
+        Schedule.trained((1000.0, 937.0, 833.0, 625.0), 5.0),
         files=("krea-realtime-video-14b.safetensors",),
         source="krea/krea-realtime-video, krea-realtime-video-14b.safetensors (CC BY-NC-SA 4.0)",
         unverified=_NUMBERS,

@@ -1,0 +1,49 @@
+"""From the options on passes to the schedule of a video build."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from seko_export.config.schedule import Schedule
+from seko_export.errors import UsageError
+from seko_export.options.declaration import BuildOptions, Group, declared, flag
+from seko_runtime.errors import UsageError as SessionUsageError
+from seko_runtime.video.schedule import warped_timesteps
+
+_FIELDS = {"sigmas": "own_sigmas"}  # options that are spelled differently from the field of `Schedule`
+
+
+def asked_schedule(options: BuildOptions, usual: Schedule) -> Schedule:
+    """Return the schedule that the options ask for; what they leave out is the usual one's.
+
+    New timesteps have noise levels of their own: with ``--timesteps`` the usual noise levels are left out, too.
+
+    Raises
+    ------
+    UsageError
+        If an option does not fit the others, or the usual schedule.
+    """
+    asked: dict[str, Any] = {
+        field.name: getattr(options, field.name)
+        for field, option in declared()
+        if option.group is Group.PASSES and getattr(options, field.name) is not None
+    }
+    if not asked:
+        return usual
+    spelled = ", ".join(map(flag, asked))
+    lists = [name for name in ("timesteps", "first_timesteps") if name in asked]
+    if options.shift is not None and not lists:
+        raise UsageError(
+            f"--shift {options.shift} warps --timesteps or --first-timesteps: give one of them, too"
+        )
+    try:
+        if options.shift is not None:
+            asked |= {name: warped_timesteps(asked[name], options.shift) for name in lists}
+        if options.timesteps is not None:
+            usual = replace(usual, own_sigmas=(), renoise_sigmas=(), shift=options.shift)
+        if options.first_timesteps is not None:
+            usual = replace(usual, first_sigmas=())
+        return replace(usual, **{_FIELDS.get(name, name): value for name, value in asked.items()})
+    except (UsageError, SessionUsageError) as fault:
+        raise UsageError(f"{spelled}: {fault}") from None
