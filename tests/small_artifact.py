@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.random_lora import random_pairs, write_lora
 from seko_export.build_steps import build_artifact
 from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.model import ModelConfig
@@ -38,6 +39,16 @@ def build_small_artifact(output: Path, loras: Sequence[LoraFile] = ()) -> None:
     check_manifest(output)
 
 
+def write_style(folder: Path) -> LoraFile:
+    """Write a LoRA of the smallest model, the same bytes each time, to be merged at half its strength."""
+    file = folder / "style.safetensors"
+    write_lora(file, random_pairs(MODEL, rank=4, seed=1), "comfyui", 2.0)
+    return LoraFile(file, 0.5)
+
+
 def small_artifact_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return its folder, built by the first process of this run that asks; not to be changed."""
-    return made_once(tmp_path_factory, "small", build_small_artifact)
+    """Return the folder of the smallest artifact with `write_style`'s LoRA merged, built by the first process of this
+    run that asks; not to be changed.
+    """
+    lora = write_style(tmp_path_factory.mktemp("style"))
+    return made_once(tmp_path_factory, "small", lambda folder: build_small_artifact(folder, [lora]))

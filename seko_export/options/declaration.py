@@ -208,8 +208,8 @@ class BuildOptions:
         Group.MEDIA,
     )
     image_encoder: Path | None = _option(
-        "For models that take a picture beside the text: Wan's CLIP file (.pth). The caller then passes the picture "
-        "instead of features.",
+        "For models that take a picture beside the text: Wan's CLIP, as a .pth file or a transformers folder. The "
+        "caller then passes the picture instead of features.",
         Group.MEDIA,
     )
     no_vae: bool = _option("Leave out the VAE: the artifact returns latents.", Group.MEDIA, False, plan=True)

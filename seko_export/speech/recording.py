@@ -1,12 +1,14 @@
 """Recording of the goldens of speech: a prompt and steps of the eager model, which `verify` replays with the engines.
 
 The eager model consists of the engines' own modules, which the runtime runs with the same programs. In a second run the
-last bits of inputs are changed, because that may change quantised levels of a hidden state.
+last bits of inputs are changed, because that may change quantised levels of a hidden state. Error bounds
+follow from the change of what enters the networks. A third run changes the last bits in every layer, as an engine does
+that rounds otherwise: its errors stand beside those of the engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -45,6 +47,12 @@ _OF_STEP = {
     golden.STOP_LOGITS: contract.STOP_LOGITS,
     golden.SAMPLES: contract.SAMPLES,
 }
+_ENTRIES = frozenset({"prompt_tokens", "condition"})  # what the language models and the solver start from
+_LAYERS = _ENTRIES | {
+    "base_layer", "residual_layer", "fusion", "patch_tokens", "patch_layer", "patch_embedding", "solver_tokens",
+    "solver_layer", "solver_step", "decode",
+}  # fmt: skip
+_NOT_OF_LAYERS = (golden.STOP_LOGITS, golden.VOICE_LATENTS)  # of the recorded state, and of the voice alone
 # How far an engine may be from the eager model: the largest difference over the largest recorded magnitude. States have
 # passed a quantisation: where the last bits differ, some of its levels do. The voice's encoder is float32 everywhere.
 LEAST = {
@@ -87,8 +95,10 @@ class SpeechRecord:
         Results of the steps, by tensor name in the golden file.
     bounds : GoldenBounds
         Error bounds for `verify`.
-    rounding : float
-        Relative change of the eager model's patches if only last bits of its inputs are perturbed.
+    rounding : mapping of str to float
+        How far each result of the eager model moves if the last bits of each layer's output are changed, each step from
+        the same states: the size of the difference that a correct engine may have. Results in which no layer takes
+        part have none.
     error_vs_exact : mapping of str to float
         For a build with quantised caches or weights, the difference of each result from that of exact caches and
         weights, as ||a - b|| / ||b||, each step from the same states; empty for an exact build.
@@ -97,7 +107,7 @@ class SpeechRecord:
     inputs: GoldenInputs
     results: Mapping[str, Floats]
     bounds: GoldenBounds
-    rounding: float
+    rounding: Mapping[str, float]
     error_vs_exact: Mapping[str, float] = field(default_factory=dict)
     scales: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -123,7 +133,7 @@ def record(
     tokenizer: Path | None,
     progress: Progress,
 ) -> SpeechRecord:
-    """Run the eager model twice and record its first steps in the largest bucket.
+    """Run the eager model several times and record its first steps in the largest bucket.
 
     Parameters
     ----------
@@ -140,31 +150,34 @@ def record(
     """
     on_device = {name: tensor.to(config.target.eager_device) for name, tensor in weights.items()}
     inputs = golden_inputs(config, tokenizer)
-    runs = 2 + (not config.lossless)
+    runs = 3 + (not config.lossless)
     progress("recording goldens", 0, runs)
     results = run_eager(config, on_device, inputs)
     progress("recording goldens (perturbed)", 1, runs)
     states = {name: results[name] for name in contract.STATES}
-    shaken = run_eager(config, on_device, inputs, states, shake=True)
-    rounding = {name: _error(shaken[name], results[name]) for name in results}
+    shaken = run_eager(config, on_device, inputs, states, shake=_ENTRIES)
+    entries = {name: _error(shaken[name], results[name]) for name in results}
+    progress("recording goldens (every layer perturbed)", 2, runs)
+    shaken = run_eager(config, on_device, inputs, states, shake=_LAYERS)
+    rounding = {name: _error(shaken[name], results[name]) for name in results if name not in _NOT_OF_LAYERS}
     least = LEAST[config.target.dtype]
     bounds = GoldenBounds(
-        states=max(least.states, *(2 * rounding[name] for name in contract.STATES)),
-        patches=max(least.patches, 2 * rounding[golden.PATCHES]),
-        stop_logits=max(least.stop_logits, 2 * rounding[golden.STOP_LOGITS]),
-        samples=max(least.samples, 2 * rounding[golden.SAMPLES]),
+        states=max(least.states, *(2 * entries[name] for name in contract.STATES)),
+        patches=max(least.patches, 2 * entries[golden.PATCHES]),
+        stop_logits=max(least.stop_logits, 2 * entries[golden.STOP_LOGITS]),
+        samples=max(least.samples, 2 * entries[golden.SAMPLES]),
         voice=least.voice,
     )
     lossy: dict[str, float] = {}
     if not config.lossless:
-        progress("recording goldens (exact)", 2, runs)
+        progress("recording goldens (exact)", 3, runs)
         beside = {name: tensor.to(config.target.eager_device) for name, tensor in exact_weights.items()}
         exact = run_eager(config.as_exact, on_device | beside, inputs, states)
         lossy = {
             name: float(np.linalg.norm(results[name] - wanted) / np.linalg.norm(wanted))
             for name, wanted in exact.items()
         }
-    return SpeechRecord(inputs, results, bounds, rounding[golden.PATCHES], lossy)
+    return SpeechRecord(inputs, results, bounds, rounding, lossy)
 
 
 def golden_inputs(config: SpeechBuild, tokenizer: Path | None) -> GoldenInputs:
@@ -198,7 +211,7 @@ def run_eager(
     inputs: GoldenInputs,
     states: Mapping[str, Floats] | None = None,
     *,
-    shake: bool = False,
+    shake: Collection[str] = (),
 ) -> dict[str, Floats]:
     """Return the results of the eager model, by tensor name in the golden file.
 
@@ -212,14 +225,12 @@ def run_eager(
         Prompt, seeds and number of the steps to run.
     states : mapping of str to array, optional
         States from which each step starts; see `replay`.
-    shake : bool
-        Whether the last bits of prompts and conditions are changed, to measure the effect of rounding.
+    shake : collection of str
+        Roles of the engines whose first output gets other last bits, to measure the effect of rounding.
     """
     pieces = graph_of(config).pieces
     engines = {name: eager_engine(piece) for name, piece in pieces.items()}
-    if shake:
-        shaken = [name for name, piece in pieces.items() if piece.key.role in ("prompt_tokens", "condition")]
-        engines |= {name: perturbed(engines[name]) for name in shaken}
+    engines |= {name: perturbed(engines[name]) for name, piece in pieces.items() if piece.key.role in shake}
     manifest = cast(SpeechManifest, eager_manifest(config, weights))
     memory = eager_memory(config)
     loaded = Loaded(manifest, contract.resolve_speech(manifest), engines, weights, lambda: memory)

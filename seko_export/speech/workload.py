@@ -38,14 +38,17 @@ class SpeechBuildResult(BuildResult):
     golden_error : float or None
         Largest relative error of the engines against the eager model over recorded tensors; None for a build for GPUs
         that are not in this machine, whose engines have not run.
-    golden_rounding : float or None
-        Relative change of the eager model's patches if only last bits of its inputs are changed; None without recorded
-        steps.
+    golden_errors : dict or None
+        Largest relative error of each recorded result; None where ``golden_error`` is None.
+    golden_rounding : dict or None
+        How far each result of the eager model's layers moves if the last bits of each layer's output are changed; None
+        without recorded steps.
     """
 
     kv: dict[str, Any]
     golden_error: float | None = None
-    golden_rounding: float | None = None
+    golden_errors: dict[str, float] | None = None
+    golden_rounding: dict[str, float] | None = None
 
     def lines(self) -> Iterator[str]:
         """Yield lines of text that describe the result of the build for a person."""
@@ -61,8 +64,12 @@ class SpeechBuildResult(BuildResult):
             yield UNVERIFIED
             return
         yield f"verified  engines against the eager model: relative error {self.golden_error:.2e}"
-        if self.golden_rounding is not None:
-            yield f"          other last bits alone move a patch of the eager model by {self.golden_rounding:.2e}"
+        rounding = self.golden_rounding or {}
+        for name, error in (self.golden_errors or {}).items():
+            beside = (
+                f"; other last bits in each eager layer: {rounding[name]:.2e}" if name in rounding else ""
+            )
+            yield f"          {name} {error:.2e}{beside}"
 
 
 class SpeechExport(ExportWorkload[SpeechBuild]):
@@ -138,17 +145,23 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         kv = asdict(cast(SpeechManifest, manifest).workload.kv)
         if recorded is not None and recorded.error_vs_exact:
             kv["error_vs_exact"] = dict(recorded.error_vs_exact)
+        errors = None if report is None else _largest_errors(report)
         return SpeechBuildResult(
             **{result_field.name: getattr(result, result_field.name) for result_field in fields(BuildResult)},
             kv=kv,
-            golden_error=None if report is None else _largest_error(report),
-            golden_rounding=None if recorded is None else recorded.rounding,
+            golden_error=None if errors is None else max(errors.values()),
+            golden_errors=errors,
+            golden_rounding=None if recorded is None else dict(recorded.rounding),
         )
 
 
-def _largest_error(report: Mapping[str, Any]) -> float:
-    """Return the largest error in a JSON line of `verify`."""
-    return max(float(error) for row in report["errors"] for error in row["errors"].values())
+def _largest_errors(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return the largest error of each result in a JSON line of `verify`."""
+    largest: dict[str, float] = {}
+    for row in report["errors"]:
+        for name, error in row["errors"].items():
+            largest[name] = max(float(error), largest.get(name, 0.0))
+    return largest
 
 
 WORKLOAD = SpeechExport()

@@ -190,6 +190,9 @@ def _needs(facts: ReadFacts, command: str, preset: str | None) -> list[str]:
             needs.append(f"--vae: {what}; without it latents come out")
         if "--text-encoder" not in command:
             needs.append("--text-encoder: UMT5-XXL with its tokenizer.json; without it embeddings go in")
+        named = command if facts.preset is None else command + facts.preset.needs
+        if _value(facts.recognised.model, "image_dim", 0) and "--image-encoder" not in named:
+            needs.append("--image-encoder: CLIP; without it features of the picture go in")
     if facts.preset is not None and facts.preset.needs:
         needs.append(facts.preset.needs)
     return needs

@@ -12,7 +12,7 @@ from seko_export.config.media import TOKENIZER_FILE
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
-from seko_export.media.clip.files import load_clip
+from seko_export.media.clip.files import clip_weights
 from seko_export.media.hubert.files import load_hubert
 from seko_export.media.load import load_text_encoder, vae_weights
 from seko_export.media.pieces import text_table
@@ -47,7 +47,7 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
     if config.workload.audio is not None and media.audio_encoder is not None:
         audio = load_hubert(media.audio_encoder, config.workload.audio)
     if config.workload.image is not None and media.image_encoder is not None:
-        image = load_clip(media.image_encoder, config.workload.image)
+        image = clip_weights(media.image_encoder, config.workload.image)
     return MediaTensors(text, vae, audio, image)
 
 

@@ -46,6 +46,7 @@ from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tenso
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
 from tests.stacked import eager_session, open_stacked
+from tests.tiers import first_is_fast
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
 
@@ -117,10 +118,11 @@ def test_exact_cache_on_a_cpu_is_fp32(rows):
     assert 0 < rows.report["golden_rounding"] < TOLERANCES[torch.float32]["lossy"]
 
 
-@pytest.mark.parametrize("name", ["fp4", "rows", pytest.param("media", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", first_is_fast(["fp4", "small_artifact", "rows", "media"], 2))
 def test_nothing_of_this_machine_is_in_the_artifact(name, request):
     """No folder of the installation, no home, no temporary place, no user, no host."""
-    folder = request.getfixturevalue(name).folder
+    built = request.getfixturevalue(name)
+    folder = built if name == "small_artifact" else built.folder
     for path in folder.rglob("*"):
         if path.is_file():
             for inside, content in _contents(path):
@@ -139,7 +141,7 @@ def test_every_package_carries_its_engines_name_and_signature(fp4):
             assert json.loads(archive.read(entry))[TENSORS_KEY] == tensors_text(engine)
 
 
-@pytest.mark.parametrize("name", ["fp4", "rows"])
+@pytest.mark.parametrize("name", first_is_fast(["fp4", "rows"]))
 def test_who_may_read_the_folder_may_read_its_files(name, request):
     folder = request.getfixturevalue(name).folder
     mode = stat.S_IMODE(folder.stat().st_mode)
@@ -147,9 +149,10 @@ def test_who_may_read_the_folder_may_read_its_files(name, request):
         assert stat.S_IMODE(path.stat().st_mode) == (mode if path.is_dir() else mode & 0o666), path
 
 
-def test_building_leaves_nothing_beside_the_artifact(fp4, rows):
-    for built in (fp4, rows):
-        assert [path.name for path in built.folder.parent.iterdir()] == ["artifact"]
+@pytest.mark.parametrize("name", first_is_fast(["fp4", "rows"]))
+def test_building_leaves_nothing_beside_the_artifact(name, request):
+    parent = request.getfixturevalue(name).folder.parent
+    assert [path.name for path in parent.iterdir()] == ["artifact"]
 
 
 @pytest.fixture
@@ -277,7 +280,7 @@ def test_stream_equals_eager_past_two_wraps(fp4):
             assert error <= TOLERANCES[torch.float32]["lossy"]
 
 
-@pytest.mark.parametrize("name", ["fp4", "rows"])
+@pytest.mark.parametrize("name", first_is_fast(["fp4", "rows"]))
 def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request):
     """A slot that is never renewed moves the latents by less than bf16 rounds; the slot itself is wrong as a whole."""
     scheme = "lossy" if name == "fp4" else "exact"

@@ -422,7 +422,8 @@ def test_a_full_disk(workplace, checkpoint):
             True,
             "engines",
         ),  # Ctrl-C while the workers start: the terminal tells the whole group
-        (signal.SIGTERM, False, "engines"),  # while the workers' server imports torch and none is known yet
+        # while the workers' server imports torch and none is known yet
+        pytest.param(signal.SIGTERM, False, "engines", marks=pytest.mark.slow),
         (
             signal.SIGTERM,
             False,

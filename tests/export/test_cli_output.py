@@ -26,6 +26,7 @@ from seko_export.families.registry import presets, speech_presets
 from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS
 from seko_export.roofline.gpus import GPUS
 from tests.conftest import SEKO_EXPORT
+from tests.tiers import first_is_fast
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +93,7 @@ def run_into(stdout: Any, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("options", first_is_fast([[], ["--json"]]))
 def test_a_full_stdout_is_one_sentence(options, small_artifact):
     with Path("/dev/full").open("w") as full:
         done = run_into(full, "inspect", small_artifact, *options)

@@ -23,25 +23,23 @@ from seko_export.families.wan.family import FAMILY
 from seko_export.families.wan.presets import PRESETS
 from seko_kernels.matmul import quantise_weight
 from seko_runtime.opening.artifact import read_manifest
-from tests.small_artifact import MODEL, STREAM, build_small_artifact
+from tests.small_artifact import MODEL, STREAM, write_style
 
 Q = "blocks.1.cross_attn.q"
 
 
-def test_artifact_holds_merged_weights_and_names_the_loras(tmp_path: Path) -> None:
-    write_lora(tmp_path / "style.safetensors", random_pairs(MODEL, rank=4, seed=1), "comfyui", 2.0)
-    lora = LoraFile(tmp_path / "style.safetensors", 0.5)
-    build_small_artifact(tmp_path / "artifact", [lora])
+def test_artifact_holds_merged_weights_and_names_the_loras(small_artifact: Path, tmp_path: Path) -> None:
+    lora = write_style(tmp_path)
     write_random_checkpoint(tmp_path / "base.pt", MODEL, format="self-forcing", seed=0, dtype=torch.float32)
     merged = load_checkpoint(tmp_path / "base.pt", MODEL, loras=[lora])
-    manifest, *_ = read_manifest(tmp_path / "artifact")
+    manifest, *_ = read_manifest(small_artifact)
     (weight,) = (weight for weight in manifest.weights if weight.name == f"{Q}.weight")
-    stored = load_file(tmp_path / "artifact" / weight.file)[weight.name]
+    stored = load_file(small_artifact / weight.file)[weight.name]
     assert torch.equal(stored, merged[weight.name].to(stored.dtype))
     assert not torch.equal(stored, load_checkpoint(tmp_path / "base.pt", MODEL)[weight.name].to(stored.dtype))
     digest = hashlib.sha256(lora.path.read_bytes()).hexdigest()
     assert manifest.model["loras"] == [{"name": "style.safetensors", "weight": 0.5, "sha256": digest}]
-    bill = json.loads((tmp_path / "artifact" / SBOM_FILE).read_bytes())
+    bill = json.loads((small_artifact / SBOM_FILE).read_bytes())
     assert [part["hashes"] for part in bill["components"] if "hashes" in part] == [
         [{"alg": "SHA-256", "content": digest}]
     ]

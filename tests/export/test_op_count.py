@@ -30,6 +30,7 @@ from seko_kernels.kv_formats import KvFormat
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.asked import resolved
 from tests.export.planned import on_gpu
+from tests.tiers import first_is_fast
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -192,7 +193,7 @@ def test_scratch_is_what_lies_between_two_launches():
     assert toy_count().scratch_bytes == 2 * 4 * 32 * 2
 
 
-@pytest.mark.parametrize("built", ["fp4", "rows"])
+@pytest.mark.parametrize("built", first_is_fast(["fp4", "rows"]))
 def test_bytes_are_those_of_a_real_artifact(built, request):
     artifact = request.getfixturevalue(built)
     manifest = parse_video_manifest((artifact.folder / "manifest.json").read_bytes())

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from seko_export import build_steps
+from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.config.video import VideoBuild
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import OpenArtifact, open_artifact
+from seko_runtime.backends import runtime_backend
 from tests.conftest import Built, build_once
 from tests.export.media_files import VAE, write_vae
+from tests.shared import UNCOMPILED
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
 TARGET = os.environ.get("SEKO_RANKS_TARGET", "cpu")
@@ -47,6 +53,26 @@ def opened(two: Built) -> Iterator[OpenArtifact]:
     """That artifact, its two processes running."""
     with open_artifact(two.folder) as artifact:
         yield artifact
+
+
+@contextmanager
+def ranks_of_programs() -> Iterator[None]:
+    """Have builds and openings with ``backend="compile"`` take several ranks, and nothing be compiled or verified.
+
+    Engines are exported programs, collectives included, which each rank's process runs op by op. Compiled engines of
+    two ranks are those of the artifact `two`.
+    """
+    built, several = build_steps.export_backend, replace(runtime_backend("compile"), several_ranks=True)
+
+    def carrying_ranks(name: str) -> ExportBackend:
+        return replace(built(name), capabilities=Capabilities(ranks=True))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(UNCOMPILED, "1")
+        patch.setattr(build_steps, "export_backend", carrying_ranks)
+        patch.setattr(build_steps, "too_few_devices", lambda _: True)
+        patch.setattr("seko_runtime.opening.artifact.runtime_backend", lambda _: several)
+        yield
 
 
 def one_gpu() -> VideoBuild:

@@ -21,9 +21,9 @@ from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.choice import CHUNK
 from seko_export.families.layers.layer_pieces import BLOCK, WINDOW
 from seko_export.families.layers.rank_split import RankSplit, rank_split
-from seko_export.families.lingbot import condition
 from seko_export.families.registry import family_of, presets
 from seko_export.families.seko_talk import audio
+from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.video.calibration import layer_constants, uncalibrated_scales
 from seko_kernels.fused_reference import FP8
 from tests.parallel.in_threads import InThreads, Meeting

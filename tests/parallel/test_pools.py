@@ -13,27 +13,61 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from seko_export import build_steps
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.media.sources import MediaSources
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.errors import PoolFullError, RankLostError, SnapshotError, UsageError
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.row_numbers import stream_content
-from tests.conftest import Built
 from tests.eager_pool import eager_pool
-from tests.parallel.conftest import one_gpu, weights_of
+from tests.export.media_files import write_vae
+from tests.parallel.conftest import one_gpu, ranks_of_programs, weights_of
 from tests.parallel.test_faults import run_on
 from tests.parallel.test_ranks import same_pictures
 from tests.runtime import toy
+from tests.shared import made_once
 
 CHUNKS = 4  # the ring of six frames behind a sink of one wraps with the third
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact `two` with exported programs as engines, which torch runs op by op. Not to be changed."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        config = one_gpu().changed(ranks=2)
+        write_random_checkpoint(
+            folder / "tiny.pt", config.model, format="self-forcing", seed=0, dtype=torch.float32
+        )
+        with ranks_of_programs():
+            build_steps.build_artifact(
+                config,
+                folder / "tiny.pt",
+                folder / "artifact",
+                media=MediaSources(vae=write_vae(folder / "vae")),
+                backend="compile",
+                compiler_cache=False,
+            )
+
+    return made_once(tmp_path_factory, "programs-ranks", make) / "artifact"
+
+
+@pytest.fixture(scope="module")
+def opened(programs: Path) -> Iterator[OpenArtifact]:
+    """That artifact, its two processes running."""
+    with ranks_of_programs(), open_artifact(programs) as artifact:
+        yield artifact
+
+
 @pytest.fixture
-def one(two: Built, opened: OpenArtifact) -> Iterator[Pool]:
+def one(programs: Path, opened: OpenArtifact) -> Iterator[Pool]:
     """The pool of the same build on one GPU: its modules, eager."""
     with (
         torch.no_grad(),
-        eager_pool(one_gpu(), weights_of(two.folder), opened.manifest) as pool,
+        eager_pool(one_gpu(), weights_of(programs), opened.manifest) as pool,
     ):
         yield pool
 
@@ -148,9 +182,9 @@ def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
 
 
 def test_a_snapshot_and_a_paused_session_outlive_their_ranks(
-    two: Built, opened: OpenArtifact, tmp_path: Path
+    programs: Path, opened: OpenArtifact, tmp_path: Path
 ) -> None:
-    with open_artifact(two.folder) as artifact, artifact.open_pool() as pool:
+    with open_artifact(programs) as artifact, artifact.open_pool() as pool:
         running, paused = (pool.open_session(seed=n, text=text_of(pool, n)) for n in (1, 2))
         pool.run([running, paused])
         running.save(tmp_path / "running")

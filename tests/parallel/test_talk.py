@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from safetensors.numpy import load_file
 
 from seko_export import build_steps
-from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import write_random_checkpoint
@@ -23,12 +21,11 @@ from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.video.recording import golden_text
 from seko_runtime import OpenArtifact, open_artifact
-from seko_runtime.backends import runtime_backend
 from seko_runtime.video.pool import Pool, Session
 from tests.eager_pool import eager_pool
-from tests.parallel.conftest import weights_of
+from tests.parallel.conftest import ranks_of_programs, weights_of
 from tests.seko_talk.streams import random_reference, talk_config, write_hubert
-from tests.shared import UNCOMPILED, made_once
+from tests.shared import made_once
 from tests.tolerances import relative_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -47,10 +44,6 @@ def config_of(hubert: Path) -> VideoBuild:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of two ranks whose engines are exported programs that torch runs op by op, and its HuBERT."""
-    found = build_steps.export_backend
-
-    def carrying_ranks(name: str) -> ExportBackend:
-        return replace(found(name), capabilities=Capabilities(ranks=True))
 
     def make(folder: Path) -> None:
         folder.mkdir()
@@ -58,10 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = config_of(folder / "hubert").changed(ranks=2)
         write_random_checkpoint(folder / "tiny", config.model, seed=0, dtype=torch.float32)
         media = MediaSources(audio_encoder=folder / "hubert")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(UNCOMPILED, "1")
-            patch.setattr(build_steps, "export_backend", carrying_ranks)
-            patch.setattr(build_steps, "too_few_devices", lambda _: True)
+        with ranks_of_programs():
             build_steps.build_artifact(
                 config,
                 folder / "tiny",
@@ -77,12 +67,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def opened(built: Path) -> Iterator[OpenArtifact]:
     """That artifact, its two processes running."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(UNCOMPILED, "1")
-        several = replace(runtime_backend("compile"), several_ranks=True)
-        patch.setattr("seko_runtime.opening.artifact.runtime_backend", lambda _: several)
-        with open_artifact(built / "artifact") as artifact:
-            yield artifact
+    with ranks_of_programs(), open_artifact(built / "artifact") as artifact:
+        yield artifact
 
 
 @pytest.fixture

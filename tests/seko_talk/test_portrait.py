@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from seko_export.checkpoints.errors import NotACheckpointError, WeightKeysError
 from seko_export.config.media import ClipConfig
@@ -20,7 +21,7 @@ from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.wan_layout import picture_branch
 from seko_export.media.clip.encoder import ClipFeatures
-from seko_export.media.clip.files import clip_config_of, clip_shapes, load_clip
+from seko_export.media.clip.files import clip_config_of, clip_shapes, clip_weights, load_clip
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.video.media import open_media
@@ -85,6 +86,27 @@ def test_the_encoder_is_transformers(
         worst("CLIP", error)
         assert error <= ORACLE[torch.float32]
     assert relative_error(made[0], made[1]) > 0.01
+
+
+@pytest.mark.parametrize("prefix", ["vision_model.", ""])
+def test_transformers_files_hold_the_same_encoder(
+    prefix: str, clip: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """As a diffusers pipeline has it: queries, keys and values apart, with and without the prefix of its class."""
+    file, model = clip
+    state = {name.removeprefix("vision_model."): one for name, one in model.state_dict().items()}
+    folder = tmp_path / "image_encoder"
+    folder.mkdir()
+    save_file({prefix + name: one.contiguous() for name, one in state.items()}, folder / "model.safetensors")
+    config = clip_config_of(file)
+    assert clip_config_of(folder) == clip_config_of(tmp_path) == config
+    ours, theirs = clip_weights(file, config), clip_weights(folder, config)
+    for name, parameter in on_meta(lambda: ClipFeatures(config)).named_parameters():
+        assert torch.equal(theirs[name].reshape(parameter.shape), ours[name])
+    state.pop("encoder.layers.1.self_attn.k_proj.bias")
+    save_file({prefix + name: one.contiguous() for name, one in state.items()}, folder / "model.safetensors")
+    with pytest.raises(WeightKeysError, match=r"1 missing: encoder\.layers\.1\.self_attn\.k_proj\.bias"):
+        load_clip(folder, config)
 
 
 def test_the_real_layout_has_the_shapes_of_the_file() -> None:

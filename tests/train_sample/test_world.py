@@ -12,8 +12,9 @@ from scripts.train_sample.progress import fill
 from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.world import STEP, captions_of, draw_worlds, render, views_of, walk
 from scripts.train_sample.world_pool import draw_walks
-from seko_export.families.lingbot import camera, condition
+from seko_export.families.lingbot import camera
 from seko_export.families.lingbot.keys import lingbot_shapes
+from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.families.wan_layout.keys import wan_shapes
 from tests.lingbot.streams import Reference, given_of, lingbot_config, random_checkpoint
 from tests.tolerances import ORACLE, relative_error

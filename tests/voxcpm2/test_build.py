@@ -36,7 +36,7 @@ from seko_export.speech.workload import WORKLOAD
 from seko_runtime import open_artifact
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import Weight
-from seko_runtime.speech import contract
+from seko_runtime.speech import contract, golden
 from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.prompts import SpeechPrompt
@@ -93,7 +93,15 @@ def build_speech(folder: Path, config: VoxCpm2Config, backend: str = "compile", 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact whose programs torch runs op by op; not to be changed."""
-    return made_once(tmp_path_factory, "built-speech", lambda folder: build_speech(folder, PLAIN))
+
+    def make(folder: Path) -> None:
+        made = build_speech(folder, PLAIN)
+        assert made.golden_errors.keys() == {*made.golden_rounding, golden.VOICE_LATENTS, golden.STOP_LOGITS}
+        assert made.golden_error == max(made.golden_errors.values())
+        (patches,) = (line for line in made.lines() if line.strip().startswith(golden.PATCHES))
+        assert f"{made.golden_errors[golden.PATCHES]:.2e}; other last bits" in patches
+
+    return made_once(tmp_path_factory, "built-speech", make)
 
 
 @pytest.fixture(autouse=True)
@@ -264,6 +272,9 @@ def test_lossy_caches_and_weights_are_compared_with_exact_ones(
     recording = WORKLOAD.record(config, weights, checkpoint, resolved.media, silent)
     assert 0 < max(recording.error_vs_exact.values()) < worst_error
     assert recording.bounds == LEAST[torch.float32]
+    assert recording.rounding.keys() == recording.results.keys() - {golden.VOICE_LATENTS, golden.STOP_LOGITS}
+    assert min(recording.rounding.values()) > 0  # every result depends on layers whose bits were changed
+    assert recording.rounding[golden.PATCHES] < LEAST[torch.float32].patches
     pool = kv_pool(config)
     assert 0.9 * share < pool.pool_bytes / pool.bf16_pool_bytes <= share
     assert_resolves(config)

@@ -11,13 +11,14 @@ import torch
 from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
+from seko_export.checkpoints.sources import LoraFile
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.wan_i2v.keys import KEYS, i2v_diffusers_config, i2v_shapes
 from seko_export.families.wan_i2v.model import WanI2vModel
 from seko_export.families.wan_i2v.presets import A14B, FLF2V, I2V, PRESETS
 from seko_export.families.wan_layout.namings import diffusers_to_wan
-from tests.wan_i2v.streams import KINDS, ONE, TWO, i2v_config
+from tests.wan_i2v.streams import BARE, KINDS, ONE, TWO, i2v_config
 
 FULL = {name: replace(PRESETS[name].model, layers=1) for name in (I2V, FLF2V, A14B)}
 
@@ -74,3 +75,23 @@ def test_a_config_that_contradicts_the_keys_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"_class_name": "WanModel", "in_dim": 36, "image_dim": 40}')
     with pytest.raises(CheckpointError, match=r"image_dim is 32 by shapes, 40 by config\.json"):
         recognise_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_a_lora_of_the_branch_is_merged(tmp_path: Path) -> None:
+    """W + up @ down, where the model has the branch; a model without it leaves the keys out with a note."""
+    model = i2v_config(ONE).model
+    write_random_checkpoint(tmp_path / "model", model, format="wan", seed=0, dtype=torch.float32)
+    name = "blocks.1.cross_attn.k_img"
+    down, up = torch.randn(2, model.dim), torch.randn(model.dim, 2)
+    pair = {f"diffusion_model.{name}.lora_{half}.weight": one for half, one in (("A", down), ("B", up))}
+    save_file(pair, tmp_path / "lora.safetensors")
+    loras = [LoraFile(tmp_path / "lora.safetensors")]
+    plain = load_checkpoint(tmp_path / "model", model)[f"{name}.weight"]
+    merged = load_checkpoint(tmp_path / "model", model, loras=loras)[f"{name}.weight"]
+    assert torch.allclose(merged, plain + up @ down, atol=1e-6)
+    bare = i2v_config(BARE).model
+    write_random_checkpoint(tmp_path / "bare", bare, format="wan", seed=0, dtype=torch.float32)
+    query = {key.replace("k_img", "q"): one for key, one in pair.items()}
+    save_file(pair | {key: one.clone() for key, one in query.items()}, tmp_path / "both.safetensors")
+    loaded = load_checkpoint(tmp_path / "bare", bare, loras=[LoraFile(tmp_path / "both.safetensors")])
+    assert any("k_img" in note or "image branch" in note for note in loaded.notes), loaded.notes

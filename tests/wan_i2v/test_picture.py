@@ -19,6 +19,7 @@ from seko_export.engines.piece import dtype_name
 from seko_export.families.base import MediaTensors
 from seko_export.families.registry import graph_of
 from seko_export.families.wan_layout.picture_branch import FEATURES
+from seko_export.families.wan_layout.picture_condition import TwoPictureFrames
 from seko_export.media.clip.files import clip_config_of, load_clip
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from seko_export.video.recording import eager_engine, golden_text
@@ -171,3 +172,19 @@ def test_pictures_that_a_model_does_not_take(kind: str, image: Any, last: Any, s
     options = asked_options(last_image=None if last is None else Path("last.png"))
     with pytest.raises(UsageError, match=said):
         fit_conditioning(Conditioning([], None, image, None, last), options, manifest)
+
+
+def test_rows_of_a_pool_end_at_frames_of_their_own() -> None:
+    """Mask and latents of the last picture stand in that frame alone; a row whose number is 0 has none."""
+    config = i2v_config(TWO)
+    condition = TwoPictureFrames(config)
+    table = torch.randn(3, 36, 30, 4, 6)
+    given = {"condition": table, "last_frame": torch.tensor([[0], [3], [40]])}
+    frames = torch.tensor([[2, 3], [0, 1], [40, 41]])
+    made = condition(given, frames, rows=torch.tensor([1, 0, 2]))
+    assert made.shape == (3, 20, 2, 4, 6)
+    assert torch.equal(made[0, :, 0], table[1, :20, 2])
+    assert torch.equal(made[0, :, 1], torch.cat((table[1, :3, 3], torch.ones(1, 4, 6), table[1, 20:, 3])))
+    assert torch.equal(made[1], table[0, :20, :2])
+    assert torch.equal(made[2, 4:, 0], table[2, 20:, 29])
+    assert torch.equal(made[2, :, 1], table[2, :20, 29])

@@ -21,11 +21,10 @@ from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import per_row
-from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
+from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND, fit_reference, fit_start_pictures
 from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.contract import (
     IMAGE,
-    LAST_FRAME_KIND,
     PICTURE_LEVELS,
     TEXT_BUFFER,
     picture_input,

@@ -27,9 +27,6 @@ PICTURE_LEVELS = "picture.levels"  # start picture
 LAST_PICTURE_LEVELS = "picture.last_levels"  # picture that a stream ends with, for models that take one
 PICTURE_CONDITION = "picture.condition"  # result of the program `condition`
 _PICTURE_KINDS = ("picture_condition",)  # kinds of the input per session that takes the result
-LAST_FRAME_KIND = (
-    "last_frame"  # kind of the input that numbers the latent frame of the last picture; 0 for none
-)
 REFERENCE_LATENTS = "reference.latents"
 PICTURE_AXIS = 2  # axis of pixel rows in a buffer of video frames, along which ranks may share it
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"

@@ -57,6 +57,12 @@ def i2v_diffusers_config(config: ModelConfig) -> dict[str, object]:
     return diffusers_config(config) | branch | ({"pos_embed_seq_len": count} if model.last_picture else {})
 
 
+def stored_diffusers_config(config: ModelConfig) -> dict[str, object]:
+    """Return the content of config.json in a random pipeline: diffusers' arguments, and the number of a picture's
+    features, which shapes do not show."""
+    return i2v_diffusers_config(config) | {"image_tokens": i2v_model(config).image_tokens}
+
+
 def i2v_model(config: ModelConfig) -> WanI2vModel:
     """Return a model config typed as a `WanI2vModel`; refuse any other."""
     if not isinstance(config, WanI2vModel):
@@ -82,7 +88,7 @@ KEYS = KeyTable(
         "wan-sharded": RandomForm("sharded", WAN, config=i2v_config),
         "wan": RandomForm("safetensors", WAN),
         "diffusers": RandomForm(
-            "safetensors", DIFFUSERS, subfolder="transformer", config=i2v_diffusers_config
+            "safetensors", DIFFUSERS, subfolder="transformer", config=stored_diffusers_config
         ),
     },
     spread=spread,

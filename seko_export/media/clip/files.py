@@ -1,14 +1,16 @@
-"""Wan's CLIP file: dimensions of the encoder from the shapes of its tensors, and its weights by name. The text half and
-the last block are not used."""
+"""Files of CLIP's image encoder, Wan's or transformers': dimensions from shapes, and weights by name. The text half
+and the last block are not used."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import Naming
@@ -17,6 +19,7 @@ from seko_export.checkpoints.load import Checkpoint, load_weights
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import ClipConfig
+from seko_export.engines.weight_source import WeightSource
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.layout import CLIP_LAYOUT
 
@@ -24,6 +27,26 @@ _IMAGE, _TEXT = "visual.", "textual."
 # Of the file, behind the blocks; not used.
 _PASSED_OVER = ("post_norm.weight", "post_norm.bias", "head")
 _SCALE = "log_scale"
+_JOINED, _PARTS = "attn.to_qkv", ("attn.to_q", "attn.to_k", "attn.to_v")
+# transformers' keys, which files of a pipeline precede by a prefix -> Wan's
+_THEIR_PREFIX = "vision_model."
+_OUTER = {
+    "embeddings.patch_embedding.weight": "patch_embedding.weight",
+    "embeddings.class_embedding": "cls_embedding",
+    "embeddings.position_embedding.weight": "pos_embedding",
+    "visual_projection.weight": "head",
+}
+_NORMS = {"pre_layrnorm": "pre_norm", "post_layernorm": "post_norm"}  # their spelling
+_INNER = {
+    "layer_norm1": "norm1",
+    "layer_norm2": "norm2",
+    **dict(zip((f"self_attn.{part}_proj" for part in "qkv"), _PARTS, strict=True)),
+    "self_attn.out_proj": "attn.proj",
+    "mlp.fc1": "mlp.0",
+    "mlp.fc2": "mlp.2",
+}
+_THEIR_BLOCK = re.compile(r"encoder\.layers\.(0|[1-9][0-9]{0,3})\.(.+)", re.ASCII)
+_OUR_BLOCK = re.compile(r"transformer\.(0|[1-9][0-9]{0,3})\.(.+)", re.ASCII)
 
 
 def clip_config_of(path: Path) -> ClipConfig:
@@ -36,14 +59,16 @@ def clip_config_of(path: Path) -> ClipConfig:
     UsageError
         If the encoder's dimensions contradict each other.
     """
-    shapes = {source.key: source.shape for source in open_files(path, CLIP_LAYOUT).sources}
+    opened = open_files(path, CLIP_LAYOUT)
+    shapes = _naming_of(opened).shapes_in(opened)
     patches, positions, inner = (
-        shapes.get(f"{_IMAGE}{name}", ())
+        shapes.get(name, ())
         for name in ("patch_embedding.weight", "pos_embedding", "transformer.0.mlp.0.weight")
     )
-    side = math.isqrt(max(0, positions[1] - 1)) if len(positions) == 3 else 0
-    blocks = {key.split(".")[2] for key in shapes if key.startswith(f"{_IMAGE}transformer.")}
-    if len(patches) != 4 or len(inner) != 2 or len(blocks) < 2 or not side or side**2 + 1 != positions[1]:
+    count = positions[-2] if len(positions) in (2, 3) else 0
+    side = math.isqrt(max(0, count - 1))
+    blocks = {name.split(".")[1] for name in shapes if name.startswith("transformer.")}
+    if len(patches) != 4 or len(inner) != 2 or len(blocks) < 2 or not side or side**2 + 1 != count:
         raise NotACheckpointError(
             f"{path} holds no CLIP image encoder: patches, positions in a square or two blocks are not there; "
             f"expected {CLIP_LAYOUT.formats}"
@@ -75,14 +100,32 @@ def load_clip(path: Path, config: ClipConfig) -> Checkpoint:
     return load_weights(path, config, CLIP_LAYOUT, lambda opened: _match(path, opened, config))
 
 
+def clip_weights(path: Path, config: ClipConfig) -> WeightSource:
+    """Return the tensors of an encoder's module by name, from a file of either naming; see `load_clip`."""
+    return _JoinedWeights(load_clip(path, config))
+
+
+class _JoinedWeights:
+    """The weights of a file in which queries, keys and values may be three matrices instead of one."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._checkpoint.sources or _JOINED not in name:
+            return self._checkpoint[name]
+        return torch.cat([self._checkpoint[name.replace(_JOINED, part)] for part in _PARTS])
+
+
 def _match(path: Path, opened: OpenedFiles, config: ClipConfig) -> tuple[str, Mapping[str, TensorSource]]:
-    naming = Naming("wan", _without_prefix, lambda name: f"{_IMAGE}{name}")
+    naming = _naming_of(opened)
     used = (source for source in opened.sources if not source.key.startswith(_TEXT) and source.key != _SCALE)
+    shapes = clip_shapes(config)
     sources = compare_keys(
         f"{path} does not hold a CLIP image encoder of {config.layers + 1} blocks and width {config.dim}:",
         replace(opened, sources=tuple(used)),
         naming,
-        clip_shapes(config),
+        _split_shapes(shapes) if naming is TRANSFORMERS else shapes,
         hints=list,
         passed_over=_PASSED_OVER,
     )
@@ -90,7 +133,46 @@ def _match(path: Path, opened: OpenedFiles, config: ClipConfig) -> tuple[str, Ma
     return naming.name, {name: source for name, source in sources.items() if not name.startswith(last)}
 
 
+def _split_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that transformers stores: matrices of queries, keys and values apart, and no axes of 1."""
+    split: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        if _JOINED in name:
+            split |= {name.replace(_JOINED, part): (shape[0] // len(_PARTS), *shape[1:]) for part in _PARTS}
+        else:
+            split[name] = tuple(size for size in shape if size > 1) if "_embedding" in name else shape
+    return split
+
+
+def _naming_of(opened: OpenedFiles) -> Naming:
+    return TRANSFORMERS if TRANSFORMERS.fits(opened) else WAN
+
+
 def _without_prefix(key: str) -> str:
     if not key.startswith(_IMAGE):
         raise KeyError(key)
     return key.removeprefix(_IMAGE)
+
+
+def _from_transformers(key: str) -> str:
+    module, _, leaf = key.removeprefix(_THEIR_PREFIX).rpartition(".")
+    if key.removeprefix(_THEIR_PREFIX) in _OUTER:
+        return _OUTER[key.removeprefix(_THEIR_PREFIX)]
+    match = _THEIR_BLOCK.fullmatch(module)
+    return f"transformer.{match[1]}.{_INNER[match[2]]}.{leaf}" if match else f"{_NORMS[module]}.{leaf}"
+
+
+def _to_transformers(name: str) -> str:
+    known = {ours: theirs for theirs, ours in _OUTER.items()}
+    if name in known:
+        return known[name]
+    module, _, leaf = name.rpartition(".")
+    match = _OUR_BLOCK.fullmatch(module)
+    if match is None:
+        return f"{ {ours: theirs for theirs, ours in _NORMS.items()}[module] }.{leaf}"
+    inner = {ours: theirs for theirs, ours in _INNER.items()}[match[2]]
+    return f"encoder.layers.{match[1]}.{inner}.{leaf}"
+
+
+WAN = Naming("wan", _without_prefix, lambda name: f"{_IMAGE}{name}")
+TRANSFORMERS = Naming("transformers", _from_transformers, _to_transformers, ("self_attn.q_proj.",))

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 from seko_export.checkpoints.sources import Layout
 
-CLIP_LAYOUT = Layout("Wan's models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth", ())
+CLIP_LAYOUT = Layout(
+    "Wan's models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth, or transformers' folder image_encoder/",
+    ("image_encoder",),
+)

@@ -14,6 +14,9 @@ from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, picture_input, st
 from seko_runtime.video.fitting import fit_levels, fit_pictures
 from seko_runtime.video.manifest import VideoManifest
 
+LAST_FRAME_KIND = (
+    "last_frame"  # kind of the input that numbers the latent frame of the last picture; 0 for none
+)
 TOKEN_SIDE = 16  # pixels of the video
 
 

@@ -1,0 +1,75 @@
+"""A model of two pictures as an artifact: built with VAE and CLIP, verified, and run from two picture files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seko_export.build_steps import build_artifact
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
+from seko_runtime import open_artifact
+from seko_runtime.cli.commands import main
+from tests.export.media_files import write_vae
+from tests.seko_talk.streams import write_clip
+from tests.shared import UNCOMPILED
+from tests.wan_i2v.streams import TWO, i2v_config
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_is_built_verified_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last picture shows in the last chunk alone; a picture that is refused leaves no file."""
+    write_random_checkpoint(tmp_path / "model", i2v_config(TWO).model, seed=0)
+    write_clip(tmp_path / "models_clip.pth", 32)
+    asked = BuildOptions(
+        tmp_path / "model",
+        vae=write_vae(tmp_path / "vae"),
+        image_encoder=tmp_path / "models_clip.pth",
+        target="cpu",
+        backend="compile",
+    )
+    resolved = resolve_build(asked)
+    monkeypatch.setenv(UNCOMPILED, "1")
+    built = build_artifact(
+        resolved.config,
+        resolved.checkpoint,
+        tmp_path / "artifact",
+        media=resolved.media,
+        backend="compile",
+        compiler_cache=False,
+    )
+    with open_artifact(built.artifact) as artifact:
+        kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
+        assert kinds == {
+            "condition": ((36, 30, 4, 6), "session", "picture_condition"),
+            "last_frame": ((1,), "session", "last_frame"),
+            "squashed": ((2, 8, 8, 3), "prompt", "squashed_pictures"),
+        }
+        assert all(error.within for error in artifact.verify())
+    generator = np.random.default_rng(0)
+    for name, size in (("first", (40, 70)), ("last", (32, 48)), ("other", (64, 64)), ("pixel", (1, 1))):
+        np.save(tmp_path / f"{name}.npy", generator.integers(0, 256, (*size, 3), np.uint8))
+
+    def run(last: str, output: str) -> int:
+        files = ["--image", str(tmp_path / "first.npy"), "--last-image", str(tmp_path / f"{last}.npy")]
+        return main(
+            ["run", str(built.artifact), *files, "--chunks", "2", "--json", "-o", str(tmp_path / output)]
+        )
+
+    assert run("last", "one.npy") == 0
+    assert json.loads(capsys.readouterr().out)["chunks"] == 2
+    assert run("other", "other.npy") == 0
+    one, other = (np.load(tmp_path / f"{name}.npy") for name in ("one", "other"))
+    assert np.isfinite(one).all()
+    assert not np.array_equal(one, other)
+    capsys.readouterr()
+    assert run("pixel", "none.npy") == 2
+    assert "--last-image" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*none*"))
