@@ -1,4 +1,4 @@
-"""Reference implementation of the fused and fp8 ops in plain torch: what each kernel must compute.
+"""Reference implementation of the fused and fp8 ops in plain torch, which defines the result of each kernel.
 
 Everything is computed in float32 and rounded once when a result is stored; fp8 results have the bytes of `e4m3_cast`.
 The scale of an fp8 tensor is a power of two for each head, so that multiplying by the scale is exact.

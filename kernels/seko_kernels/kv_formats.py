@@ -139,7 +139,7 @@ class ExactKv:
     Raises
     ------
     KvSchemeError
-        If no scheme stores `dtype`.
+        If no KV cache format stores numbers of `dtype`.
     KernelsError
         If the number of heads or of channels is not positive.
     """

@@ -1,4 +1,5 @@
-"""Outlines: Triton kernels with the parameters of Gluon kernels, which stand for these in front of torch's compiler.
+"""Outlines: Triton kernels with the parameters of Gluon kernels, which torch's compiler gets in place of the Gluon
+kernels.
 
 Torch's compiler derives from a kernel's Triton IR which tensors the kernel writes, and does not support Gluon. It
 therefore gets an outline that reads and writes the same tensors; `gluon_twin` substitutes the Gluon kernel before

@@ -41,7 +41,8 @@ class StaleChunkError(SekoRuntimeError):
 
 
 class TornStreamError(SekoRuntimeError):
-    """The state of a session on the host may not match the device. Restart the session, or do what the message says.
+    """The state of a session on the host may not match the device. Restart the session, or follow the advice in the
+    message.
 
     This happens if Ctrl-C came between decoding a chunk and counting it, or if an engine failed while a session was
     decoded, restarted or given a prompt.
@@ -105,7 +106,7 @@ class NumericError(SekoRuntimeError):
 def one_line(message: str) -> str:
     """Return a message as one printable line of at most `MAX_MESSAGE_LETTERS` characters.
 
-    A message that is too long loses its middle, because its end says what to do. Control characters, line feeds and
+    A message that is too long loses its middle, because its end contains the advice. Control characters, line feeds and
     lone surrogates are escaped as in Python source.
     """
     message = _shortened(message)

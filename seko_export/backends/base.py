@@ -35,7 +35,7 @@ class Capabilities:
     cross_targets : tuple of str
         GPUs for which the backend builds although they are not present.
     unmeasured : bool
-        Whether no engine of this backend has been measured yet. Estimates are then those of other backends' kernels,
+        Whether no engine of this backend has been measured yet. Estimates then use the kernels of other backends,
         and fused layers must be requested.
     fused_kernels : bool
         Whether layers may run in Seko's own Triton kernels.
@@ -108,8 +108,8 @@ class ExportBackend:
     capabilities : Capabilities
         The features that the backend's engines support.
     compile_piece : callable or None
-        Function that makes the file of one engine. It must be a module-level function, since worker processes import
-        it. None for the eager backend, which writes no files.
+        Function that makes the file of one engine. The function must be at module level, since worker processes
+        import it. None for the eager backend, which writes no files.
     suffix : str
         Suffix of engine files.
     check : callable

@@ -1,5 +1,5 @@
-"""The backend ``onnx``: engines as ONNX files of standard ops, plus one file for each whole pass. They run in any
-ONNX runtime on a CPU.
+"""The backend ``onnx``: engines as ONNX files of standard ops, plus one file for each whole pass. These files run in
+any ONNX runtime on a CPU.
 """
 
 from __future__ import annotations

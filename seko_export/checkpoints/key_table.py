@@ -65,7 +65,8 @@ class Naming:
     name : str
         Name of the naming in reports, such as ``wan`` or ``diffusers``.
     to_ours, to_theirs : callable
-        Functions that translate a key to the exporter's name, and back. They raise KeyError for an unknown key.
+        Functions that translate a key to the exporter's name, and back. Both functions raise a KeyError for an
+        unknown key.
     signs : tuple of str
         Parts of keys that identify this naming. If empty, any file may use it.
     container : str or None

@@ -133,7 +133,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
 ) -> Checkpoint:
-    """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers are read later.
+    """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers of the tensors are read later.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def load_weights(
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
 ) -> Checkpoint:
-    """Open the checkpoint of any model and check keys, shapes and dtypes. The numbers are read later.
+    """Open the checkpoint of any model and check keys, shapes and dtypes. The numbers of the tensors are read later.
 
     Parameters
     ----------

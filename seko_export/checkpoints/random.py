@@ -46,8 +46,8 @@ def write_random_model(
     Parameters
     ----------
     path : Path
-        The file to write, or the folder for formats that are folders. It must not exist. It appears complete or not
-        at all.
+        The file to write, or the folder for formats that are folders. The path must not exist. The new file or
+        folder appears complete or not at all.
     config : ModelIdentity
         Dimensions of the model.
     keys : KeyTable

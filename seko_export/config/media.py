@@ -194,7 +194,7 @@ class VaeConfig(ABC):
     """Base class of the dimensions of a VAE. Each kind of VAE derives a frozen dataclass, whose fields go into the
     manifest.
 
-    Strides and channels are those of the latents, and must equal those of the model's stream and output.
+    Strides and channels describe the latents, and must equal the strides and channels of the model's stream and output.
     """
 
     kind: ClassVar[str]

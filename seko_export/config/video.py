@@ -241,8 +241,8 @@ class VideoBuild(BuildConfig):
 
     @property
     def as_batch(self) -> VideoBuild:
-        """Return the same model without a pool, as one batch with the rows of the largest call, for one rank. Results
-        are recorded with this configuration.
+        """Return the same model without a pool, as one batch with the rows of the largest call, for one rank. The
+        results of a build (goldens) are recorded with this configuration.
         """
         stream = replace(self.workload.stream, batch=self.workload.call_rows)
         return self.changed(ranks=1, pool=None, stream=stream)
@@ -359,7 +359,7 @@ class VideoBuild(BuildConfig):
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """The layer groups, the one with the largest ring first."""
+        """The layer groups, beginning with the group that has the largest ring."""
         s = self.workload.stream
         rings = s.layer_rings or (s.ring_frames,)
         return tuple(

@@ -226,7 +226,7 @@ def config_number(
 
 
 def fill(facts: Facts, model: Mapping[str, Any], source: Source, detail: str) -> None:
-    """Add facts for those of the given fields that are still unknown."""
+    """Add a fact for each of the given fields that is still unknown."""
     for name, value in model.items():
         facts.known.setdefault(name, Fact(value, source, detail))
 

@@ -37,7 +37,7 @@ def placed(
     """Return the table of buffers with as many caches moved to the host as do not fit on the device.
 
     Offloaded caches are copied layer by layer, as with ``--offload-cache``, so that every call gives the same bytes.
-    As many layers stay on the device as fit.
+    As many layers of these caches stay on the device as fit.
 
     Parameters
     ----------

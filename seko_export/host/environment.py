@@ -250,7 +250,8 @@ def examine() -> list[Finding]:
 
 
 def report(findings: list[Finding]) -> dict[str, object]:
-    """Return the report of `doctor` as plain data: what can be built on this machine, and each line."""
+    """Return the report of `doctor` as plain data: the kinds of builds that are possible on this machine, and each
+    line."""
     state = {f.subject: f.ok for f in findings}
     basics = state["python"] and state["torch"] and state["C++ compiler"] and state["strip"]
     return {

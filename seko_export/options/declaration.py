@@ -128,15 +128,15 @@ class BuildOptions:
     """Self-Forcing ``.pt``, Wan or diffusers safetensors; None: the sample, or random weights of a preset."""
 
     preset: str | None = _option(
-        "A model with its sizes, such as sample or self-forcing-1.3b; an unknown name lists all. Default: what the "
-        "checkpoint says; without a checkpoint, sample.",
+        "Name of a model whose sizes are known, such as sample or self-forcing-1.3b; an unknown name lists "
+        "all. Default: the model in the checkpoint; without a checkpoint, sample.",
         Group.MODEL,
         plan=True,
         values=_presets,
         common=True,
     )
     model_folder: Path | None = _option(
-        "A folder with all files of a model, each found by its content; options that name a file come first.",
+        "A folder with all files of a model, each found by its content; options that name a file take precedence.",
         Group.MODEL,
         common=True,
     )
@@ -153,16 +153,17 @@ class BuildOptions:
         Group.MODEL,
     )
     run_config: Path | None = _option(
-        "How the model's own code runs it, as that code's JSON says: picture, passes, windows, positions. Of "
-        "Seko-Talk, LightX2V's. Options that say the same come first.",
+        "A JSON file in which the model's own code states picture size, passes, windows and positions: for Seko-Talk, "
+        "LightX2V's run configuration. Other options take precedence over the file.",
         Group.MODEL,
     )
     heads: int | None = _option(
-        "Number of attention heads, if no config.json beside the weights says it.", Group.MODEL
+        "Number of attention heads, if no config.json beside the weights states it.", Group.MODEL
     )
     entry: str | None = _option(
         "The entry of a .pt that holds the weights, such as generator (as trained) or generator_ema (averaged). "
-        "Default: the preset's, else the first of generator_ema, generator, model, state_dict; the build says which.",
+        "Default: the preset's entry, else the first of generator_ema, generator, model, state_dict; the "
+        "build prints it.",
         Group.MODEL,
     )
     lora: tuple[str, ...] = _option(
@@ -178,19 +179,21 @@ class BuildOptions:
     )
     camera: str | None = _option(
         "For models with a camera. chunk: each layer's scale and shift for the camera are computed once a chunk and "
-        "kept; pass: in every pass, with less memory; none: layers without a camera.",
+        "kept; pass: they are computed in every pass, which needs less memory; none: layers without a camera.",
         Group.MODEL,
         plan=True,
     )
     speakers: int | None = _option(
-        "For models that speak: voices that a session gives; several have a mask each. Default: what config.json says "
-        "(speakers), else 1.",
+        "For models with audio input: number of voices of a session; with several, each has a mask. Default: "
+        "the number in config.json (speakers), else 1.",
         Group.MODEL,
         plan=True,
     )
 
     vae: Path | None = _option(
-        f"{_either(VAES.values())}: video out, start images in.", Group.MEDIA, common=True
+        f"{_either(VAES.values())}: the artifact then makes video and takes start pictures.",
+        Group.MEDIA,
+        common=True,
     )
     vae_kind: str | None = _option(
         "The kind of the file of --vae, where only its name would tell: taehv or lighttae. Default: lighttae for a "
@@ -202,22 +205,26 @@ class BuildOptions:
         Group.MEDIA,
     )
     text_encoder: Path | None = _option(
-        "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.",
+        "A UMT5 encoder (.pth, safetensors, transformers folder): the artifact then takes prompts as sentences.",
         Group.MEDIA,
         common=True,
     )
-    tokenizer: Path | None = _option("Its tokenizer.json, if it is not beside the encoder.", Group.MEDIA)
+    tokenizer: Path | None = _option(
+        "tokenizer.json of the text encoder, if this file is not beside the encoder.", Group.MEDIA
+    )
     audio_encoder: Path | None = _option(
-        "For models that take sound: a HuBERT folder. The caller then gives samples instead of features.",
+        "For models that take sound: a HuBERT folder. The caller then passes samples instead of features.",
         Group.MEDIA,
     )
     image_encoder: Path | None = _option(
-        "For models that see a picture beside the text: CLIP, as Wan's .pth or transformers' folder. The caller then "
-        "gives the picture instead of features.",
+        "For models that take a picture beside the text: Wan's CLIP, as a .pth file or a transformers folder. The "
+        "caller then passes the picture instead of features.",
         Group.MEDIA,
     )
-    no_vae: bool = _option("Leave out the VAE: latents come out.", Group.MEDIA, False, plan=True)
-    no_text: bool = _option("Leave out the text encoder: embeddings go in.", Group.MEDIA, False, plan=True)
+    no_vae: bool = _option("Leave out the VAE: the artifact returns latents.", Group.MEDIA, False, plan=True)
+    no_text: bool = _option(
+        "Leave out the text encoder: the artifact takes text embeddings.", Group.MEDIA, False, plan=True
+    )
 
     height: int | None = _option(
         "Video height in pixels, a multiple of 16 (twice the VAE's stride).",
@@ -236,12 +243,16 @@ class BuildOptions:
         Group.LAYOUT,
         plan=True,
     )
-    chunk_frames: int | None = _option("Latent frames denoised together.", Group.LAYOUT, plan=True)
+    chunk_frames: int | None = _option(
+        "Number of latent frames that are denoised together.", Group.LAYOUT, plan=True
+    )
     sink_frames: int | None = _option(
-        "Latent frames at the start that are never evicted.", Group.LAYOUT, plan=True
+        "Number of latent frames at the start of the stream that stay in the cache.", Group.LAYOUT, plan=True
     )
     ring_frames: int | None = _option(
-        "Latent frames behind the sink; the oldest one is replaced.", Group.LAYOUT, plan=True
+        "Number of latent frames in the cache behind the sink; a new frame replaces the oldest.",
+        Group.LAYOUT,
+        plan=True,
     )
     layer_rings: tuple[int, ...] | None = _option(
         "Ring sizes of the layers, repeated from the first layer on: 2,2,2,2,21. The largest is --ring-frames.",
@@ -250,37 +261,37 @@ class BuildOptions:
         numbers=True,
     )
     reference_frames: int | None = _option(
-        "Latent frames for reference pictures, which a session supplies and the cache keeps.",
+        "Number of latent frames for reference pictures, which a session supplies and the cache keeps.",
         Group.LAYOUT,
         plan=True,
     )
     window_positions: bool | None = _option(
-        "RoPE counts frames from the oldest one in the cache, or from the start of the stream.",
+        "RoPE counts frames from the oldest frame in the cache, or from the start of the stream.",
         Group.LAYOUT,
         off="--stream-positions",
         plan=True,
     )
     rope_max_frames: int | None = _option(
-        "With --window-positions: RoPE counts frames from the start of the stream, but shifts those behind the sink so "
-        "that the newest has at most this number. 0: it counts the frames in the cache.",
+        "With --window-positions: RoPE counts frames from the start of the stream, but shifts frames behind the "
+        "sink so that the newest has at most this number. 0: RoPE counts the frames in the cache.",
         Group.LAYOUT,
         plan=True,
     )
     references_apart: bool | None = _option(
-        "With --window-positions: RoPE leaves the reference frame out of the count, so that it and the first frame of "
-        "the stream stand at 0; or counts it, too.",
+        "With --window-positions: RoPE leaves the reference frame out of the count, so that this frame and the first "
+        "frame of the stream have position 0; or counts it, too.",
         Group.LAYOUT,
         off="--references-counted",
         plan=True,
     )
     batch: tuple[int, ...] | None = _option(
-        "Streams in one engine call; with --sessions several sizes of calls: 1,2,4.",
+        "Number of streams in one engine call; with --sessions several numbers: 1,2,4.",
         Group.LAYOUT,
         plan=True,
         numbers=True,
     )
     sessions: int | None = _option(
-        "Build a pool for this many sessions; each starts and ends at any time.",
+        "Build a pool for this number of sessions, each of which may start and end at any time.",
         Group.LAYOUT,
         plan=True,
         common=True,
@@ -330,28 +341,30 @@ class BuildOptions:
     )
 
     positions: int | None = _option(
-        f"Positions of a session of speech at most, prompt and patches together. Default: {DEFAULT_POSITIONS}.",
+        "Most positions of a session of speech: tokens of the prompt and patches together. Default: "
+        f"{DEFAULT_POSITIONS}.",
         Group.SPEECH,
         plan=True,
         common=True,
     )
     read_lengths: tuple[int, ...] | None = _option(
-        "Positions that a call of speech can read; each needs engines of its own. The last is --positions. Default: "
-        f"those of {with_commas(DEFAULT_READ_LENGTHS)} below it, and it; with fused kernels, whose steps read what a "
-        f"session holds, those of {with_commas(DEFAULT_READ_LENGTHS[-2:])}.",
+        "Numbers of positions that a call of speech can read; each needs engines of its own. The last is --positions. "
+        f"Default: --positions and the numbers of {with_commas(DEFAULT_READ_LENGTHS)} below it; with fused "
+        "kernels, whose steps read only filled positions, the numbers of "
+        f"{with_commas(DEFAULT_READ_LENGTHS[-2:])} below it.",
         Group.SPEECH,
         plan=True,
         numbers=True,
     )
     prefill: tuple[int, ...] | None = _option(
-        "Tokens of a prompt that a call of speech can take; each needs engines of its own, and longer prompts take "
-        f"several calls. Default: those of {with_commas(DEFAULT_PREFILL)} up to --positions.",
+        "Numbers of prompt tokens that a call of speech can take; each needs engines of its own, and longer "
+        f"prompts take several calls. Default: the numbers of {with_commas(DEFAULT_PREFILL)} up to --positions.",
         Group.SPEECH,
         plan=True,
         numbers=True,
     )
     steps: int | None = _option(
-        f"Solver steps of a patch of speech. Default: {DEFAULT_STEPS}.",
+        f"Number of solver steps for a patch of speech. Default: {DEFAULT_STEPS}.",
         Group.SPEECH,
     )
 
@@ -364,25 +377,25 @@ class BuildOptions:
         common=True,
     )
     fp4_kv: bool = _option(
-        "Short for --kv fp4: the cache takes 3.56 times less memory than in bf16.",
+        "The same as --kv fp4: the cache takes 0.28 of the memory that it takes in bf16.",
         Group.CACHE,
         False,
         plan=True,
     )
     resident_window: bool = _option(
-        "Convert cached frames to 8 bits once a chunk instead of in every pass: faster, more memory.",
+        "Convert cached frames to 8 bits once a chunk instead of in every pass, which is faster and needs more memory.",
         Group.CACHE,
         False,
         plan=True,
     )
     pass_caches: bool | None = _option(
-        "A cache for each denoise pass, or one cache that a context pass writes.",
+        "Use a KV cache for each denoise pass, or one KV cache that a context pass writes.",
         Group.CACHE,
         off="--context-pass",
         plan=True,
     )
     offload_cache: bool | None = _option(
-        "Keep the cache on the host and copy it to the device layer by layer, or keep it on the device.",
+        "Keep the KV cache on the host and copy it to the device layer by layer, or keep it on the device.",
         Group.CACHE,
         off="--resident-cache",
         plan=True,
@@ -403,28 +416,28 @@ class BuildOptions:
             f"{attention.name}: {attention.help}" if attention.help else attention.name
             for attention in BY_NAME.values()
         )
-        + "; auto: the fastest one measured.",
+        + "; auto: the attention that was measured to be fastest.",
         Group.SPEED,
         "auto",
         plan=True,
         values=lambda: ATTENTIONS,
     )
     kernels: str = _option(
-        "auto, plain (torch's) or fused (Seko's, around the matmuls).",
+        "Kernels of the layers: plain (torch's), fused (Seko's own, around the matmuls), or auto.",
         Group.SPEED,
         "auto",
         plan=True,
         values=lambda: KERNELS,
     )
     ranks: int = _option(
-        "GPUs of one box that make each chunk together: at most 8, and a divisor of the model's heads.",
+        "Number of GPUs of one machine that make each chunk together: at most 8, and a divisor of the model's heads.",
         Group.SPEED,
         1,
         plan=True,
     )
 
     backend: str = _option(
-        "aoti, compile, onnx, tensorrt or tensorrt-rtx.",
+        "The library that runs the engines: aoti, compile, onnx, tensorrt or tensorrt-rtx.",
         Group.OUTPUT,
         "aoti",
         plan=True,
@@ -432,14 +445,17 @@ class BuildOptions:
         common=True,
     )
     target: str = _option(
-        "auto, cpu, or sm_NN of this machine's GPU. tensorrt-rtx also builds for other GPUs: sm_89,sm_120.",
+        "The machine that runs the engines: auto, cpu, or sm_NN of this machine's GPU. tensorrt-rtx also "
+        "builds for other GPUs: sm_89,sm_120.",
         Group.OUTPUT,
         "auto",
         values=lambda: ("auto", "cpu"),
         common=True,
     )
     no_goldens: bool = _option(
-        "Record no chunks for `verify` to compare; only for GPUs that are not here.", Group.OUTPUT, False
+        "Record no chunks with which `verify` compares; only for GPUs that are not in this machine.",
+        Group.OUTPUT,
+        False,
     )
 
     def __post_init__(self) -> None:

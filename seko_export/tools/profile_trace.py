@@ -105,7 +105,7 @@ class Digest:
     Parameters
     ----------
     on_device : bool
-        Whether times are those of a GPU. Otherwise they are times of the CPU, each without the time of nested spans.
+        Whether times were measured on a GPU. Otherwise the times are of the CPU, each without the time of nested spans.
     span_ns : int
         Nanoseconds from the call of the chunk until its latents (and video frames, if any) are on the host.
     busy_ns, largest_gap_ns : int

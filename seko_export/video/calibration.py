@@ -35,8 +35,8 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def uncalibrated_scales(config: VideoBuild) -> dict[str, Tensor]:
-    """Return a cache format's constants for channels whose values are in [-1, 1]. They are only good for random
-    weights."""
+    """Return a cache format's constants for channels whose values are in [-1, 1]. Such constants are only good for
+    random weights."""
     ones = torch.ones(config.model.heads, config.model.head_dim)
     statistics = ChannelStatistics(-ones, ones, 0 * ones)
     return {

@@ -1,5 +1,5 @@
-"""The 16-bit attention kernel for Hopper, in Gluon. Its outline (a stand-in in Triton), sizes and limits are in
-`hopper_attention_bf16`.
+"""The 16-bit attention kernel for Hopper, in Gluon. The kernel's outline (a stand-in in Triton), sizes and limits are
+in `hopper_attention_bf16`.
 
 A program has three warpgroups: one loads tiles into a ring buffer in shared memory, two handle 64 queries each. A
 warpgroup starts the products for the scores of the next tile and with the values of this tile before it computes a

@@ -1,5 +1,5 @@
-"""The 8-bit attention kernel for Hopper, in Gluon. Its outline (a stand-in in Triton), tiles and limits are in
-`hopper_attention`.
+"""The 8-bit attention kernel for Hopper, in Gluon. The kernel's outline (a stand-in in Triton), tiles and limits are
+in `hopper_attention`.
 
 A program has four warpgroups: one loads tiles into a ring buffer in shared memory, three handle 64 queries each. The
 kernel is written in Gluon, because Triton does not let a kernel control which warpgroup waits for which barrier, and

@@ -256,7 +256,7 @@ class Memory(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait for all queued work, including that of lanes."""
+        """Wait for all queued work, including the work of lanes."""
         ...
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ class Visit:
     Parameters
     ----------
     takes : tuple of Layer
-        The layers that the call uses. They are on the device while it runs.
+        The layers that the call uses. These layers are on the device while the call runs.
     fetches : tuple of Layer
         The layers that the next such call uses; after the unit's last call comes its first call again.
     stores : tuple of Layer

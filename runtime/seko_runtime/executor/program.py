@@ -1,4 +1,5 @@
-"""Programs bound to engines and tensors. Names are looked up once; a run only calls engines with lists of tensors."""
+"""Programs (lists of engine calls) that are bound to engines and tensors. Names are looked up once; a run only calls
+engines with lists of tensors."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from seko_runtime.sessions.loaded import Loaded
 class Device:
     """The buffers of a pool's rows and the programs bound to them; they are released all together.
 
-    Each workload derives its own subclass of `Device`. The constructor must be called inside the memory's `ordered`.
+    Each workload derives its own subclass of `Device`. The constructor must be called inside `Memory.ordered`, the
+    context of queued device work.
 
     Parameters
     ----------

@@ -137,7 +137,9 @@ class RankedRows(Generic[ManifestT]):
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call; only rows of one variant share a launch."""
         found = self.asked("variants", {"rows": rows}, ranks=(0,))[0]
-        return [tuple(variant) if isinstance(variant, list) else variant for variant in found]  # JSON has no tuples
+        return [
+            tuple(variant) if isinstance(variant, list) else variant for variant in found
+        ]  # JSON has no tuples
 
     def calls_done(self) -> Callable[[], None]:
         """Wait for the engine calls queued so far, because each rank's process answers one command at a time; return a

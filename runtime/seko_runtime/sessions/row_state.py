@@ -56,7 +56,7 @@ class RowLayout:
     sized: Callable[[Any], RowLayout] | None = None
 
     def of(self, numbers: Any) -> RowLayout:
-        """Return the layout of the state of a row that has these numbers."""
+        """Return the layout of a row's state; the state's ``numbers`` decide its size."""
         return self if self.sized is None else self.sized(numbers)
 
     @property

@@ -33,8 +33,8 @@ written between calls, the host block has `PREFILL_ROWS`. The samples that the p
 used.
 
 **Step**: ``begin.B``, the runs of ``solve.B`` (one for each moving step of the solver), ``advance.B.L``, ``decode.B``:
-one unit, so one captured graph for each pair of B and L (`step_programs`). It makes the rows' next patches and samples
-and runs both language models over the patches. Every row's position is below L; L is one of
+one unit, so one captured graph for each pair of B and L (`step_programs`). A step makes the rows' next patches and
+samples and runs both language models over the patches. Every row's position is below L; L is one of
 `SpeechWorkload.step_lengths`.
 
 - Before each call, as a host block, [call_rows] each, of which a bucket takes the leading B: `ROWS`, `STARTS`, `FIRST`

@@ -22,8 +22,8 @@ Number = int | float
 
 
 class SpeechDevice(Device):
-    """The tensors and programs of a pool of speech sessions. The constructor must be called inside the memory's
-    `ordered`.
+    """The tensors and programs of a pool of speech sessions. The constructor must be called inside `Memory.ordered`,
+    the context of queued device work.
 
     Parameters
     ----------

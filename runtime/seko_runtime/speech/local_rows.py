@@ -299,7 +299,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         return lambda: read()[contract.VOICE_LATENTS].view(np.float32).reshape(shape).copy()
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Do nothing: sessions of speech have no state that an owner shares."""
+        """Do nothing, because sessions of one owner share no state in speech."""
 
     def reserve(self, row: int) -> None:
         """Do nothing: a row of speech needs no further host memory."""

@@ -141,8 +141,8 @@ class GoldenBounds:
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden: recorded steps of one call with a row for each seed. They are teacher-forced: each step begins with
-    recorded states.
+    """The golden: recorded steps of one call with a row for each seed. The steps are teacher-forced: each step begins
+    with recorded states.
 
     The golden's file contains these tensors, with T tokens, N steps, B seeds, P latents and C channels of a patch, d
     numbers of a hidden state:

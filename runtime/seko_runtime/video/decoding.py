@@ -34,7 +34,8 @@ class Decoder:
     decode_buffers : sequence of str
         Names of the buffers with role ``decode``.
     memory : Memory
-        The memory of the pool's tensors. The constructor must be called inside its `ordered`.
+        The memory of the pool's tensors. The constructor must be called inside `Memory.ordered`, the context of
+        queued device work.
     overlap : bool
         Whether decoding runs at the same time as the chunks, if the memory captures.
     """

@@ -36,7 +36,7 @@ from seko_runtime.video.positions import Positions
 class VideoDevice(Device):
     """The device side of a pool: tensors and programs of its video streams.
 
-    The constructor must be called inside the memory's `ordered`.
+    The constructor must be called inside `Memory.ordered`, the context of queued device work.
 
     Parameters
     ----------

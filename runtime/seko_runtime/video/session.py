@@ -32,8 +32,8 @@ class Session(RowSession):
     """One stream of video. `VideoArtifact.open_session` returns a session with a pool of its own, `Pool.open_session` a
     session of a shared pool.
 
-    Use a session as a context manager, or call `close`. Any thread may call it, also at the same time as other calls of
-    its pool: one call runs, the others wait.
+    Use a session as a context manager, or call `close`. Any thread may call the session's methods, also at the same
+    time as other calls of its pool: one call runs, the others wait.
 
     Parameters
     ----------

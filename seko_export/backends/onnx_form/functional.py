@@ -24,7 +24,8 @@ def functional_piece(piece: Piece) -> Piece:
 
 
 def functional_graph(graph: ModelGraph) -> ModelGraph:
-    """Return the graph of a build whose engines return what they write; its programs store the results back."""
+    """Return the graph of a build whose engines return the tensors that they would write in place; its programs store
+    the returned tensors."""
     written = {
         name: [at for at, argument in enumerate(piece.signature) if argument.name in piece.mutates]
         for name, piece in graph.pieces.items()

@@ -2,7 +2,7 @@
 
 A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that
 name. A function's body is traced from the reference in `seko_kernels` or from the sampler; attention is written out.
-So a change of a format needs no change here, except of a signature if its tensors change.
+If a number format changes, this module changes only where the tensors of an op change.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def nvfp4_write(
 def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, with zeros where that op writes nothing.
 
-    The arguments are those of the op, without the scratch and with the tensors of the rotation. The op has no ONNX
-    form: only TensorRT plans use it, as a function without a body.
+    The function takes the arguments of the op, without the scratch buffer and with the tensors of the rotation. The
+    op has no ONNX form: only TensorRT plans use it, as a function without a body.
     """
     by_name = dict(zip(_PAST, tensors, strict=True))
     rotation = scratch.KeyRotation(*(by_name.pop(name) for name in scratch.KeyRotation._fields))

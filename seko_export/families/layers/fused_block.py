@@ -125,8 +125,8 @@ class FusedLayer(BlockWeights):
     def add(
         self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
     ) -> None:
-        """Add the modules of a model family to the layer; with fp8, convert those of their linear layers that allow
-        it."""
+        """Add the modules of a model family to the layer; with fp8, convert the linear layers that these modules name
+        in ``fp8_linears``."""
         super().add(after_attention, tail, beside_text)
         if self.fp8:
             set_fp8(after_attention)

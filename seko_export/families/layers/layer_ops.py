@@ -18,7 +18,7 @@ from seko_kernels.scratch import fp8_expand
 
 
 class LayerOps:
-    """The ops of a fused transformer layer. `op_count` replaces them by stand-ins that record each op's cost."""
+    """The ops of a fused transformer layer. `op_count` replaces the ops by stand-ins that record each op's cost."""
 
     gated_residual_norm = staticmethod(gated_residual_norm)
     residual_norm_modulate = staticmethod(residual_norm_modulate)

@@ -76,8 +76,8 @@ class LingbotFamily(WanLayoutFamily):
 
 
 def layer_choice(config: VideoBuild) -> LayerChoice:
-    """Return what lingbot-world adds to the shared transformer layers: the condition, and the camera unless the build
-    has none."""
+    """Return the additions of lingbot-world to the shared transformer layers: the picture's condition, and the camera
+    unless the build has none."""
     model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
     picture_inputs, picture = condition.picture_inputs(config)
     if model.camera == NO_CAMERA:

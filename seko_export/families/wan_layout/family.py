@@ -28,7 +28,7 @@ class WanLayoutFamily(VideoFamily):
     """A part of the artifact's names, which say in which module a weight is, and what the checkpoint has instead."""
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return what the family adds to the shared layers of a build."""
+        """Return the family's additions to the shared transformer layers of a build."""
         del config
         return PLAIN
 

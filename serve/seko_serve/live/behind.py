@@ -133,8 +133,8 @@ class VideoBehind:
         return not self._over and self._idle.is_set()
 
     def take_row(self, pool: Any) -> None:
-        """Take a free row of the pool; after `yield_row`, continue from the stored state. Errors of the runtime are
-        raised unchanged.
+        """Take a free row of the pool; after `yield_row`, continue from the stored state. The method raises errors of
+        the runtime unchanged.
         """
         if self._row is not None:
             self._row.resume()

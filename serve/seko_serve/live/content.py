@@ -164,7 +164,8 @@ class Content(Protocol):
         """Open a session of the pool; errors of the pool are raised unchanged."""
 
     def apply(self, row: Any, control: Control) -> None:
-        """Apply a control: change the stream from the next chunk on. Errors of the runtime are raised unchanged."""
+        """Apply a control: change the stream from the next chunk on. The method raises errors of the runtime
+        unchanged."""
 
     def starved(self) -> bool:
         """Return whether the next chunk lacks something that the viewer must still send, such as sound."""

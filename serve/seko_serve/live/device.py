@@ -87,8 +87,8 @@ class Behind(Streamed, Protocol):
         """Whether the stream has a row of the pool."""
 
     def take_row(self, pool: ServedPool) -> None:
-        """Take a free row of the pool; after `yield_row`, continue from the stored state. Errors of the runtime are
-        raised unchanged.
+        """Take a free row of the pool; after `yield_row`, continue from the stored state. The method raises errors of
+        the runtime unchanged.
         """
 
     def yield_row(self) -> None:
@@ -169,7 +169,7 @@ class Device:
         return await asyncio.wrap_future(done)
 
     async def beside(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
-        """Run a function in a separate thread while the pool makes chunks. This is for large reads and copies."""
+        """Run a function in a separate thread while the pool makes chunks. The method is for large reads and copies."""
         pool = self._pool
         if pool is None:
             raise RuntimeError("the device's thread has ended")

@@ -196,7 +196,7 @@ class LiveSession:
         return self._made
 
     def snapshot_done(self) -> None:
-        """Record that the last `Capture` was written or given up."""
+        """Record that the state in the last `Capture` was saved, or that saving failed."""
         with self._lock:
             self._saving = False
         self._wake()

@@ -35,7 +35,7 @@ VAIN_OWNERS = 2  # processes that may end, one after another, without a snapshot
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a saved session: what a server needs to reopen it.
+    """The record of a saved session, with all facts that a server needs to reopen the session.
 
     Parameters
     ----------

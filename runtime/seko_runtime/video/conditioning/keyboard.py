@@ -183,7 +183,7 @@ class KeyboardCamera:
 
     @property
     def steps_left(self) -> int:
-        """Number of steps still to come whose keys were given to the constructor."""
+        """Number of steps still to come among the steps whose keys were passed to the constructor."""
         return len(self._queue)
 
     def press(self, keys: Iterable[str]) -> None:

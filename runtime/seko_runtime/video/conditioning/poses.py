@@ -25,7 +25,7 @@ _ROUNDED = 1e-3  # tolerance for a rotation matrix in a file, of R R^T = 1
 
 
 def framewise(poses: Array, before: Array | None = None) -> Array:
-    """Return each camera's pose in the frame of the one before it.
+    """Return each camera's pose relative to the camera before it.
 
     Parameters
     ----------
