@@ -94,11 +94,11 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     lora = _lora_of(path)
     if lora is not None:
         return lora
+    if is_speech(BuildOptions(path)):
+        return _inspect_speech(path)
     vae = _vae_of(path)
     if vae is not None:
         return vae
-    if is_speech(BuildOptions(path)):
-        return _inspect_speech(path)
     beside: dict[str, Path] = {}
     home, adapter = path, None
     odd: list[str] = []
