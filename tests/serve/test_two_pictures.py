@@ -1,4 +1,4 @@
-"""Sessions and videos that lead from one picture to another: what a request says is what ``seko-run`` gives a session."""
+"""Sessions and videos that lead from one picture to another."""
 
 from __future__ import annotations
 
