@@ -155,8 +155,9 @@ def _pictures(
     ]
     try:
         if place == "reference":
-            return fit_reference(manifest, *pictures)[0], {}
-        inputs = dict(squashed_pictures(manifest, pictures))
+            return fit_reference(manifest, pictures[0])[0], {}
+        squashed = squashed_pictures(manifest, pictures)
+        inputs = {name: np.asarray(array) for name, array in squashed.items()}
         if last_frame is not None:
             inputs[last_frame] = np.array([_last_latent(table.get("last_s", LAST_S), fps, manifest)])
         return fit_start_pictures(manifest, pictures, names)[0], inputs
