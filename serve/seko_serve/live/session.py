@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -107,7 +108,7 @@ class LiveSession:
         self.name, self.tenant, self.content = name, tenant, content
         self.viewer, self.tokens = Viewer(content.rate, loop), ResumeTokens()
         self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake)
-        self._wake = wake
+        self._wake, self._metrics = wake, metrics
         self.savable, self._save = save is not None, save
         self._every = snapshot_every if self.savable else 0
         self._unsaved, self._saving = 0, False  # chunks since the last snapshot; whether one is being written
@@ -248,7 +249,7 @@ class LiveSession:
         SekoRuntimeError
             If the state of the session's row cannot be stored.
         """
-        row = self._own_row()
+        row, began = self._own_row(), time.monotonic()
         self._apply_waiting(row)
         snapshot = row.snapshot()
         with self._lock:
@@ -260,6 +261,7 @@ class LiveSession:
             "applied": list(self._applied),
             "content": self.content.state(),
         }
+        self._metrics.snapshot.labels("capture").observe(time.monotonic() - began)
         return Capture(state, messages, snapshot)
 
     def close(self) -> None:
