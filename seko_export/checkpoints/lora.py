@@ -1,8 +1,9 @@
 """Merging of LoRAs into a checkpoint in float32; each weight is merged when it is read.
 
 A low-rank pair is merged as ``W' = W + weight * scale * (up @ down)`` with ``scale = alpha / r`` (rsLoRA ``alpha /
-sqrt(r)``; 1 if no file states an alpha). DoRA: A DoRA is merged as ``W' = m / ||V|| * V`` with ``V = W + weight * scale
-* (up @ down)`` and the norm of each row. Full differences of a LoRA are multiplied by the weight and added; ``set_weight`` replaces the model's weight.
+sqrt(r)``; 1 if no file states an alpha). A DoRA is merged as ``W' = m / ||V|| * V`` with ``V = W + weight * scale
+* (up @ down)`` and the norm of each row. Full differences of a LoRA are multiplied by the weight and added;
+``set_weight`` replaces the model's weight.
 """
 
 from __future__ import annotations

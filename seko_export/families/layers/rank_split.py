@@ -15,7 +15,7 @@ which the last ranks get. Layers compute on padding as on tokens, since no op ou
 and `every_token` remove the padding, and `to_tokens` adds zeros again. Attention, caches and velocities therefore have
 the chunk's tokens only. Removing the padding is a copy, which also puts the tokens into the chunk's own order.
 
-Shapes: In shapes B is the number of rows, F of latent frames of the chunk, n of tokens of a latent frame, R of ranks, H
+In shapes B is the number of rows, F of latent frames of the chunk, n of tokens of a latent frame, R of ranks, H
 of heads, D of channels. T is F*n. The quotient n/R is rounded up, and T/R means F times the rounded n/R, which is the
 number of a rank's tokens with padding.
 """

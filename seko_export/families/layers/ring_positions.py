@@ -1,7 +1,7 @@
 """Positions of a chunk's tokens in the KV cache, and rotary tables for the cached keys. The positions of tokens are
 computed without keys or values.
 
-Shapes: In shapes B is the number of rows of a call, F of latent frames of the chunk, n of tokens of a latent frame, N
+In shapes B is the number of rows of a call, F of latent frames of the chunk, n of tokens of a latent frame, N
 of tokens of a row's cache. T is F*n.
 """
 

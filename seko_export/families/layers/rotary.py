@@ -1,6 +1,6 @@
 """RoPE over time, height and width: angles, and tables for a chunk and for the cached keys.
 
-The rotary embedding (RoPE) is that of Wan 2.1 (arXiv 2503.20314). Shapes: In shapes B is the number of rows, F of
+The rotary embedding (RoPE) is that of Wan 2.1 (arXiv 2503.20314). In shapes B is the number of rows, F of
 latent frames, n of tokens of a latent frame, D of channels of a head. T is F*n.
 """
 

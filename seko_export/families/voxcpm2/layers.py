@@ -4,7 +4,7 @@ The KV cache is flat: it has S places [S, K, D], and each row has consecutive pl
 host chooses. A call writes its tokens to places and reads a fixed number of them, its read length, which is at least
 the number of tokens of any row. The last place of the cache belongs to no row: padding is written there.
 
-Shapes: In shapes B is the number of rows, T of tokens of a row in one call, S of places of the cache, H of heads of
+In shapes B is the number of rows, T of tokens of a row in one call, S of places of the cache, H of heads of
 queries, K of heads of keys and values, D of channels of a head. L is the read length, and d the width. Matmuls run in
 the weights' dtype, norms and RoPE in float32 as in the original code of VoxCPM2.
 """

@@ -6,7 +6,7 @@ models at the last position, and the last patch. A step generates the next patch
 patch, and runs both language models over the encoded patch. The prefill runs both language models over the prompt.
 Prefill and step therefore end with the same engines, and a step generates every patch.
 
-Shapes: In shapes B is the number of rows of a call, R of rows of the pool, T of tokens, P of latents of a patch, C of
+In shapes B is the number of rows of a call, R of rows of the pool, T of tokens, P of latents of a patch, C of
 their channels. The widths are d of the language models, e of the local encoder, and w of the local transformer. The
 local transformer has two rows for each row of a call: one with the condition, and one without the condition, for
 guidance.

@@ -3,7 +3,7 @@
 The features of the picture are an input of the caller. In a build with an image encoder they are computed from the
 picture once per prompt.
 
-Shapes: In shapes N is the number of features of all pictures together, I their width, d the model's width, H the number
+In shapes N is the number of features of all pictures together, I their width, d the model's width, H the number
 of heads, D the number of channels of a head.
 """
 
