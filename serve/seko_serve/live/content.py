@@ -27,7 +27,8 @@ class Opening:
     fps : float
         Number of video frames that the viewer shows in a second.
     image : numpy.ndarray, optional
-        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3].
+        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3]; for a model of
+        first and last picture both, [2, H, W, 3].
     inputs : mapping of str to numpy.ndarray
         Further model inputs that the caller supplies for the session, by name.
     voice : numpy.ndarray, optional

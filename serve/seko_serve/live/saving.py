@@ -93,6 +93,7 @@ class Saving:
             kept, saved = self._kept.get(session.name), self._saved
             if kept is None or saved is None:
                 return
+            began = time.monotonic()
             row = await self._run(capture.row.blocks)
             state = {**capture.state, "period_s": session.content.period_s}
             name = await self._run(lambda: saved.put(session.name, Saved(state, capture.messages, row)))
@@ -113,6 +114,7 @@ class Saving:
                         session.finish(ServeError("conflict", TAKEN))
                     raise
             self._metrics.snapshots.labels("written").inc()
+            self._metrics.snapshot.labels("write").observe(time.monotonic() - began)
         except (StoreError, SekoRuntimeError):
             self._metrics.snapshots.labels("failed").inc()
             raise
