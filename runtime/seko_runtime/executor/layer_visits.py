@@ -1,4 +1,5 @@
-"""The plan of copies for an offloaded KV cache: which engine call needs which layers. This module runs nothing."""
+"""The plan of copies for an offloaded KV cache: which engine call needs which layers. This module only plans copies and
+runs nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prompts of speech: text and voices as one sequence of tokens, some of which are patches of latents.
 
-A patch is a few latents [P, C]; T counts tokens. The four kinds of prompts:
+A patch of sound is a few latents [P, C]. In shapes, T is the number of tokens. The four kinds of prompts:
 
     text alone              text, start
     with a reference        reference start, reference patches, reference end, text, start
@@ -63,8 +63,8 @@ class SpeechPrompt:
 
     @property
     def context(self) -> Floats:
-        """The last patches [n, P, C] of the continued voice; n is 0 without one. The decoder runs over these patches
-        first, and their samples are not used.
+        """The last patches [n, P, C] of the continued voice; n is 0 without one. Before a text the decoder runs over
+        the patches of its context, whose samples are not used.
         """
         if not len(self.is_audio) or not self.is_audio[-1]:
             return self.patches[:0]

@@ -1,5 +1,5 @@
 """Reference frames: latents or pictures that a stream's KV cache holds in addition to the frames of the stream.
-`VideoDevice` runs the passes that write them.
+`VideoDevice` runs the passes that write reference frames.
 """
 
 from __future__ import annotations
