@@ -220,6 +220,7 @@ MISSED: tuple[Said, ...] = (
     ),
 )
 MORE_IS_BETTER = {
+    "fleet_overhead",
     "prompts_followed",
     "switches_followed",
     "kv_psnr",
