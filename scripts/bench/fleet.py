@@ -1,7 +1,7 @@
 """A fleet under kills, requests and viewers, on one machine, and the simulation beside it.
 
-    python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts soak,admit
-    python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts overhead,simulation --artifact ARTIFACT
+    python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts soak,admit,simulation
+    python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts overhead --artifact ARTIFACT
     python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts sizes,large        nothing but simulations
 
     python -m seko_export build --fp4-kv --sessions 4 --batch 1,2,4 -o ARTIFACT          the sample, for CPU rows
@@ -16,7 +16,9 @@ Needs redis-server and `seko-serve[ray,simulate]`. Parts and their figures:
 - ``overhead``: ``fleet_overhead``, chunks a second through encoder, socket and client of a box in a fleet, as a share
   of those of the same server alone;
 - ``simulation``: ``fleet_simulated_cpr`` and ``fleet_simulated_ttfc``, how far the simulation is from three boxes on
-  three loopback nodes of Ray with the same viewers, whose durations it takes;
+  three loopback nodes of Ray with the same viewers, whose durations it takes. The boxes run the toy model of the
+  tests, and their device's thread waits behind each call as for a GPU (`WAITS`): three boxes that compute would share
+  one processor, which a fleet does not;
 - ``sizes``, ``large``: ``fleet_size``, simulated fleets under growing load, and ``fleet_simulate_s``, what a simulation
   of 1,000 GPUs and 20,000 sessions takes; see `h200_times` for the durations.
 """
@@ -46,6 +48,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in ("runtime", "kernels",
 from rows import append_row  # noqa: E402
 from table import LARGE, newest_rows  # noqa: E402
 
+from seko_runtime import Pool  # noqa: E402
 from seko_serve.fleet.box import Box  # noqa: E402
 from seko_serve.fleet.directory import BoxFacts  # noqa: E402
 from seko_serve.live.device import Device, pool_of  # noqa: E402
@@ -60,6 +63,8 @@ from serve import PROMPT, python  # noqa: E402
 
 PARTS = ("soak", "admit", "overhead", "simulation", "sizes", "large")
 NODES = 3
+WAITS = {1: 0.3, 2: 0.4, 4: 0.6}  # seconds of a call of the part `simulation`, by its number of rows
+PERIOD_S = 1.0  # for which its viewers show a chunk
 POOL = "self-forcing-1.3b-fp4-sm_90, 480x832, ring 21, 9 sessions in calls of 4"
 POOL_FIGURES = ("pool_open_ms", "pool_text_ms", "pool_pause_ms", "pool_resume_ms", "offload_bandwidth_share")
 CPR_POINTS, TTFC_SHARE, ADMIT_MS, OVERHEAD, SIMULATE_S = 3.0, 0.2, 50.0, 0.98, 120.0  # goals
@@ -261,7 +266,51 @@ def overhead(artifact: Path, rows: Path, chunks: int, repeats: int) -> None:
 
 
 @contextmanager
-def nodes(artifact: Path, directory: str, store: Path) -> Iterator[str]:
+def waiting_pool() -> Iterator[Pool]:
+    """The pool of the toy model, whose calls take `WAITS`."""
+    from tests.runtime import toy_pool
+
+    with toy_pool.open_pool() as pool:
+        serve_next, record = pool.serve_next, pool.call_times.record
+
+        def waiting(*arguments: Any, **options: Any) -> Any:
+            began = time.monotonic()
+            served = serve_next(*arguments, **options)
+            if served:
+                bucket = min(rows for rows in WAITS if rows >= len(served))
+                time.sleep(max(0.0, began + WAITS[bucket] - time.monotonic()))
+            return served
+
+        pool.serve_next = waiting  # type: ignore[method-assign]
+        pool.call_times.record = (  # type: ignore[method-assign]
+            lambda variant, bucket, _: record(variant, bucket, WAITS[bucket])
+        )
+        yield pool
+
+
+class WaitingReplica:
+    """A replica of Ray Serve in place of `deployments.Replica`: a box of the toy model."""
+
+    def __init__(self, config: Any, model: Any) -> None:
+        from seko_serve.fleet import deployments
+        from tests.serve.fleets import DIGEST
+
+        deployments.artifact_folder = lambda source, _: Path(source)
+        deployments.read_manifest = lambda _: (None, DIGEST)  # type: ignore[assignment, return-value]
+        deployments.device = lambda _: Device(waiting_pool)
+        self._replica = deployments.Replica(config, model)
+
+    def check_health(self) -> None:
+        """Raise a RuntimeError if the server has ended."""
+        self._replica.check_health()
+
+    async def __del__(self) -> None:
+        """Save all sessions and end the server."""
+        await self._replica.__del__()
+
+
+@contextmanager
+def nodes(directory: str, store: Path) -> Iterator[str]:
     """The address of a fleet of three boxes on three loopback nodes of Ray."""
     import os
     import socket
@@ -269,8 +318,8 @@ def nodes(artifact: Path, directory: str, store: Path) -> Iterator[str]:
     import ray
     from ray.cluster_utils import Cluster
 
+    from seko_serve.fleet import deployments
     from seko_serve.fleet.config import FleetConfig, ModelConfig
-    from seko_serve.fleet.deployments import NAMESPACE, apply, remove
 
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -280,58 +329,53 @@ def nodes(artifact: Path, directory: str, store: Path) -> Iterator[str]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     for _ in range(NODES - 1):
         cluster.add_node(num_cpus=1)
-    ray.init(cluster.address, namespace=NAMESPACE, log_to_driver=False)
+    ray.init(cluster.address, namespace=deployments.NAMESPACE, log_to_driver=False)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    model = ModelConfig(str(artifact), boxes=NODES, gpus=0, cpus=0.6, device="cpu")  # one fits on a node
+    model = ModelConfig("toy", boxes=NODES, gpus=0, cpus=0.6, device="cpu")  # one fits on a node
     config = FleetConfig(
         (model,), str(store), directory, port=port, box_host="127.0.0.1", opens_per_second=1e4
     )
+    deployments.Replica = WaitingReplica  # type: ignore[misc]
     try:
-        apply(config)
+        deployments.apply(config)
         while not asyncio.run(_has_boxes(directory, NODES)):
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
-        remove()
+        deployments.remove()
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def simulation(artifact: Path, rows: Path, viewers: int, arrivals: float, seconds: float, fps: float) -> None:
+def simulation(rows: Path, viewers: int, arrivals: float, seconds: float, buffer: int) -> None:
     """Append the differences between the simulation and three boxes."""
-    from seko_runtime import read_manifest
+    from tests.runtime.toy_pool import pool_manifest
 
-    manifest: Any = read_manifest(artifact)[0]
-    stream, video = manifest.workload.stream, manifest.workload.video
-    prompt = PROMPT if manifest.workload.text else ""
-    common = ("--prompt", prompt, "--fps", fps)
-    with redis() as (directory, store), nodes(artifact, directory, store) as url:
+    video = pool_manifest().workload.video
+    assert video is not None
+    fps = video.chunk_frames / PERIOD_S
+    common = ("--prompt", "a b", "--fps", fps, "--buffer", buffer)
+    with redis() as (directory, store), nodes(directory, store) as url:
         lone = [
-            load(url, *common, "--sessions", 1, "--seconds", 1, "--seed", seed)["ttfc_ms_p50"]
+            load(url, *common, "--sessions", 1, "--seconds", PERIOD_S, "--seed", seed)["ttfc_ms_p50"]
             for seed in range(9)
         ]
         before = _metrics(directory)
         told = load(url, *common, "--sessions", viewers, "--arrivals", arrivals, "--seconds", seconds)
         after = _metrics(directory)
-    given = {
-        "fps": fps,
-        "chunk_frames": video.chunk_frames,
-        "first_frames": video.first_frames,
-    }
-    alone = _mean_times(metrics_fields(before))
-    connect_s = max(0.0, statistics.median(lone) / 1e3 - alone)
+    given = {"fps": fps, "chunk_frames": video.chunk_frames, "first_frames": video.first_frames}
+    connect_s = max(0.0, statistics.median(lone) / 1e3 - _mean_times(metrics_fields(before)))
     fields = metrics_fields(
         [_text_difference(text, earlier) for text, earlier in zip(after, before, strict=True)]
     )
     times = BoxTimes(**{**fields, **given, "connect_s": (connect_s,)})
-    scenario = Scenario(boxes=NODES, sessions=viewers, arrivals=arrivals, seconds=seconds, lengths="fixed")
-    figures = simulate(scenario, times)
-    shape = (
-        f"three boxes of {manifest.name}, {stream.height}x{stream.width}, {viewers} viewers, {arrivals:g} a second, "
-        f"{seconds:g} s at {fps:g} fps"
+    scenario = Scenario(
+        boxes=NODES, sessions=viewers, arrivals=arrivals, seconds=seconds, lengths="fixed", buffer=buffer
     )
+    figures = simulate(scenario, times)
+    shape = f"three boxes of the toy model, {viewers} viewers, {arrivals:g} a second, {seconds:g} s, {buffer} collected"
     durations = {f"call of {count}": values for count, values in times.call_s.items()}
     durations |= {"open": times.open_s, "encode": times.encode_s, "connect": times.connect_s}
     kept = ("cpr", "ttfc_ms_p50", "ttfc_ms_p99", "served", "refused", "late")
@@ -451,31 +495,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--parts", default="soak,admit,sizes,large", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--artifact", type=Path, help="of the parts overhead and simulation")
+    parser.add_argument("--parts", default="soak,admit,simulation,sizes,large", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--artifact", type=Path, help="of the part overhead")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--asked", type=float, default=200.0, help="sessions a second of `admit`")
     parser.add_argument("--asked-for", type=float, default=30.0, help="seconds of `admit`")
     parser.add_argument("--chunks", type=int, default=60, help="of a measurement of `overhead`")
     parser.add_argument("--repeats", type=int, default=5, help="of `overhead`")
-    parser.add_argument("--viewers", type=int, default=40, help="of `simulation`")
-    parser.add_argument("--arrivals", type=float, default=0.2, help="viewers a second of `simulation`")
-    parser.add_argument("--seconds", type=float, default=30.0, help="that each of them watches")
-    parser.add_argument("--fps", type=float, default=6.0, help="that they show")
+    parser.add_argument("--viewers", type=int, default=60, help="of `simulation`")
+    parser.add_argument("--arrivals", type=float, default=0.6, help="viewers a second of `simulation`")
+    parser.add_argument("--seconds", type=float, default=20.0, help="that each of them watches")
+    parser.add_argument("--buffer", type=int, default=1, help="chunks that they collect")
     parser.add_argument("--gpus", type=int, default=100, help="of `sizes`; ten times as many of `large`")
     parser.add_argument("--sessions", type=int, default=20_000, help="of `large`")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}")
-    if {"overhead", "simulation"} & set(parts) and options.artifact is None:
-        parser.error("the parts overhead and simulation need --artifact")
+    if "overhead" in parts and options.artifact is None:
+        parser.error("the part overhead needs --artifact")
     measures: dict[str, Callable[[], None]] = {
         "soak": lambda: soak(options.rows, options.kills),
         "admit": lambda: admit(options.rows, options.asked, options.asked_for),
         "overhead": lambda: overhead(options.artifact, options.rows, options.chunks, options.repeats),
         "simulation": lambda: simulation(
-            options.artifact, options.rows, options.viewers, options.arrivals, options.seconds, options.fps
+            options.rows, options.viewers, options.arrivals, options.seconds, options.buffer
         ),
         "sizes": lambda: sizes(options.rows, options.gpus, 60.0),
         "large": lambda: large(options.rows, 10 * options.gpus, options.sessions),
