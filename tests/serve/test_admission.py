@@ -78,6 +78,15 @@ def test_a_session_is_admitted_while_a_call_of_all_fits_into_the_shortest_period
     assert place(world.ask("a", "4", 12 / 30)) == 1  # 0.6 of 0.4 s: it would have to be alone
 
 
+def test_the_free_rows_of_an_idle_device_are_those_that_fit_its_last_session() -> None:
+    world = World(capacity=8, times={1: 0.36, 2: 0.70, 4: 1.38})
+    assert world.admission.free == 8  # no session has said how fast its viewer plays
+    assert world.ask("a", "1", 12 / 15) is None
+    assert world.admission.free == 1
+    world.end("session-1")
+    assert world.admission.free == 2
+
+
 def test_the_first_session_is_admitted_however_slow_the_device_is() -> None:
     world = World(times={1: 60.0, 2: 60.0})
     assert world.ask("a", "1") is None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -250,15 +251,17 @@ def test_boxes_with_room_come_first_and_what_was_promised_counts() -> None:
     assert names({}, digest="none") == []
 
 
-def test_gateways_send_to_different_boxes_of_those_that_are_equally_good() -> None:
+def test_gateways_spread_sessions_over_boxes_by_their_free_rows() -> None:
     rows = [
-        *(replace(BOX, name=f"box-{number}", free=2) for number in range(20)),
-        replace(BOX, name="best", free=3),
+        replace(BOX, name="most", free=3),
+        replace(BOX, name="less", free=1),
+        replace(BOX, name="full", free=0),
+        replace(BOX, name="promised", free=1),
     ]
-    orders = [[box.name for box in in_order(rows, {}, salt=salt)] for salt in ("a", "b", "c")]
-    assert [order[0] for order in orders] == ["best"] * 3
-    assert len({order[1] for order in orders}) > 1
-    assert [sorted(order) for order in orders] == [sorted(box.name for box in rows)] * 3
+    dice = Random(0)
+    orders = [[box.name for box in in_order(rows, {"promised": 1}, dice=dice)] for _ in range(4000)]
+    assert {tuple(order[2:]) for order in orders} == {("full", "promised")}
+    assert sum(order[0] == "most" for order in orders) / 4000 == pytest.approx(3 / 4, abs=0.03)
 
 
 def test_what_was_sent_to_a_box_counts_until_its_row_does() -> None:

@@ -147,6 +147,14 @@ def test_replaced_boxes_lose_and_repeat_nothing() -> None:
     assert (figures.lost, figures.repeated_chunks) == (0, 0)
 
 
+def test_several_gateways_do_not_send_all_to_the_same_boxes() -> None:
+    """With rows for twice as many viewers nobody is refused, though gateways do not see each other's requests."""
+    times = replace(SAVED, call_s={1: (0.45,), 2: (0.9,)})
+    figures = simulate(Scenario(boxes=60, sessions=600, arrivals=6.0, seconds=10, gateways=6), times)
+    assert figures.refused == {}
+    assert figures.box_rps < 1.2 * figures.gateway_rps
+
+
 def test_a_warm_up_is_left_out() -> None:
     whole = simulate(FAILING, SAVED)
     later = simulate(replace(FAILING, warm_up_s=whole.span_s / 2), SAVED)

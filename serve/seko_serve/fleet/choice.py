@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from zlib import crc32
+from random import Random
 
 from seko_serve.fleet.directory import BEAT_S, BoxFacts
 
@@ -59,7 +59,7 @@ def in_order(
     model: str | None = None,
     digest: str | None = None,
     retired: Collection[str] = (),
-    salt: str = "",
+    dice: Random | None = None,
 ) -> list[BoxFacts]:
     """Return the boxes that a session may go to, the best first.
 
@@ -78,16 +78,18 @@ def in_order(
         The artifact of a session that comes back, to which retired boxes are open; None: the session is new.
     retired : collection of str
         Groups of boxes that take no new sessions.
-    salt : str
-        Decides the order of boxes that are equally good. Gateways do not know what other gateways have sent to a box
-        since its row was written, so each needs another order. Empty: the order of the boxes' names.
+    dice : random.Random, optional
+        Draws the order of boxes with room, instead of the largest share first: a box is the first one with a
+        probability that is proportional to its share of free rows. A gateway does not know what other gateways have
+        sent to a box since its row was written; if all sent to the emptiest boxes, these would be full.
     """
 
-    def rank(box: BoxFacts) -> tuple[bool, float, int, str]:
+    def rank(box: BoxFacts) -> tuple[bool, float, str]:
         free = box.free - promised.get(box.name, 0)
-        full = free <= 0
-        value = float(box.waiting - free) if full else -free / box.capacity
-        return full, value, crc32(f"{salt}{box.name}".encode()) if salt else 0, box.name
+        if free <= 0:
+            return True, float(box.waiting - free), box.name
+        share = free / box.capacity
+        return False, -share if dice is None else dice.expovariate(share), box.name
 
     return sorted(
         (

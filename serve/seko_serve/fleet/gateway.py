@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -66,7 +66,7 @@ class Gateway:
         self._access, self._open_directory, self._retired = Access(settings), open_directory, retired
         self._metrics = Metrics()
         self._refusals = Refusals(self._metrics)
-        self._rows, self._salt = KnownBoxes(), secrets.token_hex(4)
+        self._rows, self._dice = KnownBoxes(), random.Random()
         self._reading = asyncio.Lock()
         self._registry = CollectorRegistry()
         self._admitting = Histogram(
@@ -200,7 +200,7 @@ class Gateway:
             # Its process has ended, or was silent for longer than its row lasts: others need not wait for the lease.
             await self._directory.release(name, "" if place is None else place.tenant, lease)
         if place is not None:
-            candidates = in_order(boxes, self._promised(), digest=place.digest, salt=self._salt)
+            candidates = in_order(boxes, self._promised(), digest=place.digest, dice=self._dice)
             if not candidates:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
@@ -280,7 +280,7 @@ class Gateway:
         model, known = _model(body), await self._known()
         if known and model is not None and all(box.model != model for box in known):
             raise ServeError("not_found", "no box has this model")
-        return in_order(known, self._promised(), model=model, retired=self._retired, salt=self._salt)
+        return in_order(known, self._promised(), model=model, retired=self._retired, dice=self._dice)
 
     @staticmethod
     def _named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:

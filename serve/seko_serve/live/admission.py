@@ -101,7 +101,7 @@ class Admission:
         self.capacity, self._queue, self._times, self._clock = capacity, queue, times, clock
         self._running: dict[str, Demand] = {}  # by session
         self._waiting: dict[_Place, _Waiting] = {}
-        self._turns = 0
+        self._turns, self._last_period_s = 0, float("inf")
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
 
     @property
@@ -113,10 +113,10 @@ class Admission:
     @property
     def free(self) -> int:
         """Number of further sessions that would be admitted if no request waited, each with the shortest period of the
-        running sessions.
+        running sessions; if none runs, with the period of the last session.
         """
         running = list(self._running.values())
-        period = min((demand.period_s for demand in running), default=float("inf"))
+        period = min((demand.period_s for demand in running), default=self._last_period_s)
         count = 0
         while self._fits([*running, *[Demand("", period)] * (count + 1)]):
             count += 1
@@ -124,7 +124,7 @@ class Admission:
 
     def begin(self, session: str, demand: Demand) -> None:
         """Record that a session takes a row of the pool."""
-        self._running[session] = demand
+        self._running[session], self._last_period_s = demand, demand.period_s
 
     def finish(self, session: str) -> None:
         """Record that a session's row is free; no effect if the session holds no row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 from simpy import Environment
@@ -24,8 +25,8 @@ class Gateway:
     ----------
     env : Environment
         The simulation's clock.
-    name : str
-        Name of the gateway.
+    dice : random.Random
+        Draws the order of boxes.
     rows : Rows
         The directory.
     boxes : mapping of str to Box
@@ -35,9 +36,9 @@ class Gateway:
     """
 
     def __init__(
-        self, env: Environment, name: str, rows: Rows, boxes: Mapping[str, Box], traffic: Traffic
+        self, env: Environment, dice: random.Random, rows: Rows, boxes: Mapping[str, Box], traffic: Traffic
     ) -> None:
-        self._env, self._name, self._rows, self._boxes, self._traffic = env, name, rows, boxes, traffic
+        self._env, self._dice, self._rows, self._boxes, self._traffic = env, dice, rows, boxes, traffic
         self._known = KnownBoxes()
 
     def open(self, session: Session, token: str | None) -> Steps:
@@ -54,7 +55,7 @@ class Gateway:
         session.place = ""
         refused: ServeError | None = None
         if not candidates:
-            candidates = in_order(known, self._known.promised(self._env.now), model=MODEL, salt=self._name)
+            candidates = in_order(known, self._known.promised(self._env.now), model=MODEL, dice=self._dice)
         for row in candidates[:TRIED]:
             box = self._boxes[row.name]
             if (yield from self._answers(box)):
@@ -83,7 +84,7 @@ class Gateway:
             self._traffic.directory("release")
             session.lease = ""
         promised = self._known.promised(self._env.now)
-        for row in in_order(self._known.rows, promised, digest=DIGEST, salt=self._name)[:TRIED]:
+        for row in in_order(self._known.rows, promised, digest=DIGEST, dice=self._dice)[:TRIED]:
             if (yield from self._answers(self._boxes[row.name])):
                 return self._boxes[row.name]
         raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)

@@ -51,7 +51,13 @@ class _Fleet:
         self._rows = Rows(clock, self._traffic)
         self._boxes: dict[str, Box] = {}
         self._gateways = [
-            Gateway(self._env, f"gateway-{number}", self._rows, self._boxes, self._traffic)
+            Gateway(
+                self._env,
+                random.Random(f"{scenario.seed} gateway {number}"),
+                self._rows,
+                self._boxes,
+                self._traffic,
+            )
             for number in range(scenario.gateways)
         ]
         self._slots = [self._new_box() for _ in range(scenario.boxes)]
