@@ -1,5 +1,5 @@
-"""Attention ops for few tokens: among at most 64 tokens, or of one new token a row to that row's cached positions.
-Several query heads share one key head."""
+"""Attention ops for few tokens: among at most 64 tokens, or of one new token a row to that row's cached positions. In
+these attention ops several query heads share one key head."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def quantised_decode_attention(
     """Return the attention that `decode_attention` returns, for a quantised cache to which the new token was already
     written.
 
-    Parameters and errors are those of `decode_attention`; keys and values have the same number format.
+    The parameters and errors are those of `decode_attention`. Keys and values have the same number format.
     """
     form, (codes, scales) = keys.form, keys[1:]
     places, kv_heads, _ = codes.shape

@@ -22,7 +22,7 @@ NORM, GATED, ADDED = "norm", "gated", "added"
 FORMS = (NORM, GATED, ADDED)
 WEIGHTS = ("bf16", "e4m3")
 LEAST_ROWS, MOST_ROWS = 8, 64  # of a class
-_KEY = ("arch", "rows", "channels", "products", "form", "weights")
+_OF_PRODUCT = ("rows", "channels", "products", "form", "weights")
 _PROGRAMS = 132  # multiprocessors of a large GPU
 _CHANNELS, _PRODUCTS = 16, 256  # of a program, and of a turn
 
@@ -121,7 +121,7 @@ def read_table(file: Path) -> dict[tuple[str, Product], RowTiles]:
     found = {}
     with table_faults(file):
         for row in json.loads(file.read_text(encoding="utf-8")):
-            product = Product(*(row[name] for name in Product._fields))
+            product = Product(*(row[name] for name in _OF_PRODUCT))
             tiles = RowTiles(**row["tiles"])
             if not row["error"] <= row["bound"]:  # NaN too
                 raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
@@ -137,5 +137,5 @@ def read_table(file: Path) -> dict[tuple[str, Product], RowTiles]:
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
     """Add tile sizes (`rows`) to the JSON table; entries of the same architecture and linear layer are replaced."""
-    merge_rows(file, rows, _KEY)
+    merge_rows(file, rows, ("arch", *_OF_PRODUCT))
     read_table(file)

@@ -1,4 +1,5 @@
-"""Error classes of checkpoints that a caller handles separately. All end the command with exit code 3."""
+"""Error classes of checkpoints that a caller handles separately. All of these errors end the command with exit code
+3."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class Metrics:
     call : Histogram
         Seconds of one call of the device, by number of rows.
     chunks, due_chunks, late_chunks : Counter
-        Number of chunks made; of chunks with a due time, because a viewer was playing; of late chunks among the
-        latter.
+        Number of chunks made, number of chunks with a due time (because a viewer was playing), and number of chunks
+        that were late.
     encode : Histogram
         Seconds from the moment when the device has finished a chunk to its last encoded frame.
     ttfc : Histogram

@@ -1,9 +1,9 @@
 """The kernel of a linear layer on few rows, with the norm before or the residual after it. The module `few_rows` checks
-arguments.
+the arguments of this kernel.
 
-Reading the weights takes nearly all of the time, so a launch has many small programs: each computes some output
-channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum in a
-fixed order, so that the result does not depend on which program is last.
+Reading the weights takes nearly all of the kernel's time, so a launch has many small programs. Each program computes
+some output channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum
+in a fixed order, so that the result does not depend on which program is last.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write a linear layer's result ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its two halves, or ``hidden + y``.
 
-    `seko_kernels.few_rows_reference` has the definitions. Sums are in fp32; numbers that torch would store are
-    rounded. The norm's factor of a row multiplies the row's sums at the end, because its squares are summed in the
-    same loop, so that rows are read once.
+    `seko_kernels.few_rows_reference` defines the results of this kernel. Sums of the linear layer are in fp32. Numbers
+    that torch would store are rounded. The norm's factor of a row multiplies the row's sums at the end, because its
+    squares are summed in the same loop, so that rows are read once.
 
     Parameters
     ----------
@@ -107,11 +107,11 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     rows : int
         Number of rows. The grid is (N / BN, SPLITS, rows / BM), each rounded up.
     EPS, BRANCH_SCALE : constexpr
-        Epsilon of the norm; factor of y before y is added to HIDDEN.
+        Epsilon of the norm, and factor of y before y is added to HIDDEN.
     SPLITS, PART : constexpr
         Number of programs that share a sum, and number of products of each program, a multiple of BK.
     BM, BN, BK : constexpr
-        Numbers of rows and output channels of a program; number of products of a loop iteration.
+        Numbers of rows and of output channels of a program, and number of products of a loop iteration.
     SLICES : constexpr
         Number of parts of BK, each with a sum of its own: one for each warp.
     STAGES : constexpr

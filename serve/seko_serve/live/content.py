@@ -92,7 +92,7 @@ def arrays_of(tables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class SpeechOpening:
-    """The conditions with which a speech session begins.
+    """The conditions with which a speech session begins, after the package `http` has checked them.
 
     Parameters
     ----------
@@ -115,8 +115,8 @@ class SpeechOpening:
 
 
 class Piece(Protocol):
-    """A result of a session's call (a chunk of video, a patch of sound) that is to be sent to the viewer; a worker
-    calls `read`, then `encode`."""
+    """A result of a session's call (a chunk of video, a patch of sound) that is to be sent to the viewer. A worker
+    thread calls `read`, then `encode`."""
 
     def read(self) -> int:
         """Wait for the result, and return its length in units of the viewer's clock: video frames or sound samples."""

@@ -1,8 +1,9 @@
 """A live session of the server: its row of the pool, the controls that wait for the next chunk, and pauses.
 
-Three threads meet here. The event loop takes controls and acknowledgements from the socket. The device's thread applies
-controls and makes chunks. A worker encodes and sends them. The `Viewer`, the `ChunkEncoder` and the session each have
-one lock for the state that these threads share; no lock is held during long work.
+Three threads work on a live session. The event loop takes controls and acknowledgements from the socket. The device's
+thread applies controls and makes chunks. A worker thread encodes finished chunks and sends them. The `Viewer`, the
+`ChunkEncoder` and the session each have one lock for the state that the three threads share. No lock is held during
+long work.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class LiveSession:
         return self.viewer.end
 
     def finish(self, error: ServeError) -> None:
-        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call this
-        method; only the first call has an effect.
+        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call
+        `finish`; only the first call has an effect.
         """
         self.viewer.finish(error)
 
@@ -141,8 +142,8 @@ class LiveSession:
         buffer: int,
         codecs: Sequence[Codec],
     ) -> None:
-        """Begin or resume a stream with these codecs; ``ready`` returns the message ``ready``. For the other parameters
-        and the errors see `Viewer.attach`.
+        """Begin or resume a stream with these codecs; ``ready`` returns the message ``ready``. The other parameters and
+        the errors are those of `Viewer.attach`.
         """
 
         def begin() -> str:
@@ -180,7 +181,7 @@ class LiveSession:
         self._wake()
 
     def hold(self, held: bool = True) -> None:
-        """Stop making chunks with ``held`` True; continue with False."""
+        """Stop making chunks if ``held`` is True; continue if it is False."""
         with self._lock:
             self._held = held
         self._wake()
@@ -219,8 +220,8 @@ class LiveSession:
         self._row = self.content.open(pool, self.name, self.tenant)
 
     def reopen(self, pool: Any, state: Mapping[str, Any], messages: Sequence[bytes], row: memoryview) -> None:
-        """Take a row of the pool, and continue from a `Capture`. Any thread may call this method; other sessions
-        continue meanwhile.
+        """Take a row of the pool, and continue from a `Capture`. Any thread may call `reopen`. Other sessions continue
+        meanwhile.
 
         Raises
         ------

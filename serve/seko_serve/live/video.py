@@ -25,8 +25,8 @@ CAMERA = "camera"  # name of the input
 
 
 def picture_place(manifest: VideoManifest) -> str | None:
-    """Return the name of the argument by which a session of an artifact takes a picture: ``reference``, ``image``, or
-    none."""
+    """Return the name of the argument by which a session of an artifact takes a picture, which is ``reference``,
+    ``image``, or none."""
     if manifest.workload.stream.reference_frames:
         return "reference" if "encode" in manifest.programs else None
     return "image" if {"encode", "condition"} & set(manifest.programs) else None
