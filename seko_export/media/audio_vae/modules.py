@@ -99,10 +99,10 @@ class DepthwiseConv(nn.Module):
 class CausalTransposedConv(nn.Module):
     """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs.
 
-    An output depends on two inputs: the one at its place and the one before. So the module is a matrix product over
-    the channels of both inputs, with ``stride`` outputs for each channel; `as_matrix` makes the matrix from the
-    transposed convolution's weight. Libraries run a transposed convolution as the gradient of an ordinary one, in
-    float32 without tensor cores.
+    An output depends on two inputs: the one at its place and the one before. The transposed convolution is therefore a
+    matrix product over the channels of both inputs, with ``stride`` outputs for each channel. `as_matrix` makes the
+    matrix from the transposed convolution's weight. Libraries run a transposed convolution as the gradient of an
+    ordinary one, in float32 without tensor cores.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
