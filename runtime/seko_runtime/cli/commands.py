@@ -20,8 +20,9 @@ from seko_runtime.host.faults import machine_faults
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line of `seko-run` and return its exit code.
 
-    Exit codes: 2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of a signal that ended the command;
-    1 if the reader of the command's output closed the pipe. With ``--json`` a failure is also a JSON object on stdout.
+    Exit codes: 2 usage, 3 input file, 4 artifact, 5 environment, 6 numeric; 128 plus the number of a signal that ended
+    the command; 1 if the reader of the command's output closed the pipe. With ``--json`` a failure is also a JSON
+    object on stdout.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in argv
