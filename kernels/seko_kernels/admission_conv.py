@@ -1,0 +1,147 @@
+"""Admission of the causal convolution: a check that tile sizes give right results on this GPU, before they enter the
+table of `tuned_conv`.
+
+The check is that of attention (`admission`): results as near to float32 as the same computation in the kernel's dtype,
+equal in several runs, and every place written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from seko_kernels import conv_reference
+from seko_kernels.admission import RUNS, SAME_DTYPE_FACTOR, Admission
+from seko_kernels.admission_cases import distance
+from seko_kernels.causal_conv import causal_conv, packed_filters
+from seko_kernels.tuned_conv import ConvTiles
+
+
+class ConvCase(NamedTuple):
+    """A test case of the convolution: sides of a call, whether frames before it are given, whether a residual is."""
+
+    name: str
+    batch: int
+    frames: int
+    height: int
+    width: int
+    cached: bool
+    added: bool
+
+
+class ConvInputs(NamedTuple):
+    """Arguments of `conv_reference.causal_conv`."""
+
+    x: Tensor
+    earlier: Tensor | None
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor
+    residual: Tensor | None
+
+
+def conv_cases(full: tuple[int, int, int] | None) -> Iterator[ConvCase]:
+    """Yield the test cases; `full` (frames, height, width) adds cases of that size."""
+    yield ConvCase("whole tiles", 1, 3, 32, 32, cached=True, added=True)
+    yield ConvCase("no side a multiple of a tile", 1, 3, 13, 37, cached=True, added=True)
+    yield ConvCase("fewer frames than taps", 1, 1, 9, 20, cached=True, added=False)
+    yield ConvCase("rows of a batch", 2, 2, 11, 19, cached=True, added=True)
+    yield ConvCase("the start of a stream", 1, 5, 13, 37, cached=False, added=False)
+    yield ConvCase("a picture", 1, 1, 3, 5, cached=False, added=True)
+    if full is not None:
+        yield ConvCase("full size", 1, *full, cached=True, added=True)
+
+
+def conv_inputs(
+    case: ConvCase, channels: int, filters: int, taps: tuple[int, int, int], device: str
+) -> ConvInputs:
+    """Return seeded random arguments with results of about 1: bfloat16 on CUDA, float32 on a CPU."""
+    generator = torch.Generator(device).manual_seed(case.height + case.width)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    frame = (case.height, case.width)
+    products = channels * taps[0] * taps[1] * taps[2]
+    return ConvInputs(
+        x=normal(case.batch, case.frames, *frame, channels),
+        earlier=normal(case.batch, taps[0] - 1, *frame, channels) if case.cached else None,
+        weight=packed_filters(normal(filters, channels, *taps) * products**-0.5),
+        scale=None,
+        bias=normal(filters),
+        residual=normal(case.batch, case.frames, *frame, filters) if case.added else None,
+    )
+
+
+def admit_conv(
+    tiles: ConvTiles,
+    channels: int,
+    filters: int,
+    taps: tuple[int, int, int],
+    device: str = "cuda",
+    full: tuple[int, int, int] | None = None,
+) -> Admission:
+    """Run the convolution with these tile sizes on every test case; compare its error with that of one rounding.
+
+    Parameters
+    ----------
+    tiles : ConvTiles
+        Tile sizes to check.
+    channels, filters : int
+        Numbers of channels of input and output.
+    taps : tuple of int
+        Numbers of taps in time, height and width.
+    device : str
+        Torch device on which the check runs; on a CPU the torch reference runs instead of the kernel.
+    full : tuple of int, optional
+        Numbers of frames, rows and columns of the call that is tuned; adds a test case of this size.
+
+    Returns
+    -------
+    Admission
+        Error and bound of the case whose error is closest to its bound, with a refusal if the kernel does not compile
+        or run, gives different results in two runs, returns NaN, or exceeds its error bound.
+    """
+    worst: Admission | None = None
+    for case in conv_cases(full):
+        given = conv_inputs(case, channels, filters, taps, device)
+        try:
+            runs = [_run(given, tiles) for _ in range(RUNS)]
+            if device == "cuda":
+                torch.cuda.synchronize()
+        except Exception as fault:  # any exception of a compiler is the result of the check
+            lines = str(fault).strip().splitlines() or [""]
+            return _refused(f"{case.name}: {type(fault).__name__}: {lines[0][:200]}")
+        if any(not torch.equal(runs[0], run) for run in runs[1:]) and not bool(runs[0].isnan().any()):
+            return _refused(f"{case.name}: two runs differ")
+        truth = _truth(given)
+        error = distance(runs[0], truth)
+        bound = SAME_DTYPE_FACTOR * distance(truth.to(torch.bfloat16), truth)
+        if not error <= bound:  # also true if the error is NaN
+            return Admission(error, bound, f"{case.name}: error {error:.4g} is above {bound:.4g}")
+        if worst is None or error * worst.bound > worst.error * bound:
+            worst = Admission(error, bound)
+    return worst or _refused("no case")
+
+
+def _run(given: ConvInputs, tiles: ConvTiles) -> Tensor:
+    """Run the convolution, where memory of its result's size held NaN, so that a place that is not written shows."""
+    shape = (*given.x.shape[:4], given.weight.shape[3])
+    torch.full(shape, torch.nan, dtype=given.bias.dtype, device=given.x.device)
+    return causal_conv(given.x, given.earlier, given.weight, given.bias, given.residual, tiles=tiles)
+
+
+def _truth(given: ConvInputs) -> Tensor:
+    """Return the convolution in float32, whose dtype is that of the bias."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        return conv_reference.causal_conv(
+            given.x, given.earlier, given.weight, given.scale, given.bias.float(), given.residual
+        )
+
+
+def _refused(why: str) -> Admission:
+    return Admission(float("nan"), float("nan"), why)

@@ -1,0 +1,199 @@
+"""The causal 3D convolution op: checks its arguments, calls Triton (CUDA) or the reference (CPU).
+
+Frames are in channels-last memory, ``[B, T, H, W, C]``: rows, frames, height, width, channels. The frames before a call
+are a tensor of their own, so that nothing is joined or padded in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import triton
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from seko_kernels import conv_reference
+from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
+from seko_kernels.errors import KernelsError
+from seko_kernels.fused_reference import FP8
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.parts import use_torchs_memory
+from seko_kernels.triton.causal_conv import causal_conv_kernel
+from seko_kernels.tuned_conv import Convolution, ConvTiles, measured_tiles, size_class
+
+PIXEL_BYTES = 16  # a pixel's channels take a multiple of this, as tensor descriptors need
+
+
+def packed_filters(weight: Tensor) -> Tensor:
+    """Return a convolution's weight ``[N, C, t, r, c]`` in the kernel's order, ``[t, r, c, N, C]`` contiguous."""
+    return weight.permute(2, 3, 4, 0, 1).contiguous()
+
+
+def tiles_on(x: Tensor, weight: Tensor) -> ConvTiles | None:
+    """Return the measured tile sizes with which a GPU convolves `x`, or None if torch's convolution is to be used.
+
+    Parameters
+    ----------
+    x : Tensor
+        Frames, ``[B, T, H, W, C]``.
+    weight : Tensor
+        Weight of the convolution, ``[N, C, t, r, c]``.
+    """
+    if not x.is_cuda or x.dtype != torch.bfloat16:
+        return None
+    batch, frames, height, width, channels = x.shape
+    taps = (weight.shape[2], weight.shape[3], weight.shape[4])
+    place = Convolution(channels, weight.shape[0], taps, size_class(batch * frames, height, width))
+    major, minor = torch.cuda.get_device_capability(x.device)
+    return measured_tiles(f"sm_{major}{minor}", place)
+
+
+def causal_conv(
+    x: Tensor,
+    earlier: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    tiles: ConvTiles,
+) -> Tensor:
+    """Convolve frames causally in time and with zeros around each frame; add bias and residual.
+
+    Parameters
+    ----------
+    x : Tensor
+        Frames, ``[B, T, H, W, C]`` bfloat16 or float32, or e4m3 with `scale`; contiguous.
+    earlier : Tensor or None
+        The t - 1 frames before `x`, ``[B, t - 1, H, W, C]`` of x's dtype, contiguous; None: zeros, whose products are
+        left out.
+    weight : Tensor
+        Weight from `packed_filters`, ``[t, r, c, N, C]`` of x's dtype; r and c are odd.
+    bias : Tensor
+        Bias, ``[N]``; its dtype, bfloat16 or float32, is the result's, and x's unless x is e4m3.
+    residual : Tensor, optional
+        Tensor to add, ``[B, T, H, W, N]`` of the result's dtype, contiguous.
+    scale : Tensor, optional
+        Factor of each filter's sums, ``[N]`` float32, if x and weight are e4m3: the product of the scales of both.
+    tiles : ConvTiles
+        Tile sizes of the kernel, from `tiles_on`.
+
+    Returns
+    -------
+    Tensor
+        Result, ``[B, T, H, W, N]``: summed in float32, rounded once after bias and residual were added.
+
+    Raises
+    ------
+    KernelsError
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices,
+        or on one that is neither CPU nor CUDA; if x is e4m3 and the GPU has no fp8 numbers.
+    """
+    expect_dims("x", x, 5, "[batch, frames, height, width, channels]")
+    expect_dims("weight", weight, 5, "[t, r, c, filters, channels]")
+    expect_dims("bias", bias, 1, "[filters]")
+    filters, channels = weight.shape[3], x.shape[4]
+    expect_dtype("bias", bias, *FLOAT_DTYPES)
+    given = bias.dtype if scale is None else FP8
+    expect("x", x, tuple(x.shape), given)
+    expect("weight", weight, (*weight.shape[:4], channels), given)
+    expect("bias", bias, (filters,), bias.dtype)
+    if weight.shape[1] % 2 == 0 or weight.shape[2] % 2 == 0:
+        raise KernelsError(
+            f"weight has taps {tuple(weight.shape[:3])}, expected odd numbers in height and width"
+        )
+    if earlier is not None:
+        expect("earlier", earlier, (x.shape[0], weight.shape[0] - 1, *x.shape[2:]), given)
+    if residual is not None:
+        expect("residual", residual, (*x.shape[:4], filters), bias.dtype)
+    if scale is not None:
+        expect("scale", scale, (filters,), torch.float32)
+    tensors = [tensor for tensor in (earlier, residual, scale) if tensor is not None]
+    if not takes_kernels(x, weight, bias, *tensors):
+        return conv_reference.causal_conv(x, earlier, weight, scale, bias, residual)
+    if scale is not None:
+        expect_fp8(x.device)
+    if weight.shape[0] == 1:
+        earlier = None
+    missing = -channels * x.element_size() % PIXEL_BYTES // x.element_size()
+    if missing and scale is not None:
+        raise KernelsError(
+            f"e4m3 frames must have a multiple of {PIXEL_BYTES} channels on a GPU, got {channels}"
+        )
+    if missing:
+        x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
+        earlier = None if earlier is None else F.pad(earlier, (0, missing))
+    sizes = [tiles.rows, tiles.columns, tiles.filters, tiles.more_filters, tiles.channels]
+    loops = [tiles.stages, tiles.warps, tiles.resident]
+    out: Tensor = _causal_conv_cuda(x, earlier, weight, scale, bias, residual, sizes + loops)
+    return out
+
+
+@triton_op("seko::causal_conv", mutates_args=())
+def _causal_conv_cuda(
+    x: Tensor,
+    earlier: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor,
+    residual: Tensor | None,
+    tiles: list[int],
+) -> Tensor:
+    use_torchs_memory()
+    out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
+    sizes = ConvTiles(*tiles)
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count * sizes.resident
+    launch_causal_conv(
+        wrap_triton(causal_conv_kernel), x, earlier, weight, scale, bias, residual, out, sizes, programs
+    )
+    return out
+
+
+def launch_causal_conv(
+    kernel: Any,
+    x: Tensor,
+    earlier: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor,
+    residual: Tensor | None,
+    out: Tensor,
+    tiles: ConvTiles,
+    programs: int,
+) -> None:
+    """Launch `causal_conv_kernel` with at most `programs` programs; `kernel` is that kernel, or its wrapper for a torch
+    op."""
+    batch, frames, height, width, channels = x.shape
+    taps_t, taps_h, taps_w, filters, _ = weight.shape
+    places = triton.cdiv(height, tiles.rows) * triton.cdiv(width, tiles.columns)
+    work = batch * frames * places * triton.cdiv(filters, tiles.filters + tiles.more_filters)
+    kernel[(min(programs, work),)](
+        x,
+        x if earlier is None else earlier,  # a tensor must stand there; the switches say that it is not read
+        weight,
+        bias if scale is None else scale,
+        bias,
+        out if residual is None else residual,
+        out,
+        batch,
+        frames,
+        height,
+        width,
+        CHANNELS=channels,
+        FILTERS=filters,
+        TAPS_T=taps_t,
+        TAPS_H=taps_h,
+        TAPS_W=taps_w,
+        CACHED=earlier is not None,
+        SCALED=scale is not None,
+        ADD=residual is not None,
+        BH=tiles.rows,
+        BW=tiles.columns,
+        BN=tiles.filters,
+        BN_MORE=tiles.more_filters,
+        BK=tiles.channels,
+        STAGES=tiles.stages,
+        num_warps=tiles.warps,
+    )

@@ -1,0 +1,41 @@
+"""The causal convolution in plain torch: what its kernels are compared with, and what a CPU runs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+
+from seko_kernels.fused_reference import e4m3_rows
+
+
+def causal_conv(
+    x: Tensor,
+    earlier: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor,
+    residual: Tensor | None,
+) -> Tensor:
+    """Return the convolution of `causal_conv.causal_conv`, summed in float32 or wider and rounded once."""
+    past = weight.shape[0] - 1
+    if earlier is None:
+        earlier = x.new_zeros((x.shape[0], past, *x.shape[2:]))
+    wide = torch.promote_types(bias.dtype, torch.float32)
+    joined = torch.cat((earlier.to(wide), x.to(wide)), dim=1).permute(0, 4, 1, 2, 3)
+    filters = weight.to(wide).permute(3, 4, 0, 1, 2)
+    y = F.conv3d(joined, filters, padding=(0, weight.shape[1] // 2, weight.shape[2] // 2))
+    y = y.permute(0, 2, 3, 4, 1)
+    if scale is not None:
+        y = y * scale
+    y = y + bias.to(wide)
+    if residual is not None:
+        y = y + residual.to(wide)
+    return y.to(bias.dtype).contiguous()
+
+
+def e4m3_filters(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight [t, r, c, N, C] as e4m3, and the scale of each filter, [N] float32."""
+    rows = packed.permute(3, 0, 1, 2, 4)
+    values, scale = e4m3_rows(rows.flatten(1))
+    return values.view(rows.shape).permute(1, 2, 3, 0, 4).contiguous(), scale.squeeze(1)

@@ -1,0 +1,194 @@
+"""A causal 3D convolution over channels-last frames as a matrix product whose rows are pixels (an implicit GEMM).
+
+A tensor descriptor loads a box of pixels, shifted by the tap, straight into shared memory; places outside the picture
+arrive as zeros. So there is neither a padded copy nor a matrix of patches.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _accumulated(  # type: ignore[no-untyped-def]
+    acc,
+    more_acc,
+    frames,
+    filters,
+    more_filters,
+    first_image,
+    row,
+    column,
+    n,
+    step,
+    TAPS_H: tl.constexpr,
+    TAPS_W: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BN: tl.constexpr,
+    BN_MORE: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Return both sums with the products of one tap and one block of channels added."""
+    tap = step // BLOCKS
+    channel = (step % BLOCKS) * BK
+    tap_w = tap % TAPS_W
+    tap_h = tap // TAPS_W % TAPS_H
+    image = first_image + tap // (TAPS_W * TAPS_H)
+    box = frames.load([image, row + tap_h - TAPS_H // 2, column + tap_w - TAPS_W // 2, channel])
+    x = tl.reshape(box, (acc.shape[0], BK))
+    w = tl.reshape(filters.load([tap, n, channel]), (BN, BK))
+    acc = tl.dot(x, w.T, acc, input_precision="ieee")
+    if BN_MORE > 0:
+        w = tl.reshape(more_filters.load([tap, n + BN, channel]), (BN_MORE, BK))
+        more_acc = tl.dot(x, w.T, more_acc, input_precision="ieee")
+    return acc, more_acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store(  # type: ignore[no-untyped-def]
+    acc,
+    SCALE,
+    BIAS,
+    RESIDUAL,
+    OUT,
+    pixel,
+    inside,
+    first,
+    FILTERS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """Write sums [BM, BN] of filters `first` and following: scaled, with bias and residual, rounded once."""
+    n = first + tl.arange(0, acc.shape[1])
+    stored = inside[:, None] & (n < FILTERS)[None, :]
+    if SCALED:
+        acc *= tl.load(SCALE + n, mask=n < FILTERS, other=0.0)[None, :]
+    acc += tl.load(BIAS + n, mask=n < FILTERS, other=0.0).to(tl.float32)[None, :]
+    at = pixel[:, None] * FILTERS + n[None, :]
+    if ADD:
+        acc += tl.load(RESIDUAL + at, mask=stored, other=0.0).to(tl.float32)
+    tl.store(OUT + at, acc.to(OUT.dtype.element_ty), mask=stored)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def causal_conv_kernel(  # type: ignore[no-untyped-def]
+    X,
+    EARLIER,
+    W,
+    SCALE,
+    BIAS,
+    RESIDUAL,
+    OUT,
+    batch,
+    frames,
+    height,
+    width,
+    CHANNELS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    TAPS_T: tl.constexpr,
+    TAPS_H: tl.constexpr,
+    TAPS_W: tl.constexpr,
+    CACHED: tl.constexpr,
+    SCALED: tl.constexpr,
+    ADD: tl.constexpr,
+    BH: tl.constexpr,
+    BW: tl.constexpr,
+    BN: tl.constexpr,
+    BN_MORE: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Write ``out[b, t] = sum over taps of W[tap] * x[b, t + tap]``, where frames before ``x`` are those of EARLIER.
+
+    `seko_kernels.conv_reference` has the definition. A program handles several tiles of BH x BW pixels of one frame and
+    BN + BN_MORE filters, one after another; the grid may have any number of programs. The filters are in two parts
+    because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring programs take the same pixels
+    of successive frames, which read the same frames of X while they are in the cache of the GPU.
+
+    The tap in time is the outermost of the loop, so all steps that read EARLIER come first: two loops, of which the
+    first is empty but for the first TAPS_T - 1 frames.
+
+    Parameters
+    ----------
+    X : pointer to bf16, fp32 or fp8
+        Frames, ``[batch, frames, height, width, CHANNELS]``, contiguous; a pixel takes a multiple of 16 bytes.
+    EARLIER : pointer to X's dtype
+        The frames before them, ``[batch, TAPS_T - 1, height, width, CHANNELS]``, contiguous, read if CACHED; otherwise
+        every earlier frame is zeros, and its taps are left out.
+    W : pointer to X's dtype
+        Weight, ``[TAPS_T * TAPS_H * TAPS_W, FILTERS, CHANNELS]``, contiguous.
+    SCALE : pointer to fp32
+        Factor of each filter's sums, ``[FILTERS]``, read if SCALED.
+    BIAS : pointer to OUT's dtype
+        Bias, ``[FILTERS]``.
+    RESIDUAL : pointer to OUT's dtype
+        What is added, in the shape of OUT, read if ADD.
+    OUT : pointer to bf16 or fp32
+        The result, ``[batch, frames, height, width, FILTERS]``, contiguous.
+    TAPS_T, TAPS_H, TAPS_W : constexpr int
+        Numbers of taps; TAPS_H and TAPS_W are odd.
+    BH, BW, BN, BN_MORE, BK, STAGES : constexpr int
+        Tile sizes of the kernel; see `tuned_conv.ConvTiles`.
+    """
+    BM: tl.constexpr = BH * BW
+    BLOCKS: tl.constexpr = (CHANNELS + BK - 1) // BK
+    STEPS: tl.constexpr = TAPS_H * TAPS_W * BLOCKS  # of a tap in time
+    PAST: tl.constexpr = TAPS_T - 1
+    NEXT: tl.constexpr = BN_MORE if BN_MORE > 0 else BN
+    line = width * CHANNELS
+    new = tl.make_tensor_descriptor(
+        X, [batch * frames, height, width, CHANNELS], [height * line, line, CHANNELS, 1], [1, BH, BW, BK]
+    )
+    old = new
+    if CACHED:
+        old = tl.make_tensor_descriptor(
+            EARLIER,
+            [batch * PAST, height, width, CHANNELS],
+            [height * line, line, CHANNELS, 1],
+            [1, BH, BW, BK],
+        )
+    TAPS: tl.constexpr = TAPS_T * TAPS_H * TAPS_W
+    filters = tl.make_tensor_descriptor(
+        W, [TAPS, FILTERS, CHANNELS], [FILTERS * CHANNELS, CHANNELS, 1], [1, BN, BK]
+    )
+    more_filters = filters
+    if BN_MORE > 0:
+        more_filters = tl.make_tensor_descriptor(
+            W, [TAPS, FILTERS, CHANNELS], [FILTERS * CHANNELS, CHANNELS, 1], [1, BN_MORE, BK]
+        )
+    filter_tiles: tl.constexpr = (FILTERS + BN + BN_MORE - 1) // (BN + BN_MORE)
+    rows = tl.cdiv(height, BH)
+    columns = tl.cdiv(width, BW)
+    tiles = batch * rows * columns * frames * filter_tiles
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        n = tile % filter_tiles * (BN + BN_MORE)
+        place = tile // filter_tiles
+        t = place % frames
+        place = place // frames
+        column = place % columns * BW
+        place = place // columns
+        row = place % rows * BH
+        b = place // rows
+        before = tl.maximum(PAST - t, 0) * STEPS
+        acc = tl.zeros((BM, BN), tl.float32)
+        more_acc = tl.zeros((BM, NEXT), tl.float32)
+        if CACHED:
+            for step in tl.range(0, before, num_stages=STAGES):
+                acc, more_acc = _accumulated(
+                    acc, more_acc, old, filters, more_filters, b * PAST + t, row, column, n, step,
+                    TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK,
+                )  # fmt: skip
+        for step in tl.range(before, TAPS_T * STEPS, num_stages=STAGES):
+            acc, more_acc = _accumulated(
+                acc, more_acc, new, filters, more_filters, b * frames + t - PAST, row, column, n, step,
+                TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK,
+            )  # fmt: skip
+
+        m = tl.arange(0, BM)
+        y, x = row + m // BW, column + m % BW
+        inside = (y < height) & (x < width)
+        pixel = (b * frames + t).to(tl.int64) * height * width + y * width + x
+        _store(acc, SCALE, BIAS, RESIDUAL, OUT, pixel, inside, n, FILTERS, SCALED, ADD)
+        if BN_MORE > 0:
+            _store(more_acc, SCALE, BIAS, RESIDUAL, OUT, pixel, inside, n + BN, FILTERS, SCALED, ADD)

@@ -1,0 +1,148 @@
+"""Tile sizes of the causal convolution, and the table of sizes for which it is faster than torch's convolution.
+
+`scripts/bench/vae_kernels.py --admit` writes `tuned_conv.json`, which is never edited by hand. The table has a row for
+each convolution in which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time than torch's
+convolution. Without a row a build uses torch's. Builds read the table; opening an artifact does not.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seko_kernels.errors import TilesError
+from seko_kernels.tuned import admitted_rows, shape_class, table_faults
+
+TABLE = Path(__file__).with_name("tuned_conv.json")
+# Shared memory of a Hopper multiprocessor that a program can use, in bytes.
+SHARED_BYTES = 227 * 1024
+
+
+@dataclass(frozen=True)
+class ConvTiles:
+    """Tile sizes of the causal convolution.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Sides of a tile in pixels, powers of two; their product is at least 64.
+    filters, more_filters : int
+        Numbers of filters in the two parts of a tile, powers of two of at least 16; 0: there is no second part.
+    channels : int
+        Number of input channels that a step of the loop multiplies, a power of two of at least 16.
+    stages : int
+        Number of steps that are loaded ahead.
+    warps : int
+        Number of warps of a program, 4 or 8.
+    resident : int
+        Number of programs that run on a multiprocessor at a time.
+
+    Raises
+    ------
+    TilesError
+        If a size is no power of two, or below what the matrix instructions take.
+    """
+
+    rows: int
+    columns: int
+    filters: int
+    more_filters: int
+    channels: int
+    stages: int
+    warps: int
+    resident: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("rows", 1), ("columns", 1), ("filters", 16), ("channels", 16), ("warps", 4)):
+            _expect_power(name, getattr(self, name), least)
+        if self.more_filters:
+            _expect_power("more_filters", self.more_filters, 16)
+        if self.rows * self.columns < 64:
+            raise TilesError(f"a tile must have 64 pixels, got {self.rows} x {self.columns}")
+        if self.stages < 1 or self.resident < 1:
+            raise TilesError(f"stages {self.stages} and resident {self.resident} must be at least 1")
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of 16-bit numbers that all stages of a program take in shared memory."""
+        return 2 * self.channels * (self.rows * self.columns + self.filters + self.more_filters) * self.stages
+
+
+class Convolution(NamedTuple):
+    """A convolution: its sides, and the class of its number of pixels.
+
+    Parameters
+    ----------
+    channels, filters : int
+        Numbers of channels of input and output.
+    taps : tuple of int
+        Numbers of taps in time, height and width.
+    shape_class : str
+        Size class of the pixels of a call, from `size_class`.
+    """
+
+    channels: int
+    filters: int
+    taps: tuple[int, int, int]
+    shape_class: str
+
+
+def size_class(frames: int, height: int, width: int) -> str:
+    """Return the class of a call with this many frames (of all rows), and pixels of a frame; see
+    `tuned.shape_class`."""
+    return shape_class(frames, 1, height * width)
+
+
+def measured_tiles(arch: str, convolution: Convolution) -> ConvTiles | None:
+    """Return the tile sizes that were admitted and faster than torch's convolution on an architecture (``"sm_90"``),
+    or None."""
+    return faster_table().get((arch, convolution))
+
+
+@cache
+def faster_table() -> dict[tuple[str, Convolution], ConvTiles]:
+    """Return the tile sizes by architecture and convolution; see `read_table`."""
+    return read_table(TABLE)
+
+
+def read_table(file: Path) -> dict[tuple[str, Convolution], ConvTiles]:
+    """Read a table that `write_table` wrote.
+
+    Raises
+    ------
+    TilesError
+        If the file is not a table of tile sizes, or an entry was not admitted or was not faster than torch's
+        convolution.
+    """
+    table = {}
+    with table_faults(file):
+        for row in admitted_rows(file):
+            if not row["ms"] < row["torch_ms"]:
+                raise TilesError(f"{file.name}: {row['ms']} ms is no less than torch's {row['torch_ms']}")
+            table[_key(row)] = ConvTiles(**row["tiles"])
+    return table
+
+
+def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Add convolutions (`rows`) to the JSON table; entries of the same architecture and convolution are replaced."""
+    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    merged = {_key(row): row for row in [*old, *rows]}
+    lines = ",\n".join(json.dumps(merged[key], sort_keys=True) for key in sorted(merged))
+    file.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")
+    read_table(file)
+
+
+def _key(row: dict[str, Any]) -> tuple[str, Convolution]:
+    taps = tuple(map(int, row["taps"]))
+    if len(taps) != 3:
+        raise ValueError(f"taps {taps}")
+    sides = int(row["channels"]), int(row["filters"])
+    return str(row["arch"]), Convolution(*sides, (taps[0], taps[1], taps[2]), str(row["shape_class"]))
+
+
+def _expect_power(name: str, value: int, least: int) -> None:
+    if value < least or value & (value - 1):
+        raise TilesError(f"{name} must be a power of two of at least {least}, got {value}")

@@ -1,0 +1,84 @@
+"""The convolution in Triton's interpreter; run by test_causal_conv.py in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from seko_kernels.causal_conv import launch_causal_conv, packed_filters
+from seko_kernels.triton.causal_conv import causal_conv_kernel
+from seko_kernels.tuned_conv import ConvTiles
+from tests.tolerances import FUSED, relative_error
+from tests.truth.naive_conv import naive_causal_conv, some_convolution
+
+ONE_PART = ConvTiles(4, 16, 32, 0, 16, stages=2, warps=4)
+TWO_PARTS = ConvTiles(8, 8, 32, 16, 32, stages=2, warps=4)
+ROW = ConvTiles(1, 64, 16, 0, 16, stages=2, warps=4)
+ALL = (3, 3, 3)
+# Rows, frames, height, width, channels, filters.
+CASES = [
+    (1, 3, 5, 18, 20, 40, ALL, TWO_PARTS),  # no side a multiple of a tile
+    (2, 1, 4, 16, 16, 3, ALL, ONE_PART),  # fewer frames than a tap reaches back, few filters
+    (2, 4, 9, 7, 24, 48, ALL, TWO_PARTS),  # whole filters in two parts, rows of the batch
+    (1, 3, 3, 70, 36, 33, (3, 1, 1), ROW),
+    (1, 2, 6, 5, 12, 20, (1, 3, 3), ONE_PART),
+    (1, 2, 6, 5, 48, 96, (1, 1, 1), TWO_PARTS),
+]
+
+
+def run(
+    given: dict[str, Tensor], tiles: ConvTiles, *, cached: bool, added: bool, programs: int = 3
+) -> Tensor:
+    """What the kernel writes over memory of NaN."""
+    x, residual = given["x"], given["residual"]
+    out = torch.full_like(residual, torch.nan)
+    launch_causal_conv(
+        *(causal_conv_kernel, x, given["earlier"] if cached else None, packed_filters(given["weight"]), None),
+        *(given["bias"], residual if added else None, out, tiles, programs),
+    )
+    return out
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("cached", "added"), [(True, True), (False, False)])
+def test_the_kernel_is_the_convolution(case: tuple, cached: bool, added: bool) -> None:
+    *sides, taps, tiles = case
+    given = some_convolution(*sides, taps)
+    cached = cached and taps[0] > 1
+    out = run(given, tiles, cached=cached, added=added)
+    truth = naive_causal_conv(
+        given["x"],
+        given["earlier"] if cached else None,
+        given["weight"],
+        given["bias"],
+        given["residual"] if added else None,
+    )
+    assert relative_error(out, truth) <= FUSED[torch.float32]
+
+
+def test_results_do_not_depend_on_the_number_of_programs() -> None:
+    given = some_convolution(*CASES[0][:6], ALL)
+    every = [run(given, TWO_PARTS, cached=True, added=True, programs=n) for n in (1, 2, 1000)]
+    assert all(torch.equal(every[0], out) for out in every[1:])
+
+
+def test_frames_before_the_first_are_not_read() -> None:
+    given = some_convolution(*CASES[0][:6], ALL)
+    zeros = {**given, "earlier": torch.zeros_like(given["earlier"])}
+    started = run(given, TWO_PARTS, cached=False, added=False)
+    assert torch.equal(started, run(zeros, TWO_PARTS, cached=True, added=False))
+
+
+def test_sums_of_scaled_filters() -> None:
+    """As of e4m3 numbers, which the interpreter does not multiply."""
+    given = some_convolution(*CASES[0][:6], ALL)
+    scale = torch.linspace(0.5, 2.0, 40)
+    weight = packed_filters(given["weight"] / scale.view(-1, 1, 1, 1, 1))
+    out = torch.full_like(given["residual"], torch.nan)
+    launch_causal_conv(
+        *(causal_conv_kernel, given["x"], given["earlier"], weight, scale, given["bias"], None),
+        *(out, TWO_PARTS, 2),
+    )
+    truth = naive_causal_conv(given["x"], given["earlier"], given["weight"], given["bias"])
+    assert relative_error(out, truth) <= FUSED[torch.float32]

@@ -1,0 +1,348 @@
+"""causal_conv: the reference against float64, streams, refusals, what compiles, its table, its admission."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from seko_kernels import admission_conv, causal_conv, tuned_conv
+from seko_kernels.admission_conv import ConvCase, admit_conv, conv_inputs
+from seko_kernels.causal_conv import packed_filters, tiles_on
+from seko_kernels.conv_reference import e4m3_filters
+from seko_kernels.errors import KernelsError, TilesError
+from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.triton.causal_conv import causal_conv_kernel
+from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, ConvTiles, read_table, size_class, write_table
+from tests.kernels.captured import run_and_replay
+from tests.kernels.interpreter import run_interpreted
+from tests.tiers import first_is_fast
+from tests.tolerances import FUSED, relative_error
+from tests.truth.naive_conv import naive_causal_conv, some_convolution
+
+TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4, resident=2)
+TAPS = [(3, 3, 3), (3, 1, 1), (1, 3, 3), (1, 1, 1)]
+SIDES = (2, 3, 4, 5, 6, 7)  # rows, frames, height, width, channels, filters
+
+
+def convolved(given: dict[str, Tensor], *, cached: bool = True, added: bool = True) -> Tensor:
+    return causal_conv.causal_conv(
+        given["x"],
+        given["earlier"] if cached else None,
+        packed_filters(given["weight"]),
+        given["bias"],
+        given["residual"] if added else None,
+        tiles=TILES,
+    )
+
+
+@pytest.mark.parametrize("taps", TAPS, ids=str)
+@pytest.mark.parametrize(("cached", "added"), [(True, True), (False, False)])
+def test_the_reference_is_the_convolution(taps: tuple[int, int, int], cached: bool, added: bool) -> None:
+    given = some_convolution(*SIDES, taps)
+    truth = naive_causal_conv(
+        given["x"],
+        given["earlier"] if cached else None,
+        given["weight"],
+        given["bias"],
+        given["residual"] if added else None,
+    )
+    assert relative_error(convolved(given, cached=cached, added=added), truth) <= FUSED[torch.float32]
+
+
+def test_a_stream_of_calls_is_the_whole() -> None:
+    """The first call without earlier frames, then more than 30 of one frame or two."""
+    given = some_convolution(1, 52, 4, 5, 6, 7, (3, 3, 3))
+    whole = convolved(given, cached=False)
+    joined, parts, kept = given["x"], [], None
+    weight = packed_filters(given["weight"])
+    cut = [2, *[1, 2] * 16, 2]
+    assert sum(cut) == joined.shape[1]
+    for x, residual in zip(joined.split(cut, 1), given["residual"].split(cut, 1), strict=True):
+        given_now = (x.contiguous(), kept, weight, given["bias"], residual.contiguous())
+        parts.append(causal_conv.causal_conv(*given_now, tiles=TILES))
+        past = x if kept is None else torch.cat((kept, x), dim=1)
+        kept = past[:, -2:].contiguous()
+    assert relative_error(torch.cat(parts, 1), whole) <= FUSED[torch.float32]
+
+
+def test_e4m3_is_as_near_as_its_numbers() -> None:
+    """Products of numbers that are each off by 2**-4 at most, 2.6 % in norm."""
+    given = some_convolution(1, 3, 5, 6, 32, 16, (3, 3, 3))
+    values, scale = e4m3_filters(packed_filters(given["weight"]))
+    x, earlier = (e4m3_cast(given[name] * 16) for name in ("x", "earlier"))
+    out = causal_conv.causal_conv(
+        x, earlier, values, given["bias"], given["residual"], scale=scale / 16, tiles=TILES
+    )
+    exact = naive_causal_conv(
+        x.float() / 16,
+        earlier.float() / 16,
+        (values.float() * scale[:, None]).permute(3, 4, 0, 1, 2),
+        given["bias"],
+        given["residual"],
+    )
+    assert relative_error(out, exact) <= FUSED[torch.float32]
+    truth = naive_causal_conv(*(given[name] for name in ("x", "earlier", "weight", "bias", "residual")))
+    assert 0.001 < relative_error(out, truth) < 0.04
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: {**a, "x": a["x"][0]}, "expected \\[batch, frames"),
+        (lambda a: {**a, "x": a["x"].transpose(2, 3)}, "strided"),
+        (lambda a: {**a, "x": a["x"].half()}, "x is torch.float16"),
+        (lambda a: {**a, "bias": a["bias"].half()}, "bias is torch.float16"),
+        (lambda a: {**a, "earlier": a["earlier"][:, :1].contiguous()}, "earlier has shape"),
+        (lambda a: {**a, "weight": a["weight"][:, :5]}, "weight has shape"),
+        (lambda a: {**a, "weight": a["weight"][..., :2]}, "odd numbers"),
+        (lambda a: {**a, "residual": a["residual"][..., :3].contiguous()}, "residual has shape"),
+        (lambda a: {name: x.to("meta") for name, x in a.items()}, "meta"),
+    ],
+)
+def test_refusals(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str) -> None:
+    with pytest.raises(KernelsError, match=message):
+        convolved(change(some_convolution(*SIDES, (3, 3, 3))))
+
+
+@pytest.mark.slow
+def test_kernel_agrees_with_the_truth_in_the_interpreter() -> None:
+    # the interpreter's own loops with bounds from tensors
+    ignored = ("ignore:Conversion of an array with ndim:DeprecationWarning",)
+    run_interpreted("interpreted_causal_conv.py", ignored=ignored)
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "tiles", "kind"),
+    first_is_fast(
+        [
+            (96, 96, TILES, "*bf16"),
+            (192, 192, ConvTiles(8, 16, 128, 64, 64, stages=4, warps=8), "*bf16"),
+            (384, 384, ConvTiles(1, 128, 128, 0, 64, stages=4, warps=8), "*bf16"),
+            (24, 48, ConvTiles(8, 16, 32, 16, 32, stages=4, warps=4, resident=3), "*bf16"),
+            (96, 96, TILES, "*fp8e4nv"),
+            (192, 192, ConvTiles(8, 16, 128, 64, 64, stages=4, warps=8), "*fp8e4nv"),
+        ]
+    ),
+)
+def test_the_kernel_compiles_for_hopper_without_spills(
+    channels: int,
+    filters: int,
+    tiles: ConvTiles,
+    kind: str,
+    cross_compile: Callable[..., Any],
+    sass_of: Callable[[Any], list[str]],
+) -> None:
+    """Boxes come from tensor descriptors, and each loop's products are the matrix unit's."""
+    made = cross_compile(
+        causal_conv_kernel, *signature(channels, filters, tiles, kind), 90, tiles.warps, ("height", "width")
+    )
+    assert made.metadata.shared * tiles.resident <= SHARED_BYTES
+    opcodes = sass_of(made)
+    assert {"QGMMA" if kind == "*fp8e4nv" else "HGMMA", "UTMALDG"} <= set(opcodes)
+    assert not {"LDL", "STL"} & set(opcodes)
+
+
+@pytest.mark.slow
+def test_the_kernel_compiles_for_every_gpu(
+    cross_compile: Callable[..., Any], compile_archs: tuple[int, ...]
+) -> None:
+    tiles = ConvTiles(8, 8, 32, 16, 32, stages=2, warps=4)
+    for arch in compile_archs:
+        cross_compile(causal_conv_kernel, *signature(96, 96, tiles, "*bf16"), arch, 4)
+
+
+def signature(
+    channels: int, filters: int, tiles: ConvTiles, kind: str
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Types and constants of `causal_conv_kernel` with cached frames and a residual."""
+    types = {
+        **dict.fromkeys(("X", "EARLIER", "W"), kind),
+        "SCALE": "*fp32",
+        **dict.fromkeys(("BIAS", "RESIDUAL", "OUT"), "*bf16"),
+        **dict.fromkeys(("batch", "frames", "height", "width"), "i32"),
+    }
+    constants = {
+        "CHANNELS": channels,
+        "FILTERS": filters,
+        "TAPS_T": 3,
+        "TAPS_H": 3,
+        "TAPS_W": 3,
+        "CACHED": True,
+        "SCALED": kind != "*bf16",
+        "ADD": True,
+        "BH": tiles.rows,
+        "BW": tiles.columns,
+        "BN": tiles.filters,
+        "BN_MORE": tiles.more_filters,
+        "BK": tiles.channels,
+        "STAGES": tiles.stages,
+    }
+    return types, constants
+
+
+# -- where it is taken -----------------------------------------------------------------------------------------
+
+
+def row(**change: object) -> dict[str, Any]:
+    sizes = {
+        "rows": 8,
+        "columns": 16,
+        "filters": 64,
+        "more_filters": 32,
+        "channels": 32,
+        "stages": 4,
+        "warps": 4,
+    }
+    known = {"arch": "sm_90", "channels": 96, "filters": 96, "taps": [3, 3, 3], "shape_class": "many"}
+    return {**known, "tiles": sizes, "error": 0.01, "bound": 0.02, "ms": 1.0, "torch_ms": 1.2, **change}
+
+
+def test_the_table_that_ships_can_be_read() -> None:
+    read_table(tuned_conv.TABLE)
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+
+
+def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "table.json"
+    write_table(file, [row(), row(channels=192)])
+    write_table(file, [row(ms=0.9)])
+    assert [line["ms"] for line in json.loads(file.read_text())] == [0.9, 1.0]
+    place = Convolution(96, 96, (3, 3, 3), "many")
+    assert read_table(file)["sm_90", place].more_filters == 32
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+    assert size_class(12, 480, 832) == "many"
+    with FakeTensorMode():
+
+        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="cuda")
+
+        x, weight = empty(1, 12, 480, 832, 96), empty(96, 96, 3, 3, 3)
+        on_gpu(monkeypatch, (9, 0))
+        assert tiles_on(x, weight) == read_table(file)["sm_90", place]
+        assert tiles_on(empty(*x.shape, dtype=torch.float32), weight) is None
+        assert tiles_on(empty(1, 1, 60, 832, 96), weight) is None  # a smaller call
+        assert tiles_on(x, empty(96, 96, 1, 3, 3)) is None  # fewer taps
+        on_gpu(monkeypatch, (10, 0))
+        assert tiles_on(x, weight) is None
+    assert tiles_on(torch.empty(1, 1, 1, 1, 96, dtype=torch.bfloat16), torch.empty(96, 96, 3, 3, 3)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"error": float("nan")}, "above its bound"),
+        ({"ms": 1.2}, "no less than torch's"),
+        ({"shape_class": "huge"}, "no shape class"),
+        ({"taps": [3, 3]}, "no table"),
+        ({"tiles": {"rows": 8}}, "no table"),
+        ({"tiles": {**row()["tiles"], "filters": 96}}, "power of two"),
+        ({"tiles": {**row()["tiles"], "rows": 2}}, "64 pixels"),
+        ({"tiles": {**row()["tiles"], "stages": 0}}, "at least 1"),
+    ],
+)
+def test_tables_that_cannot_be(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps([row(**change)]))
+    with pytest.raises(TilesError, match=message):
+        read_table(file)
+
+
+def test_the_op_on_a_gpu_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames whose pixels take no multiple of 16 bytes are padded in front of it."""
+    on_gpu(monkeypatch, (9, 0))
+    with FakeTensorMode():
+        for channels in (96, 20):
+            x, earlier = (
+                torch.empty(1, frames, 6, 8, channels, dtype=torch.bfloat16, device="cuda")
+                for frames in (4, 2)
+            )
+            weight = torch.empty(3, 3, 3, 96, channels, dtype=torch.bfloat16, device="cuda")
+            bias = torch.empty(96, dtype=torch.bfloat16, device="cuda")
+
+            def call(*given: Tensor) -> Tensor:
+                return causal_conv.causal_conv(*given, tiles=TILES)
+
+            traced = torch.fx.experimental.proxy_tensor.make_fx(call)(x, earlier, weight, bias)
+            names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+            assert sum("causal_conv" in name or "triton_kernel" in name for name in names) == 1
+            assert any("pad" in name for name in names) == (channels == 20)
+
+
+# -- admission -------------------------------------------------------------------------------------------------
+
+
+def test_admission_admits_what_is_right() -> None:
+    passed = admit_conv(TILES, 6, 5, (3, 3, 3), "cpu")
+    assert passed.refusal == ""
+    assert 0 <= passed.error <= passed.bound
+
+
+def test_admission_refuses_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = causal_conv.causal_conv
+
+    def refusal(wrong: Callable[..., Tensor]) -> str:
+        monkeypatch.setattr(admission_conv, "causal_conv", wrong)
+        return admit_conv(TILES, 6, 5, (3, 3, 3), "cpu").refusal
+
+    def no_past(x: Tensor, _: Tensor | None, *rest: Any, **named: Any) -> Tensor:
+        return right(x, None, *rest, **named)
+
+    def edge_lost(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return right(torch.cat((x[:, :, :, :-1], 0 * x[:, :, :, -1:]), 3), *rest, **named)
+
+    def unwritten(*given: Any, **named: Any) -> Tensor:
+        out = right(*given, **named)
+        out[0, -1, -1, -1, -1] = torch.nan
+        return out
+
+    def no_code(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("PassManager::run failed")
+
+    assert "above" in refusal(no_past)
+    assert "above" in refusal(edge_lost)
+    assert "error nan" in refusal(unwritten)
+    assert "two runs differ" in refusal(lambda *a, **n: right(*a, **n) * (1 + torch.rand(()) * 1e-3))
+    assert "PassManager" in refusal(no_code)
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------
+
+
+class ConvModule(torch.nn.Module):
+    """The convolution as an engine's graph sees it."""
+
+    def forward(self, x: Tensor, earlier: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return causal_conv.causal_conv(x * 1.0, earlier, packed_filters(weight), bias, tiles=TILES) + 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("taps", TAPS, ids=str)
+@pytest.mark.parametrize(("channels", "filters"), [(96, 96), (16, 384), (20, 36), (96, 3)])
+def test_gpu_admits_it(channels: int, filters: int, taps: tuple[int, int, int]) -> None:
+    assert admit_conv(TILES, channels, filters, taps, full=(3, 60, 104)).refusal == ""
+
+
+@pytest.mark.gpu
+def test_gpu_package_is_the_reference(package_runner: Callable[..., Any]) -> None:
+    case = ConvCase("engine", 1, 4, 61, 90, cached=True, added=False)
+    given = conv_inputs(case, 96, 96, (3, 3, 3), "cuda")
+    assert given.earlier is not None
+    weight = given.weight.permute(3, 4, 0, 1, 2).contiguous()
+    arguments = (given.x, given.earlier, weight, given.bias)
+    engine = package_runner(ConvModule(), arguments)
+    (direct,), (captured,) = run_and_replay(engine, arguments)
+    assert torch.equal(direct, causal_conv.causal_conv(*given[:3], given.bias, tiles=TILES))
+    assert torch.equal(direct, captured)
