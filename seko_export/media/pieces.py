@@ -208,7 +208,7 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
             vae.video_frames(s.chunk_frames, first=True),
             vae.video_frames(s.chunk_frames, first=False),
         )
-        pieces = in_parts(*pieces, parts, whole)
+        pieces = in_parts(pieces[0], pieces[1], parts, whole)
     encoding = config.workload.encoding_vae
     if encoding is None:
         return pieces
