@@ -1,4 +1,4 @@
-"""`python -m seko_export`: the same as the `seko-export` command."""
+"""`python -m seko_export` runs the same program as the command `seko-export`."""
 
 from seko_export.cli.commands import main
 

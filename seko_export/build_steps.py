@@ -1,4 +1,4 @@
-"""The steps of a build and their order. Each step is implemented in another module."""
+"""The steps of a build and their order. Each step of a build is implemented in another module."""
 
 from __future__ import annotations
 

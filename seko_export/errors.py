@@ -1,4 +1,4 @@
-"""Errors of the exporter: a class for each exit code of the command. The message states the cause."""
+"""Errors of the exporter: a class for each exit code of the command. The message of an error states the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Formats of quantised KV caches, their definitions in torch, and their Triton kernels. Import from here."""
+"""Formats of quantised KV caches, their definitions in torch, and their Triton kernels. Import the names of this
+package from `seko_kernels` itself."""
 
 from seko_kernels.formats import NUMBER_FORMATS, CacheTensor, NumberFormat, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, ExactKv, KvFormat

@@ -2,8 +2,8 @@
 the table of tuned tile sizes.
 
 Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/LOG.md). Tile sizes are
-therefore used only after they passed this check on the GPU for which they are meant. Opening an artifact never runs
-the check.
+therefore used only after they passed this check on the GPU for which they are meant. Opening an artifact never runs the
+admission check.
 """
 
 from __future__ import annotations

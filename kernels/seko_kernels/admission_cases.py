@@ -93,9 +93,9 @@ def expected(
 ) -> tuple[Tensor, Tensor]:
     """Return the attention in float32, and the attention with the roundings that the kernel makes.
 
-    For scores against cached tokens, queries are rounded to int8. Probabilities, scaled to 256 at a row's maximum,
-    are rounded to e4m3 for cached tokens and to q's dtype for own tokens. The result is rounded to bfloat16. The
-    computation handles one head and row at a time, to bound memory.
+    For scores against cached tokens, queries are rounded to int8. Probabilities, scaled to 256 at a row's maximum, are
+    rounded to e4m3 for cached tokens and to q's dtype for own tokens. The result of the attention is rounded to
+    bfloat16. The expected attention is computed for one head and row at a time, to bound memory.
 
     Returns
     -------
@@ -151,7 +151,8 @@ def _made_hard(
 def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     """Return seeded random arguments of `fused_reference.attention_bf16`, with NaN behind the valid tokens.
 
-    As in a cache, the case's own tokens follow its cached tokens. Tensors are bfloat16 on CUDA, float32 on a CPU.
+    As in a cache, the case's own tokens follow the cached tokens. The tensors of a test case are bfloat16 on CUDA,
+    float32 on a CPU.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, tokens = len(case.valid_tokens), case.cache_tokens + case.query_tokens
@@ -173,7 +174,7 @@ def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]
 def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the attention in float32, and the attention with probabilities and result rounded to bfloat16.
 
-    The computation handles one head and row at a time, to bound memory.
+    The expected attention is computed for one head and row at a time, to bound memory.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Admission of the causal convolution: a check that tile sizes give right results on this GPU, before they enter the
 table of `tuned_conv`.
 
-The check is that of attention (`admission`): results as near to float32 as the same computation in the kernel's dtype,
-equal in several runs, and every place written.
+The check of the convolution has the rules of attention's check (`admission`): results are as near to float32 as the
+same computation in the kernel's dtype, equal in several runs, and every place is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seko_kernels.tuned_conv import ConvTiles
 
 
 class ConvCase(NamedTuple):
-    """A test case of the convolution: sides of a call, whether frames before it are given, whether a residual is."""
+    """A test case of the convolution: the sides of a call, and whether the call gets earlier frames and a residual."""
 
     name: str
     batch: int

@@ -71,20 +71,20 @@ def attention_fp8(
 ) -> Tensor:
     """Attend to the cached tokens in 8 bits and to the chunk's own tokens unquantised (docs/adr/0006).
 
-    The cached tokens of row b are its first ``valid_tokens[b] - T`` keys; bytes after them are never used. Cached
-    keys are int8, with one scale for each head and tile of `KEY_TILE` tokens; queries are rounded to int8 by row.
-    Cached values are e4m3. Keys and queries in e4m3, with three bits of mantissa, would visibly reduce picture
-    quality.
+    The cached tokens of row b are its first ``valid_tokens[b] - T`` keys; bytes after them are never used. Cached keys
+    are int8, with one scale for each head and tile of `KEY_TILE` tokens; queries are rounded to int8 by row. The cached
+    values of the 8-bit attention are e4m3. Keys and queries in e4m3, with three bits of mantissa, would visibly reduce
+    picture quality.
 
-    K is token-major like the cache, so that expanding the cache copies whole rows; a tile of one head still fits a
-    tensor descriptor (rows of D bytes, D a multiple of 32). V is transposed because the fp8 matrix instruction takes
-    its second operand only in that order.
+    The cached keys are token-major like the cache, so that expanding the cache copies whole rows. A tile of one head
+    still fits a tensor descriptor (rows of D bytes, D a multiple of 32). The cached values are transposed, because the
+    fp8 matrix instruction takes its second operand only in that order.
 
     Parameters
     ----------
     q : Tensor
-        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; D a
-        power of two, at least 32.
+        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32, contiguous. D
+        is a power of two, at least 32.
     k : Tensor
         Cached keys, ``[B, N, H, D]`` int8, contiguous, for N cached tokens of each row.
     k_scale : Tensor

@@ -1,7 +1,7 @@
 """The causal 3D convolution op: checks its arguments, calls Triton (CUDA) or the reference (CPU).
 
 Frames are in channels-last memory, ``[B, T, H, W, C]``: rows, frames, height, width, channels. The frames before a call
-are a tensor of their own, so that nothing is joined or padded in memory.
+are a separate tensor, so that nothing is joined or padded in memory.
 """
 
 from __future__ import annotations

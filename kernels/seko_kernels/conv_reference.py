@@ -1,4 +1,4 @@
-"""The causal convolution in plain torch: what its kernels are compared with, and what a CPU runs."""
+"""The causal convolution in plain torch, which defines the results of the kernels and runs on a CPU."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 For up to `FEW_ROWS` rows, reading the weights takes nearly all of the time of a linear layer. A step of speech
 synthesis has one or a few rows for each session. Calls with more rows use torch's matmuls, and torch's compiler fuses
-the ops between them.
+the ops between them. There are two kernels: `few_rows_kernel` is the usual one, and `warpgroup_rows_kernel` runs where
+the table of `tuned_rows` has it, for up to `MOST_ROWS` rows.
 
 *Tickets* are int32 counters that tell the programs of a launch which of them finishes a shared sum last. Tickets
 are zero between launches; the first op of a layer allocates them.
@@ -23,11 +24,11 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.few_rows import few_rows_kernel
+from seko_kernels.triton.warpgroup_rows import warpgroup_rows_kernel
+from seko_kernels.tuned_rows import ADDED, GATED, MOST_ROWS, NORM, Product, RowTiles, measured_tiles
 
 FEW_ROWS = 32
 TICKETS = 512
-_PROGRAMS = 132  # multiprocessors of a large GPU
-_CHANNELS, _PRODUCTS = 16, 256  # of a program, and of a turn
 
 
 class Weight(NamedTuple):
@@ -44,34 +45,6 @@ class Weight(NamedTuple):
 
     values: Tensor
     scale: Tensor | None = None
-
-
-class RowTiles(NamedTuple):
-    """Tile sizes of a launch of `few_rows_kernel`: rows, output channels and products of a program, and number of
-    programs that share a sum."""
-
-    rows: int
-    channels: int
-    products: int
-    splits: int
-    warps: int = 4
-    stages: int = 4
-
-    @classmethod
-    def of(cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool) -> RowTiles:
-        """Return the tile sizes for `rows` rows, `outer` output channels and sums of `inner` products.
-
-        If `shared` is true, several programs share a sum where the launch would otherwise have fewer programs than
-        the GPU has multiprocessors. In such small launches each program loads more products at a time.
-        `scripts/bench/voxcpm2_kernels.py` compares tile sizes.
-        """
-        block = max(16, triton.next_power_of_2(rows))
-        programs, splits = triton.cdiv(outer, _CHANNELS), 1
-        while shared and programs * splits * 2 <= _PROGRAMS and inner >= 2 * splits * _PRODUCTS:
-            splits *= 2
-        few = programs * splits <= _PROGRAMS and inner >= 2 * splits * 2 * _PRODUCTS
-        products = min(_PRODUCTS * (1 + few), max(64, triton.next_power_of_2(inner)))
-        return cls(block, _CHANNELS, products, splits, stages=3 if gated else 4)
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -102,7 +75,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
         If a tensor has another shape, dtype or layout than documented here, or lies on another device; if the
         weight is e4m3 and the GPU has no fp8 numbers.
     """
-    tickets = torch.zeros if not _is_few(x, weight) else torch.empty
+    tickets = torch.zeros if _tiles(x, weight, NORM) is None else torch.empty
     made = tickets(TICKETS, dtype=torch.int32, device=x.device)
     return _linear(x, weight, made, norm=(norm_weight, eps), makes_tickets=True), made
 
@@ -141,8 +114,26 @@ def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, ticket
     return _linear(x, weight, tickets, hidden=hidden, branch_scale=scale)
 
 
-def _is_few(x: Tensor, weight: Weight) -> bool:
-    return takes_kernels(x, weight.values) and x.numel() // x.shape[-1] <= FEW_ROWS
+def _tiles(x: Tensor, weight: Weight, form: str) -> RowTiles | None:
+    """Return the tile sizes with which a linear layer runs in a kernel of Seko's, or None if it runs in torch's
+    ops."""
+    if not takes_kernels(x, weight.values):
+        return None
+    outer, inner = weight.values.shape
+    outer, rows = outer // 2 if form == GATED else outer, x.numel() // x.shape[-1]
+    if rows <= MOST_ROWS and x.dtype == torch.bfloat16:
+        major, minor = torch.cuda.get_device_capability(x.device)
+        product = Product.of(rows, outer, inner, form, fp8=weight.scale is not None)
+        measured = measured_tiles(f"sm_{major}{minor}", product)
+        if measured is not None:
+            return measured
+    if rows > FEW_ROWS:
+        return None
+    return RowTiles.of(rows, outer, inner, gated=form == GATED, shared=form == ADDED)
+
+
+def _form(normed: bool, gated: bool) -> str:
+    return ADDED if not normed else GATED if gated else NORM
 
 
 def _linear(
@@ -169,7 +160,7 @@ def _linear(
     if norm is not None:
         expect("norm_weight", norm[0], (inner,), x.dtype)
     eps = 0.0 if norm is None else norm[1]
-    if _is_few(x, weight):
+    if _tiles(x, weight, _form(norm is not None, gated)) is not None:
         if scale is not None:
             expect_fp8(x.device)
         norm_weight = None if norm is None else norm[0]
@@ -195,18 +186,22 @@ def _few_rows_cuda(
     gated: bool,
     makes_tickets: bool,
 ) -> Tensor:
-    outer, inner = weight.shape
-    outer = outer // 2 if gated else outer
-    rows = x.numel() // inner
+    outer = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
-    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None)
+    tiles = _tiles(x, Weight(weight, scale), _form(norm_weight is not None, gated))
+    assert tiles is not None
     launch_few_rows(
-        wrap_triton(few_rows_kernel),
+        wrap_triton(kernel_of(tiles)),
         *(x, norm_weight, weight, scale, hidden, out, tickets),
         *(eps, branch_scale, gated, makes_tickets),
         tiles,
     )
     return out
+
+
+def kernel_of(tiles: RowTiles) -> Any:
+    """Return the kernel that tile sizes belong to."""
+    return warpgroup_rows_kernel if tiles.warpgroup else few_rows_kernel
 
 
 def launch_few_rows(
@@ -224,14 +219,15 @@ def launch_few_rows(
     makes_tickets: bool,
     tiles: RowTiles,
 ) -> None:
-    """Launch `few_rows_kernel` with the given tile sizes; `kernel` is that kernel, or its wrapper for a torch op."""
+    """Launch `kernel_of` the given tile sizes; `kernel` is that kernel, or its wrapper for a torch op."""
     outer, inner = out.shape[-1], x.shape[-1]
     rows = x.numel() // inner
     part = triton.cdiv(triton.cdiv(inner, tiles.splits), tiles.products) * tiles.products
     sums = out
     if tiles.splits > 1:
         sums = torch.empty((tiles.splits, rows, outer), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(outer, tiles.channels), tiles.splits, triton.cdiv(rows, tiles.rows))
+    channels = tiles.channels // 2 if gated and tiles.warpgroup else tiles.channels
+    grid = (triton.cdiv(outer, channels), tiles.splits, triton.cdiv(rows, tiles.rows))
     if grid[0] * grid[2] > TICKETS and tiles.splits > 1:
         raise KernelsError(f"{grid[0] * grid[2]} tiles of outputs share sums, expected {TICKETS} at most")
     kernel[grid](
@@ -260,7 +256,7 @@ def launch_few_rows(
         BM=tiles.rows,
         BN=tiles.channels,
         BK=tiles.products,
-        SLICES=tiles.warps,
         STAGES=tiles.stages,
         num_warps=tiles.warps,
+        **({} if tiles.warpgroup else {"SLICES": tiles.warps}),
     )

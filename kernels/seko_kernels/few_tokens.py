@@ -1,5 +1,5 @@
-"""Attention ops for few tokens: among at most 64 tokens, or of one new token a row to that row's cached positions.
-Several query heads share one key head."""
+"""Attention ops for few tokens: among at most 64 tokens, or of one new token a row to that row's cached positions. In
+these attention ops several query heads share one key head."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def decode_attention(
         Queries, keys and values of the new tokens, ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous: H query
         heads, K key heads, D channels.
     cos, sin : Tensor or None
-        Rotary tables, ``[B, D]`` float32; the first and the second half of the D channels are equal; None: no rotation.
+        Rotary tables, ``[B, D]`` float32, in which the first and the second half of the D channels are equal. None:
+        queries and keys are not rotated.
     k_cache, v_cache : Tensor
         The cache of keys and of values, ``[S, K, D]`` of qkv's dtype, contiguous, with S places that the rows share;
         written in place.
@@ -165,7 +166,7 @@ def quantised_decode_attention(
     """Return the attention that `decode_attention` returns, for a quantised cache to which the new token was already
     written.
 
-    Parameters and errors are those of `decode_attention`; keys and values have the same number format.
+    The parameters and errors are those of `decode_attention`. Keys and values have the same number format.
     """
     form, (codes, scales) = keys.form, keys[1:]
     places, kv_heads, _ = codes.shape

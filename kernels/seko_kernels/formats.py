@@ -1,4 +1,5 @@
-"""Constants of the quantised KV cache formats, and records that describe the tensors of a cache. No computation."""
+"""Constants of the quantised KV cache formats, and records that describe the tensors of a cache. The records of formats
+compute nothing."""
 
 from __future__ import annotations
 
@@ -127,9 +128,9 @@ class NumberFormat:
     """A number format for cached keys or values: the record that the code for writing, for reading and for the buffer
     table shares.
 
-    A stored number is ``code * scale``. The scale is its head's calibrated power of two, times the e4m3 step of its
-    group if the format has groups. A group is some channels of one token and head, so writing a token changes no other
-    token's codes.
+    A stored number is ``code * scale``. The scale of a stored number is its head's calibrated power of two, times the
+    e4m3 step of its group if the format has groups. A group is some channels of one token and head, so writing a token
+    changes no other token's codes.
 
     Parameters
     ----------

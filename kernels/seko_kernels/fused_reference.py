@@ -1,6 +1,6 @@
 """Reference implementation of the fused and fp8 ops in plain torch, which defines the result of each kernel.
 
-Everything is computed in float32 and rounded once when a result is stored; fp8 results have the bytes of `e4m3_cast`.
+Every reference computes in float32 and rounds once when a result is stored. fp8 results have the bytes of `e4m3_cast`.
 The scale of an fp8 tensor is a power of two for each head, so that multiplying by the scale is exact.
 """
 
@@ -27,8 +27,8 @@ def e4m3_cast(x: Tensor) -> Tensor:
 
 
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows to int8: ``codes = clamp(round(x / scale), -127, 127)``, ties to even; a row's largest code is at
-    least 64.
+    """Quantise rows to int8, with ``codes = clamp(round(x / scale), -127, 127)``, ties to even; a row's largest code is
+    at least 64.
 
     Parameters
     ----------
@@ -51,9 +51,10 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise keys by tiles of tokens: ``scale = max(bound / 127, 2**-100)``, ``codes = round(k * (1 / scale))``.
+    """Quantise keys by tiles of tokens, with ``scale = max(bound / 127, 2**-100)``, ``codes = round(k * (1 / scale))``.
 
-    Ties go to even. Codes above 127 are clamped to 127; with a bound from `key_bounds` there are none.
+    Codes halfway between two whole numbers are rounded to the even one. Codes above 127 are clamped to 127. With a
+    bound from `key_bounds` there are no such codes.
 
     Parameters
     ----------
@@ -96,11 +97,11 @@ def key_codes(
     """Quantise NVFP4 keys to int8 without expanding them first: all arithmetic is in fp16, in units of the int8
     scale.
 
-    With ``i = 1 / key_scale`` of its tile, a key's number is ``x = fma(e2m1(code), s, m)`` with a block's
-    ``s = fp16(e4m3(scale) * (global_scale * i))`` and ``m = fp16(mean * i)``, and a pair of them becomes
-    ``fma(x_even, cos, -fp16(x_odd * sin))`` and ``fma(x_even, sin, fp16(x_odd * cos))``, cosine and sine in fp16; a
-    code is the nearest whole number, ties to even. All operations are fp16 operations (an fma rounds once), so that
-    every device computes the same bytes. Keys without rotation are the nearest whole numbers to ``e2m1(code) * s``.
+    A key's number is ``x = fma(e2m1(code), s, m)``, with ``i = 1 / key_scale`` of its tile. The factor of a block is
+    ``s = fp16(e4m3(scale) * (global_scale * i))``, and ``m = fp16(mean * i)``. A pair of numbers becomes ``fma(x_even,
+    cos, -fp16(x_odd * sin))`` and ``fma(x_even, sin, fp16(x_odd * cos))``, with cosine and sine in fp16. A code is the
+    nearest whole number, ties to even. All operations on keys are fp16 operations (an fma rounds once), so that every
+    device computes the same bytes. Keys without rotation are the nearest whole numbers to ``e2m1(code) * s``.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ def _fp16(x: Tensor) -> Tensor:
 
 
 def scale_per_token(scale: Tensor, tokens: int) -> Tensor:
-    """Repeat the scales of tiles ``[B, H, tiles]`` for each token: ``[B, H, tokens]``."""
+    """Repeat the scales of tiles ``[B, H, tiles]`` for each token, in the shape ``[B, H, tokens]``."""
     each: Tensor = scale.repeat_interleave(KEY_TILE, -1)[..., :tokens]
     return each
 
@@ -160,22 +161,23 @@ def by_tiles(x: Tensor) -> Tensor:
 
 
 def largest_of_tiles(k: Tensor) -> Tensor:
-    """Return the largest magnitude in each tile of keys ``[B, P, H, D]``: ``[B, H, tiles]``."""
+    """Return the largest magnitude in each tile of keys ``[B, P, H, D]``, in the shape ``[B, H, tiles]``."""
     return by_tiles(k.abs()).amax((2, 4)).transpose(1, 2)
 
 
 def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor | None) -> Tensor:
     """Return an upper bound of the key magnitudes in each tile of tokens, computed from the keys' scale bytes alone.
 
-    A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``, so a pair of channels, to which a mean m is
-    added, lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``, and after rotation by any angle within ``hypot(a,
-    b)``. The root is replaced by two chords, which are exact if a or b is 0 and at most 3 % too large: with t =
-    max(a, b) and s = min(a, b), ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``. With a and b rounded to 12 bits, like
-    all factors of a rotation, each product is exact and each sum rounds once, fused or not; a maximum does not depend
-    on the order. Every program that computes a tile's bound therefore gets the same bits.
+    A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``. A pair of channels, to which a mean m is added,
+    lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``. After rotation by any angle the pair lies within
+    ``hypot(a, b)``. The square root in ``hypot`` is replaced by two chords. With t = max(a, b) and s = min(a, b) the
+    bound is ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``, which is exact if a or b is 0 and at most 3 % too large.
+    With a and b rounded to 12 bits, like all factors of a rotation, each product is exact and each sum rounds once,
+    fused or not. A maximum does not depend on the order. Every program that computes a tile's bound therefore gets the
+    same bits.
 
-    The rounding errors of `key_codes` and of a and b add up to less than 1/300. They cannot exceed int8's range: a
-    bound is divided by 127, and only numbers from 127.5 on would be rounded to a larger code.
+    The rounding errors of `key_codes` and of a and b add up to less than 1/300. The rounding errors cannot exceed
+    int8's range, because a bound is divided by 127, and only numbers from 127.5 on would be rounded to a larger code.
 
     Parameters
     ----------
@@ -364,7 +366,7 @@ def qk_norm_rope(
 
 
 def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows to e4m3: ``scale = max(amax / 448, 2**-100)``, ``e4m3(x * (1 / scale))``.
+    """Quantise rows to e4m3, with ``scale = max(amax / 448, 2**-100)``, ``e4m3(x * (1 / scale))``.
 
     Parameters
     ----------
@@ -395,7 +397,7 @@ def layer_norm(x: Tensor, eps: float) -> Tensor:
 
 def of_frames(modulation: Tensor, layer_modulation: Tensor, which: int, tokens: int) -> Tensor:
     """Return vector `which` of the six modulation vectors ``modulation [B, F, 6, d] + layer_modulation [6, d]``,
-    repeated for each token: ``[B, T, d]``.
+    repeated for each token, in the shape ``[B, T, d]``.
     """
     row = modulation[:, :, which] + layer_modulation[which]
     return row.repeat_interleave(tokens // modulation.shape[1], dim=1)

@@ -1,5 +1,5 @@
-"""The interface of KV cache formats, and the exact format. Quantised formats are in `lossy_kv`, names of formats in
-`kv_schemes`.
+"""The interface of KV cache formats, and the exact format. The module `lossy_kv` has the quantised cache formats, and
+`kv_schemes` the names of formats.
 
 A format works on the caches of **one layer**, ``[N, *token_shape]``, where N is the number of tokens of all rows.
 """
@@ -173,7 +173,7 @@ class ExactKv:
 
     @property
     def read_in_8_bits(self) -> bool:
-        """False: 8-bit attention reads only quantised caches."""
+        """False, because 8-bit attention reads only quantised caches."""
         return False
 
     @property
@@ -184,7 +184,7 @@ class ExactKv:
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """Empty: the exact format has no calibrated constants."""
+        """Empty, because the exact format has no calibrated constants."""
         return ()
 
     @property
@@ -227,7 +227,7 @@ class ExactKv:
         ), caches["v"]
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
-        """Return an empty dict: the exact format has no constants."""
+        """Return an empty dict, because the exact format has no constants."""
         check_statistics(k, v, self.heads, self.head_dim)
         return {}
 

@@ -91,7 +91,7 @@ def kv_expand(
     """Expand a quantised cache to numbers. To keys stored before RoPE, add the mean that the write subtracted, and
     rotate them.
 
-    Tokens that were never written (zero bytes) expand to 0, or to the rotated mean.
+    Tokens of the cache that were never written (zero bytes) expand to 0, or to the rotated mean.
 
     Parameters
     ----------

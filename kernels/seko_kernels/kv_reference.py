@@ -1,9 +1,9 @@
-"""Reference implementation of quantised caches in plain torch, byte for byte equal to the kernels. NVFP4's formulas
-are in `reference`.
+"""Reference implementation of quantised caches in plain torch, byte for byte equal to the kernels. The module
+`reference` has the formulas of NVFP4.
 
-The arithmetic is static, so that `torch.export` can trace it. Every step is exact in fp32, rounds at a stated place,
-or is corrected to the exact result. Therefore eager torch, a compiled CPU engine and the Triton kernels give equal
-bytes.
+The arithmetic of the reference is static, so that `torch.export` can trace it. Every step is exact in fp32, rounds at a
+stated place, or is corrected to the exact result. Because of this, eager torch, a compiled CPU engine and the Triton
+kernels give equal bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ def encode(
 ) -> tuple[Tensor, Tensor | None]:
     """Quantise ``x - mean`` to codes and scales of a number format.
 
-    NVFP4: `reference.nvfp4_encode`. fp8: the bits of ``e4m3(|x| / g)``, to nearest even, saturating, with the sign
-    of x. Integers: per group of channels ``s = e4m3 at or above (range * 1/levels * 1/g) * g`` and the nearest ``x
-    / s``, ties to even. int8: range is the largest magnitude, 127 levels, codes -127..127. int4: range is from the
-    least to the largest number, 0 included, 15 levels; the code of 0 is the group's zero point, codes 0..15.
-    Rotated int4: int4 of ``hadamard(x - mean) / 16`` with groups of 128 channels, the length of a transform, so
-    that a token and head of 128 channels has one step.
+    The codes of NVFP4 are those of `reference.nvfp4_encode`. For fp8 a code has the bits of ``e4m3(|x| / g)``,
+    to nearest even, saturating, with the sign of x. For integers, a group of channels has the step ``s = e4m3 at or
+    above (range * 1/levels * 1/g) * g``, and codes are the nearest ``x / s``, ties to even. For int8 the range is the
+    largest magnitude, with 127 levels and codes -127..127. For int4 the range is from the least to the largest number,
+    0 included, with 15 levels. The code of 0 is the group's zero point, and codes are 0..15. Rotated int4 is int4 of
+    ``hadamard(x - mean) / 16`` with groups of 128 channels, the length of a transform. A token and head of 128 channels
+    therefore has one step.
 
     Parameters
     ----------
@@ -77,10 +78,11 @@ def encode(
 def decode(
     form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Expand codes and scales that `encode` returned to numbers. NVFP4 and fp8 are exact in both dtypes; integers are
-    exact in float32 and rounded once to bfloat16.
+    """Expand codes and scales that `encode` returned to numbers. NVFP4 and fp8 numbers are exact in both dtypes;
+    integer formats are exact in float32 and rounded once to bfloat16.
 
-    Rotated int4 is ``hadamard((code - zero) * step) / 8``. Each of the seven additions rounds to float32.
+    Numbers of rotated int4 are ``hadamard((code - zero) * step) / 8``. Each of the seven additions of the Hadamard
+    transform rounds to float32.
 
     Parameters
     ----------
@@ -116,9 +118,9 @@ def decode(
 def hadamard(x: Tensor) -> Tensor:
     """Apply the Walsh-Hadamard transform (Sylvester's matrix) to the last axis, a power of two long, in float32.
 
-    The transform consists of butterflies ``(a + b, a - b)`` of numbers at distances 1, 2, 4, …, in this order, each
-    of which rounds once. The order is part of the format: a matrix product would not fix the order of summation, and
-    so not the bytes.
+    The transform consists of butterflies ``(a + b, a - b)`` of numbers at distances 1, 2, 4, …, in this order, each of
+    which rounds once. The order of the butterflies is part of the format: a matrix product would not fix the order of
+    summation, and so not the bytes.
     """
     apart = 1
     while apart < x.shape[-1]:
@@ -131,8 +133,8 @@ def hadamard(x: Tensor) -> Tensor:
 def e4m3_above(x: Tensor) -> Tensor:
     """Return the bits of the smallest e4m3 number >= `x` (float32, >= 0), at most 448, as uint8.
 
-    If the nearest e4m3 number is 0, the result is 0, so that the result does not depend on numbers that a GPU may
-    flush to zero.
+    If the nearest e4m3 number is 0, `e4m3_above` returns 0, so that the result does not depend on numbers that a GPU
+    may flush to zero.
     """
     nearest_byte = e4m3_encode(x)
     short = (e4m3_decode(nearest_byte) < x) & (nearest_byte > 0) & (nearest_byte < LARGEST_STEP_BYTE)
@@ -143,8 +145,8 @@ def nearest(magnitude: Tensor, step: Tensor, most: int) -> Tensor:
     """Return the whole number nearest to ``magnitude / step``, ties to even, at most `most`, as int32; 0 if the step
     is 0.
 
-    The approximate quotient is corrected by comparing with ``(n + 1/2) * step``. That product is exact: n has at most
-    7 significant bits and a step 4.
+    The approximate quotient is corrected by comparing with ``(n + 1/2) * step``. The product ``(n + 1/2) * step`` is
+    exact: n has at most 7 significant bits and a step 4.
     """
     there = step > 0
     inverse = torch.where(there, step, 1.0).reciprocal()

@@ -80,8 +80,8 @@ def kv_format(
     Parameters
     ----------
     scheme : KvScheme or str
-        A name of `SCHEMES` for both keys and values; two with ``-`` between them, as ``"int8-fp4"``, for keys and
-        for values; a ``"-sink"`` at the end keeps the sink exact.
+        The scheme or its name. One name of `SCHEMES` is for both keys and values. Two names with ``-`` between them, as
+        ``"int8-fp4"``, are for keys and for values. A ``"-sink"`` at the end keeps the sink exact.
     heads, head_dim : int
         Number of attention heads, and number of channels of a head.
     exact_dtype : torch.dtype

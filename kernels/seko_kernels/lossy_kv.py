@@ -1,7 +1,8 @@
 """Quantised KV caches: keys and values each have a number format, and the sink may be exact.
 
-Keys are stored before RoPE, minus a calibrated mean. Before RoPE, a large part of a key is equal for all tokens of a
-head; without this constant part the same number of bits stores the rest more precisely (docs/adr/0005).
+Keys in quantised caches are stored before RoPE, minus a calibrated mean. Before RoPE, a large part of a key is equal
+for all tokens of a head; without this constant part the same number of bits stores the rest more precisely
+(docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class LossyKv:
 
     @property
     def name(self) -> str:
-        """The format's name in the manifest. The plain name ``fp4`` is an older format there: keys after RoPE, no
-        mean, top 6 only.
+        """The format's name in the manifest. In the manifest the plain name ``fp4`` is an older format: keys after
+        RoPE, no mean, and scales for the top value 6 only.
         """
         keys = (self.keys.name if self.keys else "exact") + "-before-rope" * self.keys_before_rope
         values = self.values.name if self.values else "exact"

@@ -1,4 +1,4 @@
-"""The fp8 matmul as one function: `torch._scaled_mm` with row scales on CUDA, the reference on a CPU."""
+"""The fp8 matmul as one function, which is `torch._scaled_mm` with row scales on CUDA, the reference on a CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the result of a linear layer in fp8: ``rows @ weight.T + bias``.
+    """Return the result of a linear layer in fp8, which is ``rows @ weight.T + bias``.
 
     Parameters
     ----------

@@ -2,7 +2,8 @@
 
 An op checks its tensors first; the device at trace time decides between kernel and reference. The kernel is a
 `torch.library.triton_op`, which AOTInductor compiles into its package; an ordinary custom op would be opaque to the
-compiler and need this module at run time. The reference is plain torch and is compiled like the rest of the model.
+compiler and need this module at run time. The reference of an op is plain torch and is compiled like the rest of the
+model.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stan
 def plain_torch() -> Iterator[None]:
     """Context manager in which ops use the torch reference on CUDA, too.
 
-    Exported programs that are opened where this package is not installed must not contain its ops; this context manager
-    is for them. The results are equal byte for byte, and torch's compiler fuses the operations.
+    `plain_torch` is for exported programs that are opened where this package is not installed, and which must not
+    contain its ops. The results of the reference and of the kernels are equal byte for byte, and torch's compiler fuses
+    the reference's operations.
     """
     token = _PLAIN.set(True)
     try:
@@ -52,15 +54,16 @@ def takes_kernels(*tensors: Tensor) -> bool:
 def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Context manager in which the caller's functions are called instead of ops, after the ops' own checks.
 
-    Graphs in another language, such as ONNX, represent an op as one node; this context manager is for them. The
-    functions write nothing in place.
+    `stand_ins` is for graphs in another language, such as ONNX, which represent an op as one node. The functions that
+    replace ops write nothing in place.
 
     Parameters
     ----------
     by_name : Mapping[str, Callable]
-        ``nvfp4_write`` and ``fp8_expand`` take the op's tensors and return whole new ones of what the op writes.
-        ``nvfp4_expand`` and ``nvfp4_expand_keys`` take codes, scales, global scale, the keys' mean and rotary tables,
-        and the dtype. Other functions have the arguments and results of their op.
+        Functions by the name of the op that they replace. The functions ``nvfp4_write`` and ``fp8_expand`` take the
+        op's tensors, and return new tensors in place of those that the op writes. The functions ``nvfp4_expand`` and
+        ``nvfp4_expand_keys`` take codes, scales, global scale, the keys' mean and rotary tables, and the dtype. Other
+        functions have the arguments and results of their op.
     """
     token = _STAND_INS.set(by_name)
     try:

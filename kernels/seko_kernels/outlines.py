@@ -1,9 +1,9 @@
 """Outlines: Triton kernels with the parameters of Gluon kernels, which torch's compiler gets in place of the Gluon
 kernels.
 
-Torch's compiler derives from a kernel's Triton IR which tensors the kernel writes, and does not support Gluon. It
-therefore gets an outline that reads and writes the same tensors; `gluon_twin` substitutes the Gluon kernel before
-compilation.
+Torch's compiler derives from a kernel's Triton IR which tensors the kernel writes, and does not support Gluon. torch's
+compiler therefore gets an outline that reads and writes the same tensors. `gluon_twin` substitutes the Gluon kernel
+before compilation.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def kernel_of(outline_name: str) -> Any:
 
 @cache
 def gluon_fault() -> ImportError | None:
-    """Return how this triton's Gluon differs from that of triton 3.6, or None. Gluon is experimental and may
-    change.
+    """Return how this triton's Gluon differs from that of triton 3.6, or None. Gluon is experimental and may change
+    with each release of triton.
     """
     try:
         for module, _ in TWINS.values():

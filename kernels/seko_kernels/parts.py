@@ -18,7 +18,7 @@ WAVE_OF_PARTS_KEYS = 1600
 
 
 def softmax_scale(head_dim: int) -> float:
-    """Return the factor of attention scores for a softmax with base 2: ``D ** -0.5 * log2(e)``."""
+    """Return the factor of attention scores for a softmax with base 2, which is ``D ** -0.5 * log2(e)``."""
     scale: float = head_dim**-0.5 * math.log2(math.e)
     return scale
 
@@ -89,7 +89,8 @@ class Parts(NamedTuple):
 
 
 def use_torchs_memory() -> None:
-    """Make Triton allocate memory for tensor descriptors through torch. A compiled engine has its own allocator."""
+    """Make Triton allocate memory for tensor descriptors through torch. A compiled engine has its own allocator for the
+    memory of tensor descriptors."""
     triton.set_allocator(_descriptor_memory)
 
 

@@ -1,7 +1,7 @@
 """Compilation of plugins to PTX, with exactly the arguments that TensorRT passes, and without paths of the build
-machine. Needs no GPU.
+machine. Compiling a plugin needs no GPU.
 
-Plans carry the PTX; tests launch it through the CUDA driver.
+TensorRT plans contain the PTX of plugins; tests launch it through the CUDA driver.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PluginKernel:
 def compile_plugin(
     plugin: Plugin, sizes: Mapping[str, Sequence[int]], compute: str, arch: int
 ) -> PluginKernel:
-    """Compile a plugin's kernel ahead of time; needs no GPU.
+    """Compile a plugin's kernel ahead of time, which needs no GPU.
 
     Parameters
     ----------
@@ -137,8 +137,8 @@ def compile_plugin(
 def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = HIDDEN_PARAMETERS) -> str:
     """Return PTX whose entry takes only its first ``wanted`` parameters.
 
-    Triton's launcher passes ``hidden`` further arguments, which these kernels never read. TensorRT does not pass
-    them, so the driver would read past the end of TensorRT's argument list.
+    Triton's launcher passes ``hidden`` further arguments, which these kernels never read. TensorRT does not pass these
+    arguments, so the driver would read past the end of TensorRT's argument list.
 
     Raises
     ------

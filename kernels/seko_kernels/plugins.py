@@ -1,5 +1,5 @@
-"""Descriptions of kernels as TensorRT plugins: tensors, aliases, and launch sizes as functions of shapes. Imports no
-TensorRT.
+"""Descriptions of kernels as TensorRT plugins: tensors, aliases, and launch sizes as functions of shapes. The
+descriptions of plugins import no TensorRT.
 
 `plugin_ptx` compiles a plugin; `seko_export.backends.tensorrt_plans.kernels` writes plugins into plans.
 """
@@ -36,7 +36,7 @@ CeilDiv = Callable[[Size, int], Size]
 
 @dataclass(frozen=True)
 class Launch:
-    """Sizes of a kernel's launch. The block size is fixed by its PTX.
+    """Sizes of a kernel's launch. The PTX of a kernel fixes the block size of its launch.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Reference implementation of the NVFP4 format in plain torch, byte for byte equal to the kernels.
 
-Everything here is static torch arithmetic, so that `torch.export` traces it and a CPU engine is compiled
-from it. Every step is exact in fp32 or rounds at one stated place; therefore eager torch, a compiled CPU
-engine and the Triton kernels give equal bytes. Lookup tables are unrolled into operations, because a table would
-become a further weight of the engine.
+The reference of NVFP4 is static torch arithmetic, so that `torch.export` traces it and a CPU engine is compiled from
+it. Every step of the reference is exact in fp32 or rounds at one stated place. Eager torch, a compiled CPU engine and
+the Triton kernels therefore give equal bytes. Lookup tables are unrolled into operations, because a table would become
+a further weight of the engine.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from seko_kernels.formats import (
 def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Quantise to NVFP4: scale ``s = e4m3(amax * (1/top) * (1/g))``, codes nearest on ``s * g`` times e2m1.
 
-    Four over six: a block tries both tops of `NVFP4_TOPS` and keeps the one with the smaller squared error, 6 where
-    they are equal. The errors are compared in whole parts of the block's power of two (`nvfp4_error`).
+    The method "four over six" tries both tops of `NVFP4_TOPS` for each block and keeps the one with the smaller squared
+    error. Where the squared errors of both tops are equal, the method keeps the top 6. The squared errors are compared
+    in whole parts of the block's power of two (`nvfp4_error`).
 
-    Codes are found by comparing ``|x|`` with midpoint times scale. That product is exact in fp32 (a midpoint has at
-    most 3 significant bits, an e4m3 scale 4, ``g`` is a power of two), so the result is the exact nearest value, ties
-    to the even code. A division would not be exact. In a block whose scale is 0 every code is 0.
+    Codes are found by comparing ``|x|`` with the product of midpoint and scale. The product of midpoint and scale is
+    exact in fp32, because a midpoint has at most 3 significant bits, an e4m3 scale 4, and ``g`` is a power of two. The
+    result is therefore the exact nearest value, ties to the even code. A division in place of the comparison would not
+    be exact. In a block whose scale is 0 every code is 0.
 
     Parameters
     ----------
@@ -88,9 +90,9 @@ def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> 
     """Return the squared error of blocks as integers, in units of the power of two at or below each block's largest
     magnitude.
 
-    Every step is exact or rounds to the nearest whole number, and integers are summed, so the choice between two
-    scales does not depend on the order of summation. A code's value is a whole number of units, unless the scale
-    saturated; in that case both scales and errors are equal.
+    Every step of the error is exact or rounds to the nearest whole number, and integers are summed. The choice between
+    two scales therefore does not depend on the order of summation. A code's value is a whole number of units, unless
+    the scale saturated; in that case both scales and errors are equal.
 
     Parameters
     ----------
@@ -118,7 +120,8 @@ def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> 
 
 
 def nvfp4_decode(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Expand NVFP4: ``e2m1(code) * (e4m3(scale) * g)``, exact in float32 and bfloat16 (6 significant bits).
+    """Expand NVFP4 codes to numbers, which are ``e2m1(code) * (e4m3(scale) * g)``, exact in float32 and bfloat16 (6
+    significant bits).
 
     Parameters
     ----------
@@ -159,11 +162,12 @@ def nvfp4_decode_keys(
     """Expand keys stored before RoPE minus a mean: add the mean, then rotate each key.
 
     A key is ``r(e2m1(code) * (e4m3(scale) * g) + mean)``. The sum is rounded to fp32 once, and r rounds to
-    `ROTARY_FACTOR_BITS` significant bits, as do cosines and sines. Channel pairs (even, odd) become ``(even * cos -
-    odd * sin, even * sin + odd * cos)``. Their products are exact, so there is one rounding to fp32, fused or not.
+    `ROTARY_FACTOR_BITS` significant bits, as do cosines and sines. Channel pairs (even, odd) become ``(even * cos - odd
+    * sin, even * sin + odd * cos)``. The products of the rotation are exact, so there is one rounding to fp32, fused or
+      not.
 
-    A token's angles come from two small tables: the first pairs of a head depend on its slot (time), the others on
-    its patch (height, width). So no table as long as the cache is needed.
+    A token's angles come from two small tables: the first pairs of a head depend on its slot (time), the others on its
+    patch (height, width). Because of the two small tables, no table as long as the cache is needed.
 
     Parameters
     ----------
@@ -220,7 +224,7 @@ def round_factor(x: Tensor) -> Tensor:
 
 
 def e2m1_decode(codes: Tensor) -> Tensor:
-    """Return the value of 4-bit codes (0..15, any integer dtype) as float32. Code 8 is minus zero."""
+    """Return the value of 4-bit codes (0..15, any integer dtype) as float32. Code 8 of e2m1 is minus zero."""
     bits = codes.to(torch.int32)
     magnitude = bits & 7
     # Codes from 2 on have exponent and mantissa side by side as in fp32; the codes of 0 and 0.5 are subnormal.
@@ -230,10 +234,11 @@ def e2m1_decode(codes: Tensor) -> Tensor:
 
 
 def e4m3_encode(x: Tensor) -> Tensor:
-    """Return the bits of the nearest e4m3 number, ties to even, saturating at 448, as uint8. `x` is float32, never
-    NaN.
+    """Return the bits of the nearest e4m3 number, ties to even, saturating at 448, as uint8. The argument `x` is
+    float32, never NaN.
 
-    Integer arithmetic, because float-to-fp8 casts are wrong in Triton's interpreter and absent on sm_80.
+    The conversion uses integer arithmetic, because float-to-fp8 casts are wrong in Triton's interpreter and absent on
+    sm_80.
     """
     magnitude = x.abs().clamp(max=E4M3_MAX)
     bits = magnitude.view(torch.int32)
@@ -262,8 +267,8 @@ def nvfp4_global_scale(amax: Tensor) -> Tensor:
 def global_scale(amax: Tensor, top: float) -> Tensor:
     """Return the smallest power of two ``g`` with ``amax / (top * g) <= 56``; 1 where amax is 0.
 
-    The exponent of g stays within `NVFP4_GLOBAL_EXPONENTS`. The scale is a power of two so that products with it are
-    exact; `NVFP4_CALIBRATED_SCALE` explains the 56.
+    The exponent of g stays within `NVFP4_GLOBAL_EXPONENTS`. The global scale is a power of two so that products with it
+    are exact; `NVFP4_CALIBRATED_SCALE` explains the 56.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@ fp8.
 
 `modulation` is ``[B, F, 6, d]`` float32: shifts, scales and gates for each latent frame of the chunk;
 `layer_modulation` is the layer's own ``[6, d]``. The kernel adds the two tensors, so that their sum is never stored.
-Rows are ``[B, T, d]``, T a multiple of F.
+Rows of activations are ``[B, T, d]``, with T a multiple of F.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def gated_residual_norm_modulate(
     """Compute `residual_norm_modulate` with ``hidden = x + y * gate``: the end of one layer and the start of the
     next.
 
-    `before` is the modulation ``[6, d]`` float32 of the previous layer, from which the gate is taken.
+    The argument `before` is the modulation ``[6, d]`` float32 of the previous layer, from which the gate is taken.
     """
     return _row_norm(x, y, modulation, None, gate_at, shift_at, scale_at, eps, fp8=fp8, before=before)
 
@@ -127,7 +127,7 @@ def gated_residual_norm(
 ) -> tuple[Tensor, Rows]:
     """Return the gated residual sum ``hidden = x + y * gate`` and the norm ``layer_norm(hidden) * weight + bias``.
 
-    `weight` and `bias` are ``[d]`` float32.
+    The norm's `weight` and `bias` are ``[d]`` float32.
     """
     return _row_norm(x, y, modulation, (weight, bias), gate_at, -1, -1, eps, fp8=fp8)
 

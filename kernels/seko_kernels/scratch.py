@@ -1,9 +1,9 @@
 """The op that fills the scratch buffer of 8-bit attention: the cached tokens of an NVFP4 cache, without the tokens of
 the present chunk.
 
-All layers use the same scratch buffer, one after another. Keys are ``[B, P, H, D]`` int8 with a scale for each head and
-tile of tokens, ``[B, H, key_tiles(P)]``. Values are transposed, ``[B, H, D, v_columns(P)]``, e4m3 with a power of two
-for each head.
+All layers use the same scratch buffer, one after another. Keys in the scratch buffer are ``[B, P, H, D]`` int8 with a
+scale for each head and tile of tokens, ``[B, H, key_tiles(P)]``. Values in the scratch buffer are transposed, ``[B, H,
+D, v_columns(P)]``, e4m3 with a power of two for each head.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def past_of(tokens: int, chunk_frames: int, frame_tokens: int) -> int:
 
 
 def scratch_shapes(batch: int, heads: int, head_dim: int, past_tokens: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the scratch buffer's tensors: ``k`` int8, ``k_scale`` float32, ``v`` e4m3."""
+    """Return the shapes of the scratch buffer's tensors, which are ``k`` int8, ``k_scale`` float32, ``v`` e4m3."""
     places = scratch_tokens(past_tokens)
     return {
         "k": (batch, places, heads, head_dim),
@@ -108,21 +108,21 @@ def fp8_expand(
 ) -> None:
     """Expand the cached tokens of an NVFP4 cache into the scratch, in place and without gaps.
 
-    The expanded tokens of row b are those below ``valid_tokens[b]`` outside the slots ``write_slots[b]``. These slots
-    belong to the chunk being denoised, whose keys and values attention reads unquantised. Expanded tokens fill the
-    first ``valid_tokens[b] - F * frame_tokens`` positions of the scratch in order. Later positions are left
-    unchanged, except values that share a 4-byte word with the last token.
+    The expanded tokens of row b are those below ``valid_tokens[b]`` outside the slots ``write_slots[b]``. The slots
+    ``write_slots[b]`` belong to the chunk being denoised, whose keys and values attention reads unquantised. Expanded
+    tokens fill the first ``valid_tokens[b] - F * frame_tokens`` positions of the scratch in order. Later positions of
+    the scratch are left unchanged, except values that share a 4-byte word with the last token.
 
-    The keys of a head and tile of `KEY_TILE` tokens share one scale. The scale is computed from the bound in
+    The keys of a head and tile of `KEY_TILE` tokens share one scale. The scale of a tile is computed from the bound in
     `fused_reference.key_bounds`, since finding the largest magnitude would take another pass over the keys.
 
-    On a GPU all tensors must begin at multiples of 16 bytes, as torch's own allocations do.
+    On a GPU all tensors of `fp8_expand` must begin at multiples of 16 bytes, as torch's own allocations do.
 
     Parameters
     ----------
     k_codes, v_codes : Tensor
-        Codes of the cached keys and values, ``[B * N, H, D // 2]`` uint8, contiguous; D a power of two; N a whole
-        number of slots.
+        Codes of the cached keys and values, ``[B * N, H, D // 2]`` uint8, contiguous. D is a power of two, and N a
+        whole number of slots.
     k_scales, v_scales : Tensor
         Scale bytes of the cached keys and values, ``[B * N, H, D // 16]`` uint8, contiguous.
     k_global_scale, v_global_scale : Tensor

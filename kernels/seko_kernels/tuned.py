@@ -1,8 +1,8 @@
 """Tile sizes of the 8-bit attention: which are allowed, safe defaults, and the table of measured tile sizes.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand. The table has only
-tile sizes that passed `admission.admit` on their GPU. Builds read the table; opening an artifact does not, since tile
-sizes are compiled into the engine.
+`scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand. The table of tile sizes
+has only sizes that passed `admission.admit` on their GPU. Builds read the table of tile sizes. Opening an artifact does
+not, since tile sizes are compiled into the engine.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def table_faults(file: Path) -> Iterator[None]:
     except TilesError:
         raise
     except (KeyError, TypeError, ValueError) as fault:
-        raise TilesError(f"{file.name} is no table of attention on GPUs: {fault!r}") from fault
+        raise TilesError(f"{file.name} is no table of measured kernels: {fault!r}") from fault
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -173,12 +173,13 @@ def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
     read_table(file)
 
 
-def merge_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Merge `rows` into the table's JSON list; they replace entries of the same architecture, head_dim and shape
-    class."""
+def merge_rows(
+    file: Path, rows: list[dict[str, Any]], fields: tuple[str, ...] = ("arch", "head_dim", "shape_class")
+) -> None:
+    """Merge `rows` into the table's JSON list; they replace entries with the same values of `fields`."""
 
-    def key(row: dict[str, Any]) -> tuple[str, int, str]:
-        return row["arch"], row["head_dim"], row["shape_class"]
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[field] for field in fields)
 
     old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     merged = {key(row): row for row in [*old, *rows]}

@@ -2,7 +2,8 @@
 
 `scripts/bench/vae_kernels.py --admit` writes `tuned_conv.json`, which is never edited by hand. The table has a row for
 each convolution in which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time than torch's
-convolution. Without a row a build uses torch's. Builds read the table; opening an artifact does not.
+convolution. If the table has no row for a convolution, a build uses torch's convolution. Builds read the table of
+convolutions; opening an artifact does not.
 """
 
 from __future__ import annotations

@@ -220,6 +220,7 @@ MISSED: tuple[Said, ...] = (
     ),
 )
 MORE_IS_BETTER = {
+    "fleet_overhead",
     "prompts_followed",
     "switches_followed",
     "kv_psnr",
@@ -281,7 +282,7 @@ def table(rows: Any, patterns: list[str]) -> str:
         )
     one = list(newest.values())[-1]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(one["versions"].items()))
-    return "\n".join([*lines, "", f"{one['gpu']}; {versions}.", ""])
+    return "\n".join([*lines, "", f"Measured on {one['gpu']} with {versions}.", ""])
 
 
 def measured(row: dict[str, Any]) -> str:

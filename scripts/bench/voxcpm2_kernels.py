@@ -4,14 +4,22 @@
 
 Each line of output is a JSON object; the last one has the fastest tiles of each matrix. A call is timed inside a
 captured graph of many, over weights that no L2 cache holds, so that it costs what it costs in a step. Candidates
-compile first, in processes of their own. ``--parts`` picks some of: layers, attention, sweep.
+compile first, in processes of their own. ``--parts`` picks some of: layers, attention, sweep, admit.
+
+    python scripts/bench/voxcpm2_kernels.py --parts admit --seconds 170 --admit kernels/seko_kernels/tuned_rows.json
+
+times both kernels of few rows, in bf16 and e4m3, at each linear layer of steps of 1, 8 and 64 rows. What was faster
+than what runs without the table, and right on this GPU, is printed as rows of the table and merged into the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -26,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor, nn
 
 from seko_export.families.voxcpm2.config import NetConfig
@@ -35,15 +44,16 @@ from seko_export.families.voxcpm2.presets import FULL, PRESETS
 from seko_export.lowering import patches
 from seko_export.lowering.patches.patch import applied
 from seko_kernels import few_rows_reference as reference
-from seko_kernels.few_rows import TICKETS, RowTiles, launch_few_rows
+from seko_kernels.admission_rows import admit_rows
+from seko_kernels.few_rows import FEW_ROWS, TICKETS, kernel_of, launch_few_rows
 from seko_kernels.few_tokens import (
     decode_parts,
     launch_decode_attention,
     launch_local_attention,
 )
 from seko_kernels.matmul import quantise_weight
-from seko_kernels.triton.few_rows import few_rows_kernel
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
+from seko_kernels.tuned_rows import ADDED, GATED, NORM, Product, RowTiles, write_table
 
 CONFIG = PRESETS[FULL]
 BF16 = torch.bfloat16
@@ -86,6 +96,12 @@ class Matrix:
     def normed(self) -> bool:
         return self.name in ("qkv", "gate_up")
 
+    def product(self, *, fp8: bool) -> Product:
+        """The table's key."""
+        outer, inner = self.sizes
+        form = GATED if self.gated else NORM if self.normed else ADDED
+        return Product.of(self.rows, outer, inner, form, fp8=fp8)
+
     def __str__(self) -> str:
         return f"{self.net} {self.name} {self.rows}"
 
@@ -93,6 +109,14 @@ class Matrix:
 NAMES = ("qkv", "o", "gate_up", "down")
 SWEPT = [Matrix(net, name, rows) for net, rows in (("decoder", 22), ("base", 1)) for name in NAMES]
 COMPARED = [Matrix("decoder", name, 44) for name in NAMES] + [Matrix("base", name, 16) for name in NAMES]
+
+# Rows of steps of 1, 8 and 64 sessions; a class of the table that ends at 8 has one row and eight. What is left out
+# runs in torch's matmuls: the local nets of more sessions have more rows than the table.
+ADMITTED = [
+    Matrix(net, name, rows)
+    for net, rows in (("decoder", 22), ("base", 1), ("encoder", 5), ("base", 64), ("encoder", 40))
+    for name in NAMES
+]
 
 
 def candidates(matrix: Matrix) -> Iterator[RowTiles]:
@@ -111,11 +135,31 @@ def candidates(matrix: Matrix) -> Iterator[RowTiles]:
             yield tiles
 
 
+def admissible(matrix: Matrix, *, fp8: bool) -> Iterator[RowTiles]:
+    """Tiles that the table may take, those that run without it first if the matrix has so few rows."""
+    outer, inner = matrix.sizes
+    usual = RowTiles.of(matrix.rows, outer, inner, gated=matrix.gated, shared=not matrix.normed)
+    if matrix.rows <= FEW_ROWS:
+        yield usual
+    block = max(16, triton.next_power_of_2(matrix.rows))
+    of_weight, size = outer * (1 + matrix.gated), 1 if fp8 else 2
+    for channels, products, warps in ((64, 128, 4), (64, 256, 4), (64, 256, 8), (128, 128, 8), (64, 128, 8)):
+        programs = -(-of_weight // channels)
+        whole = [split for split in (2, 4, 8) if inner % (split * products) == 0]
+        splits = [1] if matrix.normed or not whole else [min(whole, key=lambda s: abs(programs * s - 132))]
+        for split in splits:
+            turn = products * (size * channels + 2 * block)
+            stages = min(8, inner // split // products + 1, SHARED_MEMORY // turn - 1)
+            if stages >= 2:
+                yield RowTiles(block, channels, products, split, warps, stages, warpgroup=True)
+
+
 def main() -> None:
     """Compile, time, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=240.0, help="budget; the sweep ends with it")
     parser.add_argument("--parts", default="layers,attention,sweep")
+    parser.add_argument("--admit", type=Path, help="table of tiles to which the part admit adds its rows")
     parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1), help="that compile")
     parser.add_argument("--compile-share", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -125,14 +169,14 @@ def main() -> None:
     deadline = time.monotonic() + options.seconds
     if options.compile_share:
         share, of = map(int, options.compile_share.split("/"))
-        work = [(matrix, tiles) for matrix in SWEPT for tiles in candidates(matrix)]
-        for matrix, tiles in work[share::of]:
-            run_tiles(matrix, tiles, *matrix_inputs(matrix, 1, zeros=True))
+        for matrix, fp8, tiles in compiled_work(options.parts.split(","))[share::of]:
+            with contextlib.suppress(Exception):  # it fails again where it is timed, and is told there
+                run_tiles(matrix, tiles, *matrix_inputs(matrix, 1, zeros=True, fp8=fp8))
         return
     parts = options.parts.split(",")
     children = []
-    if "sweep" in parts:
-        command = [sys.executable, __file__, "--compile-share"]
+    if compiled_work(parts):
+        command = [sys.executable, __file__, "--parts", options.parts, "--compile-share"]
         children = [
             subprocess.Popen([*command, f"{share}/{options.processes}"]) for share in range(options.processes)
         ]
@@ -142,10 +186,72 @@ def main() -> None:
         attention()
     for child in children:
         child.wait()
+    if "admit" in parts:
+        rows = admit(deadline)
+        if options.admit is not None:
+            write_table(options.admit, rows)
     if "sweep" in parts:
         sweep(deadline)
         if "layers" in parts:  # not while others compile: capture and compilation share the host
             layers()
+
+
+def compiled_work(parts: list[str]) -> list[tuple[Matrix, bool, RowTiles]]:
+    """Kernels that the parts time, with whether their weights are e4m3; processes compile them before."""
+    work = []
+    if "admit" in parts:
+        work += [
+            (matrix, fp8, tiles)
+            for matrix in ADMITTED
+            for fp8 in (False, True)
+            for tiles in admissible(matrix, fp8=fp8)
+        ]
+    if "sweep" in parts:
+        work += [(matrix, False, tiles) for matrix in SWEPT for tiles in candidates(matrix)]
+    return work
+
+
+def admit(deadline: float) -> list[dict[str, Any]]:
+    """Time what the table may take at every matrix; return the table's rows of what was faster and right."""
+    major, minor = torch.cuda.get_device_capability()
+    here = {
+        "arch": f"sm_{major}{minor}",
+        "gpu": torch.cuda.get_device_name(),
+        "triton": triton.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    rows = []
+    for matrix, fp8 in itertools.product(ADMITTED, (False, True)):
+        if time.monotonic() > deadline:
+            emit(kind="left out", matrix=str(matrix), fp8=fp8)
+            continue
+        inputs = matrix_inputs(matrix, copies(matrix), fp8=fp8)
+        times: dict[RowTiles, float] = {}
+        for tiles in admissible(matrix, fp8=fp8):
+            try:
+                times[tiles] = tile_microseconds(matrix, tiles, *inputs)
+            except Exception as fault:  # whatever a compiler or a kernel raises: it is the finding
+                error = f"{type(fault).__name__}: {fault}"[:200]
+                emit(kind="failed", matrix=str(matrix), fp8=fp8, tiles=tiles, error=error)
+        few = matrix.rows <= FEW_ROWS
+        usual = next(admissible(matrix, fp8=fp8))
+        usual_us = times.get(usual, math.inf) if few else torch_microseconds(matrix, *inputs)
+        product = matrix.product(fp8=fp8)
+        order = sorted(times, key=lambda tiles: times[tiles])
+        told = [{**tiles._asdict(), "us": times[tiles]} for tiles in order]
+        emit(kind="admit", matrix=str(matrix), fp8=fp8, usual_us=usual_us, tiles=told)
+        for tiles in order:
+            if not times[tiles] < usual_us < math.inf:
+                break
+            found = admit_rows(tiles, product, matrix.rows)
+            if found.refusal:
+                emit(kind="refused", matrix=str(matrix), fp8=fp8, tiles=tiles, reason=found.refusal)
+                continue
+            figures = {"us": times[tiles], "usual_us": usual_us, "error": found.error, "bound": found.bound}
+            rows.append({**product._asdict(), **figures, "tiles": tiles._asdict(), **here})
+            break
+    emit(kind="table", rows=rows)
+    return rows
 
 
 def layers() -> None:
@@ -365,7 +471,7 @@ def run_tiles(
     for weight, scale in zip(weights, scales, strict=True):
         out = torch.empty_like(hidden)
         launch_few_rows(
-            few_rows_kernel,
+            kernel_of(tiles),
             *(
                 x,
                 norm if matrix.normed else None,

@@ -1,5 +1,5 @@
 """The bill of materials (CycloneDX JSON): packages that made the engines, with versions and licences, and LoRAs that
-are merged into the weights. No times, no host names.
+are merged into the weights. The bill of materials contains no times and no host names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Signing keys, and signing of artifacts. The runtime checks the signatures."""
+"""Signing keys, and signing of artifacts. The runtime checks the signatures of artifacts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Signed:
     """The result of signing an artifact: the signature file, the artifact's digest, the key and time, and all keys with
     a valid signature now.
 
-    ``dropped`` are keys whose signatures belonged to another manifest and were removed.
+    ``dropped`` are the keys whose signatures belonged to another manifest and were removed.
     """
 
     file: Path
@@ -101,8 +101,8 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
 def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None = None) -> Signed:
     """Check every hash of an artifact, then write a signature of its digest and the time beside the manifest.
 
-    Signatures of other keys stay if they belong to this manifest, otherwise they are removed. An earlier signature of
-    the same key is replaced.
+    Signatures of other keys stay if they belong to this manifest. Signatures of other keys that belong to another
+    manifest are removed. An earlier signature of the same key is replaced.
 
     Parameters
     ----------

@@ -72,8 +72,8 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a shard of weights. safetensors reports the system's error number only in its message, from which this
-    function parses it."""
+    """Save a shard of weights. safetensors reports the system's error number only in its message, from which this
+    function parses the number."""
     try:
         save_file(tensors, path)
     except SafetensorError as fault:

@@ -1,4 +1,5 @@
-"""The exporter's backends: each makes the engine files of one library. A backend is imported when it is used."""
+"""The exporter's backends: each makes the engine files of one library. The module of a backend is imported when the
+backend is used."""
 
 from __future__ import annotations
 

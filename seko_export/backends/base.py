@@ -26,7 +26,7 @@ EngineMaker = Callable[[Any, "Piece", Path], None]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need further features.
+    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need features beyond these.
 
     Parameters
     ----------
@@ -119,7 +119,8 @@ class ExportBackend:
     host_code : bool
         Whether the build compiles C++.
     fits_one_cpu : bool
-        Whether engines contain code for the build machine's processor alone.
+        Whether engines contain code for the build machine's processor alone, so that they run on no other kind of
+        processor.
     named_kernels : str, optional
         Name of an environment variable that gives the engines' kernels readable names in profiles, if it is set during
         a build.

@@ -1,4 +1,4 @@
-"""The backend ``onnx``: engines as ONNX files of standard ops, plus one file for each whole pass. These files run in
+"""The backend ``onnx``: engines as ONNX files of standard ops, plus one file for each whole pass. The ONNX files run in
 any ONNX runtime on a CPU.
 """
 

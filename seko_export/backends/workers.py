@@ -1,4 +1,5 @@
-"""The processes that compile engines. They run in parallel, and end when the build ends for any reason."""
+"""The processes that compile engines. The compiling processes run in parallel, and end when the build ends for any
+reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Opening of GGUF files: lists their tensors, and expands quantised tensors with the package gguf when they are read.
 
-The header is read by this module, bounded by the file, because a damaged header makes the package's reader loop. The
-package knows the formats of the blocks.
+The header of a GGUF file is read by this module, within the bounds of the file, because a damaged header makes the
+reader of the package gguf loop. The package gguf expands the formats of the blocks.
 """
 
 from __future__ import annotations

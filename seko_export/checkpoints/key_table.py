@@ -1,4 +1,5 @@
-"""A family's description of its checkpoints, as data: key names, shapes, dimensions, files. Reads no file."""
+"""A family's description of its checkpoints, as data: key names, shapes, dimensions, files. A description of
+checkpoints reads no file."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ class Naming:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A field of `ModelConfig` that is read from one axis of one tensor: ``shape[axis] // per``."""
+    """A field of `ModelConfig` that is read from one axis of one tensor, as ``shape[axis] // per``."""
 
     field: str
     key: str
@@ -140,8 +141,8 @@ class RandomForm:
 def plain_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return mean and standard deviation of a random weight, chosen so that activations stay near 1 at any depth.
 
-    Biases have deviation 0.02, norm weights are 1 + 0.1 N(0, 1), matrices have deviation 1/sqrt(fan in). Nothing is
-    zero, so every weight affects the output.
+    Biases have deviation 0.02, norm weights are 1 + 0.1 N(0, 1), and matrices have deviation 1/sqrt(fan in). No random
+    weight is always zero, so every weight affects the output.
     """
     if name.endswith(".bias"):
         return 0.0, 0.02

@@ -1,4 +1,5 @@
-"""Comparison of the keys of a file with those of a model; lists every difference. This module reads no tensor."""
+"""Comparison of the keys of a file with those of a model; lists every difference. The comparison of keys reads no
+tensor."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def compare_keys(
     hints: Callable[[], list[str]],
     passed_over: Iterable[str] = (),
 ) -> Mapping[str, TensorSource]:
-    """Find the stored tensor of every expected key, in order. Keys in ``passed_over`` may be present, too.
+    """Find the stored tensor of every expected key, in order. Keys in ``passed_over`` may be present in the file, too.
 
     Raises
     ------

@@ -33,9 +33,9 @@ class Checkpoint:
     format : str
         The naming that the file uses, such as ``wan`` or ``diffusers``.
     identity : Mapping[str, str | int]
-        Identifies the checkpoint in reports: ``name`` (last part of the path), ``format``, ``part``, ``bytes`` and
-        ``fingerprint`` (CRC-32 over the names, shapes, dtypes and first numbers of every tensor: equal for the same
-        weights in another format; a label, not a proof).
+        Identifies the checkpoint in reports by ``name`` (last part of the path), ``format``, ``part``, ``bytes`` and
+        ``fingerprint``. The fingerprint is a CRC-32 over the names, shapes, dtypes and first numbers of every tensor.
+        It is equal for the same weights in another format, and is a label, not a proof.
     dtype : torch.dtype or None
         The dtype to which weights are converted; None keeps the stored dtype.
     sources : mapping of str to TensorSource
@@ -133,7 +133,8 @@ def load_model(
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
 ) -> Checkpoint:
-    """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers of the tensors are read later.
+    """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers of the checkpoint's tensors are read
+    later.
 
     Parameters
     ----------
@@ -186,7 +187,8 @@ def load_weights(
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
 ) -> Checkpoint:
-    """Open the checkpoint of any model and check keys, shapes and dtypes. The numbers of the tensors are read later.
+    """Open the checkpoint of any model and check keys, shapes and dtypes. The numbers of the checkpoint's tensors are
+    read later.
 
     Parameters
     ----------
@@ -254,8 +256,8 @@ def _checkpoint(
 def is_finite(weight: torch.Tensor) -> bool:
     """Return whether every number of a tensor is finite, exactly and in one pass.
 
-    `aminmax` propagates NaN and cannot overflow, unlike a sum in a 16-bit dtype. In a measurement it was 60 times
-    faster than `isfinite().all()` (17 GB/s on one core, bfloat16), and it needs no memory.
+    The check uses `aminmax`, which propagates NaN and cannot overflow, unlike a sum in a 16-bit dtype. In a measurement
+    `aminmax` was 60 times faster than `isfinite().all()` (17 GB/s on one core, bfloat16), and it needs no memory.
     """
     low, high = torch.aminmax(weight)
     return bool(torch.isfinite(low) & torch.isfinite(high))

@@ -1,8 +1,9 @@
 """Merging of LoRAs into a checkpoint in float32; each weight is merged when it is read.
 
-``W' = W + weight * scale * (up @ down)`` with ``scale = alpha / r`` (rsLoRA ``alpha / sqrt(r)``; 1 if no file states an
-alpha). DoRA: ``W' = m / ||V|| * V`` with ``V = W + weight * scale * (up @ down)`` and the norm of each row. Full
-differences are multiplied by the weight and added; ``set_weight`` replaces.
+A low-rank pair is merged as ``W' = W + weight * scale * (up @ down)`` with ``scale = alpha / r`` (rsLoRA ``alpha /
+sqrt(r)``; 1 if no file states an alpha). A DoRA is merged as ``W' = m / ||V|| * V`` with ``V = W + weight * scale
+* (up @ down)`` and the norm of each row. Full differences of a LoRA are multiplied by the weight and added;
+  ``set_weight`` replaces the model's weight.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def with_loras(
     *,
     partial_match: bool = False,
 ) -> Checkpoint:
-    """Return a checkpoint whose weights are merged with LoRAs when they are read. Files are opened and checked here.
+    """Return a checkpoint whose weights are merged with LoRAs when they are read. LoRA files are opened and checked
+    here, before any weight is read.
 
     Parameters
     ----------

@@ -1,8 +1,10 @@
-"""Opening of LoRA files of any trainer; their tensors are sorted by module and role. This module knows no model.
+"""Opening of LoRA files of any trainer; their tensors are sorted by module and role. This reader of LoRA files has no
+code for any model.
 
-Spellings of one low-rank pair, behind the module's name: PEFT's ``.lora_A.weight`` and ``.lora_B.weight`` (with an
-adapter's name in between, or without ``.weight``), kohya's and ComfyUI's ``.lora_down.weight`` and ``.lora_up.weight``,
-older diffusers' ``_lora.down.weight``, ``.lora.down.weight`` and ``.lora_linear_layer.down.weight``.
+One low-rank pair has these spellings, behind the module's name: the forms are PEFT's ``.lora_A.weight`` and
+``.lora_B.weight`` (with an adapter's name in between, or without ``.weight``), kohya's and ComfyUI's
+``.lora_down.weight`` and ``.lora_up.weight``, older diffusers' ``_lora.down.weight``, ``.lora.down.weight`` and
+``.lora_linear_layer.down.weight``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reader of the tensors of a `.pt` that does not execute the file's pickle. For a refused pickle it reports the modules
-that the pickle would import."""
+"""Reader of the tensors of a `.pt` that does not execute the file's pickle. For a refused pickle the reader reports the
+modules that the pickle would import."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:
 
 
 def globals_of_pickle(pickled: bytes) -> list[str]:
-    """List the names that a series of pickles would import, except those that tensors need. Nothing is executed."""
+    """List the names that a series of pickles would import, except those that tensors need. No pickle is executed to
+    list its imports."""
     names: set[str] = set()
     strings: list[str] = []
     stream = io.BytesIO(pickled[:SCANNED_BYTES])

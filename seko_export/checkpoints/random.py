@@ -41,7 +41,7 @@ def write_random_model(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights of a model. Each tensor depends only on seed, key, shape, dtype and device.
+    """Write seeded random weights of a model. Each random tensor depends only on seed, key, shape, dtype and device.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def write_random_folder(
 ) -> None:
     """Write a folder with several safetensors files of random weights, and with JSON documents.
 
-    The folder appears complete or not at all. Parameters and errors are those of `write_random_model`.
+    The folder appears complete or not at all. The parameters and errors are those of `write_random_model`.
     """
     _check_device(device)
     contents = {name: file.stored(seed, device) for name, file in files.items()}

@@ -1,4 +1,5 @@
-"""Opening of checkpoint files by their content; lists their tensors. This module checks no key and no value."""
+"""Opening of checkpoint files by their content; lists their tensors. Opening a checkpoint checks no key and no
+value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Records of stored tensors that are not read yet, shared by all readers. This module opens no file."""
+"""Records of stored tensors that are not read yet, shared by all readers. The records of stored tensors open no
+file."""
 
 from __future__ import annotations
 

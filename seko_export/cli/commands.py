@@ -1,4 +1,5 @@
-"""The command line of `seko-export`: parses options and prints results. Other modules do the work."""
+"""The command line of `seko-export`: parses options and prints results. The modules of the command line only parse and
+print; other modules do the work."""
 
 from __future__ import annotations
 
@@ -116,10 +117,12 @@ def build(
 ) -> None:
     """Build an artifact from CHECKPOINT (Self-Forcing .pt, Wan or diffusers safetensors).
 
-    Its dimensions are read from it; `seko-export inspect CHECKPOINT` shows them, and what it leaves open.
+    The model's dimensions are read from CHECKPOINT; `seko-export inspect CHECKPOINT` shows the dimensions, and what the
+    checkpoint leaves open.
 
-    Without a CHECKPOINT the sample model is built, which turns sentences into video; with --preset tiny, a small model
-    with random weights. Other presets need a CHECKPOINT, or --random-weights for a test of speed.
+    Without a CHECKPOINT the sample model is built, which turns sentences into video. With --preset tiny a small model
+    with random weights is built. Presets other than sample and tiny need a CHECKPOINT, or --random-weights for a test
+    of speed.
     """
     import seko_export
 
@@ -175,7 +178,7 @@ def try_command(
 ) -> None:
     """Build an artifact of CHECKPOINT into a cache folder, and write a video of it, or run its page.
 
-    The artifact is built again only if its files, options or the toolchain changed.
+    The artifact is built again only if the files of CHECKPOINT, options or the toolchain changed.
     """
     import seko_export
     from seko_export.tools.trial import check_shown, serve_page, try_artifact, write_video
@@ -217,7 +220,8 @@ def try_command(
 @build_options(of_plan=True)
 @json_option
 def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: Any) -> None:
-    """Predict memory and time of a build on a GPU: does it fit, is it real-time, for how many sessions."""
+    """Predict memory and time of a build on a GPU: whether it fits, whether it is real-time, and for how many
+    sessions."""
     import seko_export
     from seko_export.options.checks import is_speech
     from seko_export.video.plan.table import show

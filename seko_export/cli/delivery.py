@@ -1,4 +1,4 @@
-"""The commands with which an artifact is prepared for other machines: pack, unpack, keygen, sign."""
+"""The commands that prepare an artifact for other machines: pack, unpack, keygen, sign."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seko_runtime.cli.output import note
 @click.option("--force", is_flag=True, help="Replace a file that is already there.")
 @json_option
 def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
-    """Write ARTIFACT as one tar, after checking every hash; the same artifact gives the same bytes."""
+    """Write ARTIFACT as one tar, after checking every hash. The same artifact gives the same bytes."""
     from seko_export.artifact.packing import pack_artifact
 
     packed = pack_artifact(artifact, output, replace=force)
@@ -34,7 +34,7 @@ def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
 @json_option
 def unpack(archive: Path, output: Path, force: bool, as_json: bool) -> None:
-    """Make an artifact's folder of FILE.tar; what `pack` would not have written is refused."""
+    """Unpack FILE.tar to an artifact's folder; a tar that `pack` would not have written is refused."""
     from seko_runtime.format.unpacking import unpack_artifact
 
     unpacked = unpack_artifact(archive, output, replace=force)
@@ -85,9 +85,10 @@ def keygen(output: Path, ask_passphrase: bool, passphrase_file: Path | None, as_
 )
 @json_option
 def sign(artifact: Path, key: Path, as_json: bool) -> None:
-    """Sign the digest of ARTIFACT, after checking every hash; the signature lies beside the manifest.
+    """Sign the digest of ARTIFACT, after checking every hash. The signature is written beside the manifest.
 
-    The passphrase of a key that has one is asked for, or read from the file that SEKO_SIGN_PASSPHRASE_FILE names.
+    If the key has a passphrase, the command asks for it, or reads it from the file that SEKO_SIGN_PASSPHRASE_FILE
+    names.
     """
     from seko_export.artifact.signing import sign_artifact
 

@@ -35,8 +35,8 @@ class GroupedCommand(click.Command):
     """A command whose help shows the options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups of options. Without ``--help-all``, if the command has it, only the common options are
-        written."""
+        """Write the groups of options. Without ``--help-all`` only the common options are written, if the command has
+        ``--help-all``."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         short = any(option.name == "help_all" for option in options) and not ctx.meta.get(_ALL)
         sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*Group, "Help")}
@@ -48,8 +48,8 @@ class GroupedCommand(click.Command):
 
 
 def write_sections(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Write sections of the help by heading. Each section is a list of names and texts; the texts of all sections are
-    in one column."""
+    """Write sections of the help by heading. Each section of the help is a list of names and texts. The texts of all
+    sections are in one column."""
     names = [name for section in sections.values() for name, _ in section]
     width = max(len(name) for name in names if len(name) <= MOST_LETTERS)
     for heading, section in sections.items():

@@ -28,10 +28,10 @@ from seko_export.roofline.gpus import GPUS
 )
 @json_option
 def inspect(path: Path, gpu: str | None, as_json: bool) -> None:
-    """Show what PATH holds: an artifact, after checking every hash; a checkpoint, what goes with it, and the command
-    that builds it; or a LoRA and its base.
+    """Show what PATH holds: an artifact, a checkpoint, or a LoRA and its base model. Every hash of an artifact is
+    checked. For a checkpoint the command shows further files of the model, and the command that builds it.
 
-    No engine is loaded and no weight of a checkpoint is read.
+    `inspect` loads no engine and reads no weight of a checkpoint.
     """
     import seko_export
 
@@ -45,9 +45,9 @@ def inspect(path: Path, gpu: str | None, as_json: bool) -> None:
 @click.command(short_help="List the named models that are known.")
 @json_option
 def presets(as_json: bool) -> None:
-    """List the presets of `build --preset`: sizes, streams, where they are from, and what nobody has checked.
+    """List the presets of `build --preset`: sizes, streams, their sources, and the facts that nobody has checked.
 
-    Those that lack something are listed with what they lack, and a build refuses them.
+    Presets that cannot be built yet are listed with the features that they lack, and a build refuses them.
     """
     from seko_export.tools.preset_report import preset_report
 
@@ -72,7 +72,8 @@ def presets(as_json: bool) -> None:
 @artifact_argument
 @json_option
 def verify(artifact: Path, as_json: bool) -> None:
-    """Replay the goldens of ARTIFACT; exit code 6 and the worst error when they differ."""
+    """Replay the goldens (recorded results) of ARTIFACT. If a result differs, the command prints the worst error and
+    ends with exit code 6."""
     from seko_export.errors import NumericError
     from seko_export.tools.inspection import verify_artifact
 
@@ -106,7 +107,7 @@ def verify(artifact: Path, as_json: bool) -> None:
 )
 @json_option
 def bench(artifact: Path, chunks: int, as_json: bool) -> None:
-    """Time ARTIFACT: opening, first chunk, steady chunks."""
+    """Measure the times of ARTIFACT: opening, first chunk, and steady chunks."""
     from seko_export.tools.inspection import bench_artifact
 
     report = bench_artifact(artifact, chunks)
@@ -119,7 +120,7 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Say what this machine can build and run, and why not."""
+    """Say what this machine can build and run, and give the reason for what it cannot."""
     from seko_export.engines.kernel_table import examine_kernels
     from seko_export.host import environment
 

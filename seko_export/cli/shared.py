@@ -1,5 +1,5 @@
-"""Options shared by several commands: ARTIFACT, and `--json`, which prints one JSON object as the last line of
-stdout.
+"""Options that several commands share: the argument ARTIFACT, and `--json`, which prints one JSON object as the last
+line of stdout.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class SekoGroup(click.Group):
     """A group of commands that ends with Seko's exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6
     numeric.
 
-    A failure is one sentence on stderr; with ``--json`` also ``{"error": SENTENCE, "exit": CODE}`` on stdout. The help
-    shows the commands in sections.
+    A failure of a command is one sentence on stderr. With ``--json`` it is also the object ``{"error": SENTENCE,
+    "exit": CODE}`` on stdout. The help of the group shows the commands in sections.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -77,7 +77,7 @@ class SekoGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line and end the process with its exit code. click's own method does the same without
+        """Run the command line and end the process with its exit code, as click's own method does without
         ``standalone_mode``."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)

@@ -1,1 +1,2 @@
-"""Build configuration: frozen dataclasses that validate their fields. This package contains no modules of a model."""
+"""Build configuration: frozen dataclasses that validate their fields. The package `seko_export.config` contains no
+modules of a model."""

@@ -1,7 +1,7 @@
-"""Configuration of a build: model, workload and target.
+"""The configuration of a build, which consists of model, workload and target.
 
-Each part is a frozen dataclass that validates its own fields. A workload derives its own class from `BuildConfig`,
-which validates fields of several parts against each other.
+Each part of the configuration is a frozen dataclass that validates its own fields. A workload derives its own class
+from `BuildConfig`, which validates fields of several parts against each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seko_export.config.target import TargetConfig
 @dataclass(frozen=True)
 class ModelIdentity:
     """Base class of the dimensions of a model: a name, and the family that builds the model. Each kind of model derives
-    its own class.
+    its own class from `ModelIdentity`.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class WorkloadConfig(ABC):
-    """Base class of a workload's part of a build. Each workload derives a frozen dataclass."""
+    """Base class of a workload's part of a build. Each workload derives a frozen dataclass from `WorkloadConfig`."""
 
     workload: ClassVar[str]
     """The workload, as `workloads.registry.workload_named` takes it."""
@@ -67,7 +67,7 @@ class BuildConfig:
     target: TargetConfig
 
     def changed(self, **values: Any) -> Self:
-        """Return the same build with other values of its parts' fields: ``changed(fused=True, ranks=2)``.
+        """Return the same build with other values of its parts' fields, for example ``changed(fused=True, ranks=2)``.
 
         Raises
         ------

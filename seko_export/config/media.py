@@ -191,8 +191,8 @@ class ClipConfig:
 
 @dataclass(frozen=True)
 class VaeConfig(ABC):
-    """Base class of the dimensions of a VAE. Each kind of VAE derives a frozen dataclass, whose fields go into the
-    manifest.
+    """Base class of the dimensions of a VAE. Each kind of VAE derives a frozen dataclass from this class. The fields go
+    into the manifest.
 
     Strides and channels describe the latents, and must equal the strides and channels of the model's stream and output.
     """

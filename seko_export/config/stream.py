@@ -38,9 +38,9 @@ class StreamConfig:
         Whether RoPE counts frames from the oldest one in the cache, sink first (Seko-Talk), instead of from the start
         of the stream.
     rope_max_frames : int
-        If not 0, with window positions: RoPE positions are frame numbers from the start of the stream, but frames
-        after the sink are shifted back so that the newest is the frame of this number, counted from 1. The shift is
-        the same in all layers, whatever their rings. If 0, the frames in the cache are counted.
+        If not 0, RoPE positions are frame numbers from the start of the stream (only with window positions). Frames
+        after the sink are then shifted back so that the newest frame has this number, counted from 1. The shift is the
+        same in all layers, whatever their rings. If 0, RoPE counts the frames in the cache.
     references_apart : bool
         With window positions: whether reference frames are not counted. Reference frames and the oldest other frame
         then have position 0 (the first weights of Seko-Talk).
@@ -136,8 +136,8 @@ class StreamConfig:
     def sides_for(self, aspect: float) -> tuple[int, int]:
         """Return height and width of a video of this area in pixels, for an aspect of height / width.
 
-        Sides are rounded down to whole patches in floating-point arithmetic, as in lingbot-world's code. A picture of
-        832 x 480, at exactly that area, therefore becomes 832 x 464.
+        Sides of the picture are rounded down to whole patches in floating-point arithmetic, as in lingbot-world's code.
+        Because of this rounding a picture of 832 x 480, at exactly that area, becomes 832 x 464.
         """
         area, stride = self.height * self.width, self.spatial_stride
         height, width = (

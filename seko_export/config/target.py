@@ -35,8 +35,8 @@ class TargetConfig:
     fp8_except : tuple of int
         Numbers of the layers whose matmuls are not in fp8, ascending.
     attention : str
-        A name of `config.attention.ATTENTIONS`: ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the frames of
-        an FP4 cache in 8 bits and the call's own tokens unquantised.
+        Name of the attention, one of `config.attention.ATTENTIONS`. ``torch`` is torch's attention. ``bf16`` is Seko's
+        16-bit kernel. ``fp8`` reads the frames of an FP4 cache in 8 bits and the call's own tokens unquantised.
     resident_window : bool
         Whether cached frames are converted to 8 bits once for all passes over the same tokens, for all layers at once,
         instead of in every pass.

@@ -319,10 +319,10 @@ class VideoBuild(BuildConfig):
 
     @property
     def as_exact(self) -> VideoBuild:
-        """Return the same model with an exact KV cache, in plain torch: builds that quantise are calibrated on it and
-        compared with it.
+        """Return the same model with an exact KV cache, in plain torch. Builds that quantise are calibrated on the
+        exact model and compared with it.
 
-        This model runs during the build only, so its cache may be on the host or the device.
+        The exact model runs during the build only, so its cache may be on the host or the device.
         """
         stream = replace(self.workload.stream, offload_cache=False)
         return self.changed(kv_scheme=self.exact_scheme, stream=stream, target=self.target.plain)
@@ -350,7 +350,7 @@ class VideoBuild(BuildConfig):
         """Return the number of layers of a group's offloaded cache that the device holds at a time; 0 if the group has
         so few layers that all stay on the device.
 
-        The device holds two layers: one that is read and one that is being copied. For an odd number of layers the
+        The device holds two layers: one that is read and one that is being copied. If the number of layers is odd, the
         device holds three layers, so that the first layer can be copied while the last layer is read.
         """
         layers = len(group.layers) * self.workload.cache_passes

@@ -1,6 +1,7 @@
 """The table of the kernels and tile sizes in a build's layers, which `doctor` shows and an artifact contains.
 
-Tile sizes are compiled into the engines. The table is for people; opening an artifact does not read the table.
+The tile sizes in the table are compiled into the engines. The table of kernels is for people; opening an artifact does
+not read it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
     Returns
     -------
     dict
-        Fields ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``;
-        ``attention`` and ``resident_window`` as in `VideoBuild`; ``attention_tiles`` of the 8-bit attention.
+        The field ``layers`` is ``fused`` or ``plain``. The field ``matmuls`` is ``fp8`` or the compute dtype. The
+        fields ``fp8_except``, ``attention`` and ``resident_window`` are those of `VideoBuild`. The field
+        ``attention_tiles`` has the tile sizes of the 8-bit attention.
     """
     tiled = config.target.attention_kind.past_in_8_bits and target.device == "cuda"
     return {
@@ -50,8 +52,8 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
 def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
     """Return the tile sizes of the 8-bit attention on a GPU, and whether they were measured on that GPU.
 
-    The list has an entry for each combination of rows in a call and cache size, because layer groups differ in cache
-    size.
+    The list of tile sizes has an entry for each combination of rows in a call and cache size, because layer groups
+    differ in cache size.
     """
     streams = [config.of_layer_group(group).workload.stream for group in config.layer_groups]
     pasts = sorted(

@@ -1,4 +1,4 @@
-"""Keys of engines. An engine's name and file name are made from its key here, and never parsed."""
+"""Keys of engines. An engine's name and file name are made from its key in `EngineKey`, and never parsed."""
 
 from __future__ import annotations
 

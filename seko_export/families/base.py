@@ -1,8 +1,8 @@
 """The interface between Seko and a model family, such as Wan: checkpoints, modules and programs.
 
-A family is a module with a `FAMILY`: an object of a class derived from `Family`. The family defines its checkpoints,
-modules and programs. The code that compiles, records, writes and replays is the same for all families, and uses only
-the methods that are declared here.
+A family is a module with a `FAMILY`: an object of a class derived from `Family`. A model family defines its
+checkpoints, modules and programs. The code that compiles, records, writes and replays is the same for all families. The
+shared code of a build uses only the methods that `Family` declares.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # presets are read before torch is imported
 @dataclass(frozen=True)
 class ModelGraph:
     """The engines, programs and buffers of a build: everything on which exporter and runtime must agree. The manifest
-    contains them as data.
+    contains the parts of a `ModelGraph` as data.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ Build = TypeVar("Build", bound=BuildConfig)  # the build configuration of a work
 class Family(ABC, Generic[Build]):
     """A model family: the code that knows one kind of checkpoint and its modules.
 
-    A subclass is stateless: the same object serves all builds in all processes. Processes that compile engines import
-    the family by its `name`.
+    A subclass of `Family` is stateless: the same object serves all builds in all processes. Processes that compile
+    engines import the family by its `name`.
     """
 
     name: str
@@ -129,15 +129,15 @@ class Family(ABC, Generic[Build]):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the artifact's weights by name, contiguous on the CPU, in their order of use.
 
-        The method also fuses, casts and quantises weights. ``pieces`` are the build's engines, whose signatures
+        `weights` also fuses, casts and quantises the weights. ``pieces`` are the build's engines, whose signatures
         determine the weights; ``media`` has the weights of the models around the transformer.
         """
 
     def tables(self, config: Build, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return constants that are computed from the checkpoint and the build's configuration, by name, on the CPU.
 
-        In video these are weights ``of_times.NAME`` [passes, ...], which layers index by pass; a session with other
-        timesteps is refused. A family without such tables need not define this method.
+        For video the constants are weights ``of_times.NAME`` [passes, ...], which layers index by pass. A session with
+        other timesteps is refused. A family without such tables need not define this method.
         """
         del config, checkpoint
         return {}

@@ -1,6 +1,7 @@
 """Facts about a model, each with its source: shapes, config.json, an option, a preset, or an assumption.
 
-Facts that contradict each other raise an error with both values. The module knows no family and opens no file.
+Facts about a model that contradict each other raise an error with both values. The facts about a model are collected
+without opening a file, and without code for any family.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Fact:
 
     @property
     def origin(self) -> str:
-        """The source of the fact in words: ``config.json (num_heads)``, ``preset tiny``, ``assumed: usual of Wan``."""
+        """The source of the fact in words, such as ``config.json (num_heads)``, ``preset tiny``, ``assumed: usual of
+        Wan``."""
         if self.source is Source.PRESET:
             return f"preset {self.detail}"
         if self.source is Source.ASSUMED:
@@ -89,7 +91,7 @@ class Facts:
 @dataclass(frozen=True)
 class Question:
     """A question to the user: a property of the video stream that neither the checkpoint's files nor the family state.
-    A wrong answer raises no error and is visible only in the video.
+    A wrong answer to the question raises no error and is visible only in the video.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The table of model families. Only this module imports a family's package, by name."""
+"""The table of model families. Only this table of families imports a family's package, by name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def video_family_of(config: VideoBuild) -> VideoFamily:
 
 @lru_cache(maxsize=8)
 def graph_of(config: BuildConfig) -> ModelGraph:
-    """Return engines, programs and buffers of a build. The graph is made once in each process and never changed."""
+    """Return engines, programs and buffers of a build. The graph of a build is made once in each process and never
+    changed."""
     return family_of(config).graph(config)
 
 

@@ -72,9 +72,9 @@ class CacheProbe:
     Parameters
     ----------
     role : str
-        Role of the engines that write the cache, called once for each layer and pass. These engines take
-        ``token_index``, the caches ``caches.k`` and ``caches.v`` and, if keys are stored before RoPE, ``cos`` and
-        ``sin``. Calibration watches the engine without bucket and variant, whose name equals the role.
+        Role of the engines that write the cache, which are called once for each layer and pass. These engines take
+        ``token_index``, and the caches ``caches.k`` and ``caches.v``. If keys are stored before RoPE, they also take
+        ``cos`` and ``sin``. Calibration watches the engine without bucket and variant, whose name equals the role.
     perturbed : str
         Name of the engine that begins each pass. To measure the effect of rounding alone, the last bit of its first
         output is changed.
@@ -103,10 +103,10 @@ class VideoFamily(Family["VideoBuild"]):
         A family whose checkpoints cannot be recognised, such as a family outside this package, does not override this
         method: the caller names its models.
 
-        Shapes come first. ``told``, the content of the config.json beside the weights, decides facts that shapes do not
-        determine: heads, eps, window, sink, shift. If neither shapes nor config.json state a fact, the family may
-        assume a value, which is marked as assumed, or leave the fact out, so that the user must state it. ``where``
-        names the checkpoint in messages.
+        Shapes of tensors decide first. The argument ``told``, which is the content of the config.json beside the
+        weights, decides facts that shapes do not determine: heads, eps, window, sink, shift. If neither shapes nor
+        config.json state a fact, the family may assume a value, which is marked as assumed, or leave the fact out, so
+        that the user must state it. The argument ``where`` is the checkpoint's name in messages.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class VideoFamily(Family["VideoBuild"]):
         """Return the fields of the stream's layout and the schedule that a run configuration states.
 
         A run configuration (file ``where``, content ``told``) belongs to the code with which the family's authors run
-        their models. A family without run configurations need not define this method.
+        their models. A family without run configurations need not define `run_config`.
 
         Raises
         ------
@@ -144,8 +144,8 @@ class VideoFamily(Family["VideoBuild"]):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of a recorded (golden) chunk, by the names of the graph's inputs, [B, *shape] on the CPU.
 
-        With None instead of a chunk number, the inputs per session or prompt are returned. The values should affect the
-        model as real inputs would, and be equal in every call. A family without inputs need not define this method.
+        If ``chunk`` is None, the inputs per session or prompt are returned. The values of the inputs should affect the
+        model as real inputs would, and be equal in every call. A family without inputs need not define `golden_inputs`.
         """
         del config, chunk
         return {}

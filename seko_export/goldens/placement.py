@@ -36,8 +36,8 @@ def placed(
 ) -> tuple[Buffer, ...]:
     """Return the table of buffers with as many caches moved to the host as do not fit on the device.
 
-    Offloaded caches are copied layer by layer, as with ``--offload-cache``, so that every call gives the same bytes.
-    As many layers of these caches stay on the device as fit.
+    Offloaded caches are copied layer by layer, as with ``--offload-cache``, so that every call gives the same bytes as
+    without offloading. As many layers of the offloaded caches stay on the device as fit.
 
     Parameters
     ----------

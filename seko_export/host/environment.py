@@ -55,9 +55,9 @@ class Finding:
     ok : bool
         Whether the examined part is usable.
     found : str
-        Description of what was found.
+        Description of the state of the examined part.
     advice : str
-        Advice what to do; empty if nothing is needed.
+        Advice for the user; empty if nothing is needed.
     """
 
     subject: str
@@ -160,7 +160,7 @@ def cpu_flags() -> tuple[str, ...]:
 
 
 def compiler_command() -> str:
-    """Return the C++ compiler that AOTInductor will call: ``$CXX``, or ``g++``."""
+    """Return the C++ compiler that AOTInductor will call, which is ``$CXX``, or ``g++``."""
     return os.environ.get("CXX", "g++")
 
 

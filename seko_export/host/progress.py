@@ -1,4 +1,4 @@
-"""Callbacks that report the progress of a build. The command line displays the progress."""
+"""Callbacks that report the progress of a build. The command line displays the progress that these callbacks report."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class Progress(Protocol):
 
 
 def silent(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
-    """Ignore reported progress."""
+    """Ignore the reported progress of a build."""

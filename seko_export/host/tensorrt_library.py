@@ -1,4 +1,5 @@
-"""The two TensorRT libraries that build plans, and all differences between them. Each is imported when it is used."""
+"""The two TensorRT libraries that build plans, and all differences between them. Each TensorRT library is imported when
+it is first used."""
 
 from __future__ import annotations
 

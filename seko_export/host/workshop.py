@@ -24,8 +24,8 @@ _REMOVALS = 100
 def workshop(prefix: str) -> Iterator[Path]:
     """Make a temporary folder and remove it at the end. Signals are delayed while the folder is made and removed.
 
-    The folder belongs to the process that makes it; the end of a worker process does not remove it. If the process is
-    killed, the next process with the same prefix removes the folder.
+    The folder belongs to the process that makes it, so the end of a worker process does not remove the folder. If the
+    process is killed, the next process with the same prefix removes the folder.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Lowering: a module is traced to a checked graph, and a compiled package is reduced to what the runtime needs."""
+"""Lowering traces a module to a checked graph, and reduces a compiled package to the files that the runtime needs."""

@@ -1,4 +1,5 @@
-"""A stand-in process group that the compiler looks up while it compiles collectives. The stand-in sends nothing."""
+"""A stand-in process group that the compiler looks up while it compiles collectives. The stand-in process group sends
+nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def stand_in_group(ranks: int) -> Iterator[None]:
     """Context manager in which a stand-in group of ``ranks`` members is registered under each group name; for one rank
     nothing is registered.
 
-    The group is torch's own fake group for tests: its collectives return at once with this process's data.
+    The stand-in group is torch's own fake group for tests: its collectives return at once with this process's data.
     """
     if ranks == 1:
         yield

@@ -19,7 +19,7 @@ from seko_export.media.vaes import vae_of
 def load_vae(
     path: Path, config: VaeConfig, *, half: str = "both", dtype: torch.dtype | None = None
 ) -> Checkpoint:
-    """Open a VAE's checkpoint and check keys, shapes and dtypes. The numbers of the tensors are read later.
+    """Open a VAE's checkpoint and check keys, shapes and dtypes. The numbers of the VAE's tensors are read later.
 
     Parameters
     ----------
@@ -64,7 +64,8 @@ def vae_weights(path: Path, config: VaeConfig) -> WeightSource:
 def load_text_encoder(
     path: Path, config: TextEncoderConfig, *, dtype: torch.dtype | None = None
 ) -> Checkpoint:
-    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers of the tensors are read later.
+    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers of the VAE's tensors are read
+    later.
 
     Parameters
     ----------

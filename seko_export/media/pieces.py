@@ -1,7 +1,7 @@
 """Engines around the transformer: the text encoder, and the VAE's decoder and encoder.
 
-A build may have any of these engines. Names of their weights begin with `TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that
-the host writes or reads have names that the artifact's format fixes.
+A build may have any of the engines around the transformer. Names of the weights of these engines begin with
+`TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that the host writes or reads have names that the artifact's format fixes.
 """
 
 from __future__ import annotations

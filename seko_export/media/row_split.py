@@ -1,11 +1,13 @@
 """Division of a VAE's pictures among ranks (GPUs): each rank has some rows of pixels over the full width, rank 0 the
 uppermost.
 
-All ranks run the same engines: a tensor with the rank's number selects the rank's own rows and its neighbours. The
-collectives are functional, which `torch.export` traces. They use a process group of their own, `LANE_GROUP`, because a
-chunk may be decoded while the next one is computed: within one group every rank must send in the same order.
+All ranks run the same engines of the VAE: a tensor with the rank's number selects the rank's own rows and its
+neighbours. The collectives between ranks are functional, so that `torch.export` traces them. The collectives of the VAE
+use a process group of their own, `LANE_GROUP`, because a chunk may be decoded while the next one is computed. Within
+one group every rank must send in the same order.
 
-Shapes: B rows of the batch, C channels, T frames, H rows of pixels or cells of one rank, W columns, R ranks.
+In shapes B is the number of rows of the batch, C of channels, T of frames, H of rows of pixels or cells of one
+rank, W of columns, R of ranks.
 """
 
 from __future__ import annotations
@@ -41,9 +43,11 @@ class RowSplit:
         return own
 
     def with_neighbours(self, x: Tensor) -> Tensor:
-        """Return x with the last row of the rank above and the first row of the rank below: [B, C, T, 1 + H + 1, W].
+        """Return x with the last row of the rank above and the first row of the rank below, in the shape [B, C, T, 1 +
+        H + 1, W].
 
-        Above and below the whole picture these rows are zeros, like a convolution's padding. Memory is channels-last.
+        Above and below the whole picture the neighbouring rows are zeros, like a convolution's padding. The memory of
+        the result is channels-last.
         """
         own = x.permute(0, 2, 3, 4, 1)  # [B, T, H, W, C]
         edges = self._gathered(torch.stack((own[:, :, -1], own[:, :, 0])))  # [R, 2, B, T, W, C]

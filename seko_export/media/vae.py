@@ -1,8 +1,8 @@
 """The interface between Seko and a VAE: the methods that a VAE provides, and the code that calls them.
 
-A VAE is a module with a `VAE`: an object of a class derived from `Vae`. A `Vae` reads its files and builds its modules;
-its config (`VaeConfig`) has strides and channels. The code for engines, buffers, programs, `plan` and replay is the
-same for every VAE.
+A VAE is a module with a `VAE`, which is an object of a class derived from `Vae`. A `Vae` reads its files and builds its
+modules; its config (`VaeConfig`) has strides and channels. The code for engines, buffers, programs, `plan` and replay
+is the same for every VAE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ C = TypeVar("C", bound=VaeConfig)
 
 
 class Vae(ABC, Generic[C]):
-    """One kind of VAE, with configs of the class ``C``. An object of a subclass has no state: it serves every build."""
+    """One kind of VAE, with configs of the class ``C``. An object of a subclass of `Vae` has no state: it serves every
+    build."""
 
     layout: Layout
     """Where files keep its weights, and its formats in words."""
@@ -61,8 +62,8 @@ class Vae(ABC, Generic[C]):
         """
 
     def alternatives(self, config: C) -> Mapping[str, C]:
-        """Return the configs that a file of ``config`` may mean, if only its name tells them apart: by the name for
-        ``--vae-kind``. `recognise` returns one of them.
+        """Return the configs that a file of ``config`` may mean, by the name for ``--vae-kind``, if only the file's
+        name distinguishes them. `recognise` returns one of the configs that `alternatives` lists.
         """
         del config
         return {}
@@ -74,8 +75,8 @@ class Vae(ABC, Generic[C]):
         """Return the name of a VAE file's format, and the stored tensor of every parameter of the VAE's modules by the
         parameter's name.
 
-        ``half`` is one of `HALVES`: the file need not contain the other half. `checkpoints.keycheck.compare_keys`
-        compares names and shapes.
+        The argument ``half`` is one of `HALVES`: the file need not contain the other half.
+        `checkpoints.keycheck.compare_keys` compares names and shapes.
 
         Raises
         ------
@@ -95,8 +96,8 @@ class Vae(ABC, Generic[C]):
 
         The module takes latents [C, frames, h, w] float32 as the transformer returns them and, unless ``first``, the
         caches that the previous call returned. The module returns pictures [`VaeConfig.video_frames`, H, W, 3] uint8
-        and the caches for the next call, in new memory, both with the shapes of `cache_shapes`. ``first`` is true for
-        the first chunk of a stream.
+        and the caches for the next call, in new memory, both with the shapes of `cache_shapes`. ``first`` is true if
+        the module decodes the first chunk of a stream.
         """
 
     def shared_decoder(
@@ -105,18 +106,18 @@ class Vae(ABC, Generic[C]):
         """Return the module that decodes, on one of several ranks (GPUs), one chunk of one session to that rank's pixel
         rows of the pictures.
 
-        The method is called if the VAE's config has ``shares_rows``; ``ranks`` divides the latents' height. The module
-        takes the latents [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the caches. The
-        module returns the rank's pixel rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3] uint8, and the
-        caches for the next call, with the shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` has the
-        collectives.
+        `shared_decoder` is called if the VAE's config has ``shares_rows``; ``ranks`` divides the latents' height. The
+        module takes the latents [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the
+        caches. The module returns the rank's pixel rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3]
+        uint8, and the caches for the next call, with the shapes of `cache_shapes` for h / ranks rows.
+        `row_split.RowSplit` has the collectives between the ranks.
         """
         raise NotImplementedError(f"{type(self).__name__} has no decoder that ranks share")
 
     def encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
-        """Return the module that encodes a start picture: [H, W, 3] uint8 to latents [C, 1, h, w] float32.
+        """Return the module that encodes a start picture, from [H, W, 3] uint8 to latents [C, 1, h, w] float32.
 
-        The method is called if the VAE's config has ``encodes``.
+        `encoder` is called if the VAE's config has ``encodes``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no encoder")
 
@@ -125,7 +126,8 @@ class Vae(ABC, Generic[C]):
 
         The module takes pixel levels [H, W, 3] float32 of 0 to 255, or outside this range after a bicubic resize. The
         module returns latents [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes of
-        `encoder_cache_shapes`. The three methods are called if the VAE's config has ``encodes_on``.
+        `encoder_cache_shapes`. The methods `picture_encoder`, `grey_encoder` and `last_encoder` are called if the VAE's
+        config has ``encodes_on``.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
@@ -138,8 +140,8 @@ class Vae(ABC, Generic[C]):
     def last_encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
         """Return the module that encodes the latent frame with which a stream ends: grey frames, then a picture.
 
-        The module takes levels [H, W, 3] float32 as `picture_encoder` does, then the caches of the frames before. The
-        module returns latents [C, 1, h, w] float32.
+        The module takes pixel levels [H, W, 3] float32 as `picture_encoder` does, followed by the caches of the frames
+        before. The module returns latents [C, 1, h, w] float32.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 

@@ -54,7 +54,8 @@ def opened_checkpoint(
     """Yield the path of a checkpoint: the file or folder that the user named, or a temporary checkpoint of random
     weights from ``seed``.
 
-    ``note`` is called before random weights are written. The random weights are removed when the block ends.
+    `opened_checkpoint` calls ``note`` before random weights are written. The random weights are removed when the block
+    ends.
     """
     if named is not None:
         yield named

@@ -1,5 +1,5 @@
 """Checks of a build's options that need no torch, so that a typo is reported within a second. The module `resolve`
-makes the other checks.
+makes the checks that need torch.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _check_names(options: BuildOptions, known: tuple[str, ...]) -> None:
 
 
 def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> None:
-    """Refuse a build with invalid options, missing files or an unusable output folder. The content of files is not
-    read.
+    """Refuse a build with invalid options, missing files or an unusable output folder. The content of files is not read
+    by these checks.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def _config_in(folder: Path) -> dict[str, Any]:
 
 
 def check_sink(stream: StreamConfig) -> None:
-    """Refuse a sink larger than the ring: a likely mistake for Wan's window, which includes the sink."""
+    """Refuse a sink larger than the ring, which is likely a mistake by Wan's window, since that includes the sink."""
     if stream.sink_frames > stream.ring_frames:
         raise UsageError(
             f"--sink-frames {stream.sink_frames} is larger than --ring-frames {stream.ring_frames}: the ring stands "

@@ -1,5 +1,5 @@
 """The options of a build, declared once. The command line, `plan`, the Python API and the table in the docs are made
-from these declarations.
+from the declarations of the options.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _option(help: str, group: Group, default: Any = None, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """All options of a build. The command line spells a field ``--like-this``.
+    """All options of a build. The command line spells a field of `BuildOptions` as ``--like-this``.
 
     Raises
     ------

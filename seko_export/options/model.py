@@ -50,7 +50,8 @@ class ChosenModel:
 def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenModel:
     """Return the model of a named preset; raise an error if the checkpoint's config.json contradicts the preset.
 
-    Shapes are compared when the weights are read. The schedule is the preset's; without one, that of config.json.
+    Shapes of the checkpoint are compared with the preset when the weights are read. The schedule of the model is the
+    preset's; without one, the schedule of config.json.
 
     Raises
     ------
@@ -263,8 +264,8 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
 def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Preset]) -> ChosenModel:
     """Return the model that a checkpoint describes.
 
-    Missing fields are taken from the preset with the same dimensions, otherwise from the family; a note says so. For
-    the parameters see `read_facts`.
+    Fields that the checkpoint does not state are taken from the preset with the same dimensions, otherwise from the
+    family, and a note says so. The parameters are those of `read_facts`.
 
     Raises
     ------
@@ -345,7 +346,7 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
     """Return sentences on stream fields that a checkpoint does not state, and on the values that are assumed for these
     fields.
 
-    The user's options already determine the fields ``answered`` of the stream, so they need no sentence.
+    The fields ``answered`` of the stream need no sentence, because the user's options already determine them.
     """
     taken: dict[str, list[str]] = {}
     for name, fact in facts.model.items():

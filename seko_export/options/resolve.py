@@ -1,5 +1,5 @@
-"""Resolving of command-line options to the configuration of a video build. Contradictions are refused, with the names
-of the options."""
+"""Resolving of command-line options to the configuration of a video build. Contradictions between options are refused,
+with the names of the options."""
 
 from __future__ import annotations
 

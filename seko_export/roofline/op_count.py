@@ -1,8 +1,8 @@
 """Cost of one call of an engine, from its shapes: launches with FLOPs and bytes, and scratch memory.
 
-The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and cache
-accesses are launches of their own. All ops between them are fused as far as their data allows; each tensor that
-passes between launches is written once and read once. `seconds.py` turns this into time.
+The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and cache accesses
+are launches of their own. All ops between them are fused as far as their data allows; each tensor that passes between
+launches is written once and read once. The module `seconds` turns the counts into time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNFILLED = ("aten::empty", "aten::new_empty")  # empty, empty_like, empty_strid
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch of a call.
+    """The counts of one kernel launch of a call.
 
     Parameters
     ----------

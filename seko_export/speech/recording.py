@@ -1,9 +1,9 @@
 """Recording of the goldens of speech: a prompt and steps of the eager model, which `verify` replays with the engines.
 
-The eager model consists of the engines' own modules, which the runtime runs with the same programs. In a second run the
-last bits of inputs are changed, because that may change quantised levels of a hidden state. Error bounds
-follow from the change of what enters the networks. A third run changes the last bits in every layer, as an engine does
-that rounds otherwise: its errors stand beside those of the engines.
+The eager model consists of the engines' own torch modules, which the runtime runs with the same programs. In a second
+run the last bits of inputs are changed, because such a change may flip quantised levels of a hidden state. Error bounds
+follow from the effect of this change on the inputs of the networks. A third run changes the last bits in every layer,
+as an engine does that rounds otherwise. The build prints its errors beside the errors of the engines.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ class SpeechRecord:
         Error bounds for `verify`.
     rounding : mapping of str to float
         How far each result of the eager model moves if the last bits of each layer's output are changed, each step from
-        the same states: the size of the difference that a correct engine may have. Results in which no layer takes
-        part have none.
+        the same states. A correct engine may differ by as much. Results in which no layer takes part have no entry.
     error_vs_exact : mapping of str to float
         For a build with quantised caches or weights, the difference of each result from that of exact caches and
         weights, as ||a - b|| / ||b||, each step from the same states; empty for an exact build.

@@ -68,7 +68,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     Parameters
     ----------
     path : Path
-        Path of a checkpoint, as `load_checkpoint` takes it; or a folder with all files of a model; or a LoRA; or the
+        Path of a checkpoint, as `load_checkpoint` takes it, of a folder with all files of a model, of a LoRA, or of the
         file or folder of a VAE.
     gpu : str, optional
         Name of a GPU in `roofline.gpus.GPUS`.
@@ -76,12 +76,12 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain data: ``checkpoint`` (name of the checkpoint), ``family``, ``format``, ``part``, ``bytes``,
-        ``parameters``, ``dtypes`` (number of tensors of each), ``model`` and ``stream`` (``value`` and ``from`` of each
-        field), ``preset`` (the preset with these dimensions, or None), ``presets`` (all presets with these dimensions),
-        ``beside`` (further files of a folder, by option), ``needs`` (parts that no option of the command names),
-        ``gpu`` (bytes on the GPU, if one is named), ``notes``, and ``command``, which builds the checkpoint; None if
-        the model cannot be built yet.
+        The report as plain data. The entries ``checkpoint`` (name of the checkpoint), ``family``, ``format``, ``part``,
+        ``bytes``, ``parameters`` and ``dtypes`` (number of tensors of each) describe the file. ``model`` and ``stream``
+        have ``value`` and ``from`` of each field. ``preset`` is the preset with these dimensions or None, and
+        ``presets`` are all such presets. ``beside`` has further files of a folder, by option. ``needs`` are the parts
+        that no option of the command names. ``gpu`` has the bytes on the GPU, if a GPU is named. ``notes`` are
+        sentences. ``command`` builds the checkpoint; it is None if the model cannot be built yet.
 
     Raises
     ------

@@ -1,4 +1,5 @@
-"""Reports on a finished artifact: contents, recorded chunks, speed. Everything is done with the runtime."""
+"""Reports on a finished artifact: contents, recorded chunks, speed. The reports use only the runtime to open
+artifacts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 def inspect_artifact(path: Path) -> dict[str, Any]:
-    """Return the contents of an artifact after checking every hash. No engine is loaded.
+    """Return the contents of an artifact after checking every hash. `inspect_artifact` loads no engine.
 
     Parameters
     ----------
@@ -96,9 +97,9 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
     Returns
     -------
     dict
-        Seconds: ``open_s``, ``first_chunk_s`` (from before the session), ``chunk_median_s``, ``chunk_p90_s``,
-        ``chunk_p99_s``; ``chunks_per_s``, ``step_median_s`` (a chunk over its passes), ``real_time_factor``
-        (video seconds made per second), ``kv`` and the session's counters.
+        Times in seconds are ``open_s``, ``first_chunk_s`` (from before the session is opened), ``chunk_median_s``,
+        ``chunk_p90_s``, ``chunk_p99_s`` and ``step_median_s`` (a chunk divided by its passes). Further entries are
+        ``chunks_per_s``, ``real_time_factor`` (video seconds made per second), ``kv`` and the session's counters.
     """
     started = time.perf_counter()
     with open_artifact(path) as loaded:

@@ -11,13 +11,16 @@ from seko_export.families.registry import presets, speech_presets
 def preset_report() -> dict[str, dict[str, Any]]:
     """Return every preset by name, as plain data.
 
+    The entries of a preset are ``family``, and all fields of its ``model`` and ``stream``. ``passes`` are the timesteps
+    of a chunk, or None for the usual four. ``first_passes`` are the timesteps of the first chunk, or None if they are
+    those of any chunk. ``entry`` is the entry of a `.pt`, and ``files`` are the authors' paths. ``source``, ``needs``
+    and ``unverified`` are sentences. ``missing`` names the features that a build lacks; it is empty if the preset can
+    be built. Speech models have only ``family`` and ``model``.
+
     Returns
     -------
     dict
-        Of each: ``family``, ``model`` and ``stream`` (all fields), ``passes`` (timesteps, or None for the usual four),
-        ``first_passes`` (timesteps of the first chunk, or None for those of any chunk), ``entry`` (of a `.pt`),
-        ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and ``missing`` (what a build lacks;
-        empty if it can be built). Speech models have ``family`` and ``model`` alone.
+        The entries of each preset, by the preset's name.
     """
     video: dict[str, dict[str, Any]] = {
         name: {

@@ -28,7 +28,7 @@ LONGEST_S = 1800.0
 
 def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
     """Profile chunks of an artifact whose cache is full. With several ranks (GPUs) all of them run, and the figures are
-    rank 0's.
+    those of rank 0.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""Computation of figures from a Chrome trace of profiled chunks: buckets, engines, launches, gaps. This module imports
-no torch and runs nothing.
+"""Computation of figures from a Chrome trace of profiled chunks: buckets, engines, launches, gaps. The computation of
+figures from a trace imports no torch and runs nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Profiling of an open artifact: chunks with a full cache are run with and without torch's profiler. `profile_trace`
-reads the trace."""
+"""Profiling of an open artifact: chunks with a full cache are run with and without torch's profiler. The module
+`profile_trace` computes figures from the trace."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def profile_opened(
     Returns
     -------
     dict
-        The data of `Digest.report`; ``artifact``, ``digest``, ``device``; ``chunk_s`` and ``chunk_profiled_s`` (medians
-        of seconds on the host, from the call to latents and video frames on the host, so nothing runs beside the next
-        chunk); ``notes``, sentences about what the figures do not show.
+        The entries of `Digest.report`, and ``artifact``, ``digest`` and ``device``. ``chunk_s`` and
+        ``chunk_profiled_s`` are medians of seconds on the host, from the call until latents and video frames are on the
+        host, so that nothing runs beside the next chunk. ``notes`` are sentences about what the figures do not show.
 
     Raises
     ------

@@ -78,11 +78,11 @@ def golden_bound(
     Returns
     -------
     GoldenBound
-        The error bounds of the chunk, at least the bounds of cache format and dtype. With a quantised cache also twice
-        the effect of the changed last bits. If rounding of the cache dominates, also the expected distance of two
-        independent roundings: sqrt(2) times the distance to the exact chunk. Codes of a token are then compared only
-        loosely enough to detect another token's codes, or not at all if the last bits change nearly all codes of some
-        token (trained weights with random text).
+        The error bounds of the chunk, which are at least the bounds of cache format and dtype. With a quantised cache
+        they are also at least twice the effect of the changed last bits. If rounding of the cache dominates, they are
+        at least the expected distance of two independent roundings, sqrt(2) times the distance to the exact chunk.
+        Codes of a token are then compared only loosely enough to detect another token's codes. They are not compared if
+        the last bits change nearly all codes of some token (trained weights with random text).
     """
     kind = "exact" if config.lossless and not ADVANCE[config.workload.schedule.sampler].rounded else "lossy"
     least = tuple(

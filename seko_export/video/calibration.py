@@ -17,8 +17,8 @@ from seko_kernels.scratch import scratch_constants
 
 
 def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the constants that fused kernels need in addition to those of the cache format:
-    ``blocks.{layer}.kv.NAME``.
+    """Return the constants that fused kernels need in addition to the constants of the cache format. The names of these
+    constants are ``blocks.{layer}.kv.NAME``.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def uncalibrated_scales(config: VideoBuild) -> dict[str, Tensor]:
-    """Return a cache format's constants for channels whose values are in [-1, 1]. Such constants are only good for
-    random weights."""
+    """Return a cache format's constants for channels whose values are in [-1, 1]. Constants for the range [-1, 1] are
+    only good for random weights."""
     ones = torch.ones(config.model.heads, config.model.head_dim)
     statistics = ChannelStatistics(-ones, ones, 0 * ones)
     return {
@@ -72,9 +72,9 @@ class _Sums:
 class KvStatistics:
     """Statistics of each channel of keys and values for each layer, collected while the exact model runs.
 
-    Only keys and values that the context pass writes for frames of the stream count, since later chunks read nothing
-    else, and chunks of reference frames may contain padding. If each pass has a cache of its own, all passes count.
-    If the format stores keys before RoPE, their rotation is undone first.
+    Only keys and values that the context pass writes for frames of the stream count. Later chunks read nothing else,
+    and chunks of reference frames may contain padding. If each pass has a cache of its own, all passes count. If the
+    format stores keys before RoPE, the rotation of the recorded keys is undone first.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class KvStatistics:
         return watched
 
     def calibrate(self) -> dict[str, Tensor]:
-        """Return the cache format's constants as weights: ``blocks.{layer}.kv.NAME``."""
+        """Return the cache format's constants as weights with the names ``blocks.{layer}.kv.NAME``."""
         return {
             f"blocks.{layer}.kv.{name}": tensor
             for layer, (k, v) in enumerate(self._sums)

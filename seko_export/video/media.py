@@ -21,7 +21,7 @@ from seko_runtime.video.text import PromptIds, clean_prompt
 
 
 def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
-    """Open the files that the build needs and check their keys. Weights are read later.
+    """Open the files that the build needs and check their keys. The weights in the files are read later.
 
     Raises
     ------

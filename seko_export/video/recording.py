@@ -1,8 +1,8 @@
-"""Recording of goldens: chunks that the eager model makes for a fixed text and seed. `verify` replays them with the
-engines.
+"""Recording of goldens: chunks that the eager model makes for a fixed text and seed. `seko-run verify` replays the
+goldens with the engines.
 
-The eager model consists of the engines' own modules, which the runtime's session runs with the same programs. For a
-quantised cache the model first runs with an exact cache; that run calibrates the scales, and is recorded, too.
+The eager model consists of the engines' own torch modules, which the runtime's session runs with the same programs. For
+a quantised cache the model first runs with an exact cache; that run calibrates the scales, and is recorded, too.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ def eager_session(
 
 
 def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
-    """Return the buffer table of an eager stream, in which caches that do not fit into ``room`` bytes are placed on
-    the host; see `goldens.placement.placed`. With None all buffers stay on the device.
+    """Return the buffer table of an eager stream, in which caches that do not fit into ``room`` bytes are placed on the
+    host; see `goldens.placement.placed`. If ``room`` is None, all buffers stay on the device.
     """
     buffers = graph_of(config).buffers
     if (
@@ -354,7 +354,7 @@ def golden_reference(config: VideoBuild) -> Tensor | None:
 
 
 def encoded_text(config: VideoBuild, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-    """Return one prompt for every row, encoded in eager torch: [B, text tokens, text_dim] float32.
+    """Return one prompt for every row, encoded in eager torch, with the shape [B, text tokens, text_dim] float32.
 
     Parameters
     ----------

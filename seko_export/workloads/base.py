@@ -1,9 +1,9 @@
 """The interface between the exporter and a workload, that is, one kind of model such as video: everything that the
 workload adds to a build.
 
-A workload is a module with a `WORKLOAD`: an object of a class derived from `ExportWorkload`. The code that compiles
-engines and writes weights, the core of the manifest and the folder is the same for every workload. Each model family
-belongs to one workload (`Family.workload`).
+A workload is a module with a `WORKLOAD`, which is an object of a class derived from `ExportWorkload`. Most code of a
+build is the same for every workload: it compiles engines, and writes weights, the core of the manifest and the folder.
+Each model family belongs to one workload (`Family.workload`).
 """
 
 from __future__ import annotations
@@ -223,6 +223,6 @@ class ExportWorkload(ABC, Generic[Build]):
 
     def verify(self, folder: Path) -> tuple[str, ...]:
         """Return the command that replays the recorded results of an artifact in a process of its own: a Python module
-        and its arguments. The command prints the JSON line of ``seko-run verify``.
+        and its arguments. The returned command prints the JSON line of ``seko-run verify``.
         """
         return "seko_runtime", "verify", str(folder), "--json"

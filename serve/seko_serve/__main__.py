@@ -1,4 +1,4 @@
-"""The command ``python -m seko_serve``, which is ``seko-serve``."""
+"""The command `python -m seko_serve` is the same as `seko-serve`."""
 
 from seko_serve.cli import main
 

@@ -18,7 +18,8 @@ def parser() -> argparse.ArgumentParser:
         "seko-serve",
         description="Serve an artifact as live video in a browser.",
         epilog="seko-serve load URL puts viewers on a server and prints what came late: seko-serve load --help. "
-        "seko-serve fleet CONFIG serves from many processes: seko-serve fleet --help.",
+        "seko-serve fleet CONFIG serves from many processes: seko-serve fleet --help. "
+        "seko-serve simulate TIMES says how many are needed: seko-serve simulate --help.",
     )
     argument_parser.add_argument("artifact", type=Path, help="folder of the artifact")
     argument_parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -118,8 +119,8 @@ def _snapshots(chosen: str, environment: Mapping[str, str]) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run ``seko-serve`` (serve until a signal ends the process), ``seko-serve load`` (put a load on a server) or
-    ``seko-serve fleet`` (serve from many processes); return the exit code.
+    """Run ``seko-serve`` (serve until a signal ends the process), ``seko-serve load`` (put a load on a server),
+    ``seko-serve fleet`` (serve from many processes) or ``seko-serve simulate`` (simulate these); return the exit code.
     """
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["load"]:
@@ -130,6 +131,10 @@ def main(arguments: list[str] | None = None) -> int:
         from seko_serve.fleet.command import main as fleet  # with Ray
 
         return fleet(given[1:])
+    if given[:1] == ["simulate"]:
+        from seko_serve.simulation.command import main as simulate
+
+        return simulate(given[1:])
     try:
         chosen = settings(parser().parse_args(given))
     except (ValueError, OSError) as error:

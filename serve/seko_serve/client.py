@@ -228,7 +228,7 @@ class AsyncClient:
 class Client:
     """One session of a server, for programs without an event loop: runs an `AsyncClient` in a thread.
 
-    Parameters, attributes and methods are those of `AsyncClient`; the methods block.
+    The parameters, attributes and methods are those of `AsyncClient`, but the methods of `Client` block.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:

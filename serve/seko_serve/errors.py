@@ -1,5 +1,5 @@
-"""Errors that a client sees. Each has a code, an HTTP status, a close code of the socket, and a flag that says whether
-to try again."""
+"""Errors that a client sees. Each error has a code, an HTTP status, a close code of the socket, and a flag that says
+whether to try again."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class _Current:
 
 
 class VideoJobs:
-    """The video jobs of a server. Only the event loop's thread may call the methods.
+    """The video jobs of a server. Only the event loop's thread may call the methods of `VideoJobs`.
 
     Parameters
     ----------
@@ -140,7 +140,8 @@ class VideoJobs:
         Raises
         ------
         ServeError
-            If there are too many videos, the video files fill the folder, or the artifact cannot make such a video.
+            If there are too many videos, if the video files fill the folder, or if the artifact cannot make such a
+            video.
         """
         manifest = self._device.manifest
         if not self._most:
@@ -165,7 +166,7 @@ class VideoJobs:
         return video
 
     def of(self, tenant: str) -> list[Video]:
-        """Return a tenant's videos, newest first."""
+        """Return the videos of a tenant, newest first."""
         return [video for video in reversed(self._videos.values()) if video.tenant == tenant]
 
     def file(self, video: Video) -> Path:

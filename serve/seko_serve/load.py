@@ -116,19 +116,19 @@ class Report:
     Parameters
     ----------
     sessions, served, lost : int
-        Numbers of viewers: viewers that arrived; viewers that saw a frame; viewers that saw a frame and whose stream
-        then ended early.
+        Number of viewers that arrived, number of viewers that saw a frame, and number of viewers that saw a frame and
+        whose stream then ended early.
     refused : mapping of str to int
         Number of viewers that were refused, by the error's code.
     chunks, late : int
         Number of chunks after the first ``buffer`` chunks of each viewer, and number of late chunks among them.
     cpr : float or None
-        Continuous playback rate: the share of these chunks that arrived on time, as the mean over viewers.
+        Continuous playback rate: the share of the counted chunks that arrived on time, as the mean over viewers.
     ttfc_ms_p50, ttfc_ms_p99 : float or None
         Median and 99th percentile of the milliseconds from a viewer's request to the first decoded frame.
     rtf, rtf_spread : float or None
-        Real-time factor: seconds that a viewer waited and watched for each second of video, as the mean over viewers;
-        and the difference between the largest and the smallest factor.
+        Real-time factor: seconds that a viewer waited and watched for each second of video, as the mean over viewers.
+        The spread is the difference between the largest and the smallest factor.
     worst_ms : float
         Milliseconds by which the latest chunk was late.
     underruns, stall_s : int, float
@@ -202,8 +202,8 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def arrivals(count: int, per_second: float, seed: int) -> list[float]:
-    """Return the seconds at which viewers arrive: the gaps are those of a Poisson process, the first viewer arrives at
-    once."""
+    """Return the seconds at which viewers arrive. The gaps are those of a Poisson process, and the first viewer arrives
+    at once."""
     generator, at, times = random.Random(seed), 0.0, []
     for _ in range(count):
         times.append(at)

@@ -9,6 +9,7 @@ from seko_serve.errors import KINDS
 PREFIX = "seko_serve"
 CHUNK_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 ENCODE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+OPEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 TTFC_S = (0.05, 0.1, 0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 SNAPSHOTS = ("written", "failed", "restored")  # what became of one
 
@@ -23,12 +24,17 @@ class Metrics:
     call : Histogram
         Seconds of one call of the device, by number of rows.
     chunks, due_chunks, late_chunks : Counter
-        Number of chunks made; of chunks with a due time, because a viewer was playing; of late chunks among the
-        latter.
+        Number of chunks made, number of chunks with a due time (because a viewer was playing), and number of chunks
+        that were late.
     encode : Histogram
         Seconds from the moment when the device has finished a chunk to its last encoded frame.
     ttfc : Histogram
         Seconds from a session's opening to its first encoded chunk.
+    opening : Histogram
+        Seconds of the device's thread in which a session gets its row, such as those of encoding its prompt.
+    snapshot : Histogram
+        Seconds of a step of a snapshot: ``capture`` on the device's thread, ``write`` to the store, ``read`` from it
+        into a row.
     sent_bytes : Counter
         Number of bytes of media and JSON that were handed to sockets.
     snapshots : Counter
@@ -47,6 +53,8 @@ class Metrics:
             "encode_seconds", "From a chunk's end on the device to its last coded frame", ENCODE_S
         )
         self.ttfc = self._histogram("ttfc_seconds", "From a session's opening to its first chunk", TTFC_S)
+        self.opening = self._histogram("open_seconds", "The device's part of opening a session", OPEN_S)
+        self.snapshot = self._histogram("snapshot_seconds", "One step of a snapshot", OPEN_S, "step")
         self.sent_bytes = self._counter("sent_bytes", "Bytes handed to sockets")
         self.snapshots = self._counter("snapshots", "Snapshots, by what became of them", "result")
         self.refused = self._counter("refused", "Refusals, by the error's code", "code")

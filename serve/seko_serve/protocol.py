@@ -1,5 +1,5 @@
-"""Messages of the stream's socket: subprotocols, JSON controls and binary media. Client and server both use these pure
-functions."""
+"""Messages of the stream's socket: subprotocols, JSON controls and binary media. Client and server both use the pure
+functions of this protocol."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seko_kernels import few_rows_reference as reference
-from seko_kernels.few_rows import TICKETS, RowTiles, launch_few_rows
+from seko_kernels.few_rows import TICKETS, kernel_of, launch_few_rows
 from seko_kernels.few_tokens import (
     launch_decode_attention,
     launch_local_attention,
@@ -15,8 +15,8 @@ from seko_kernels.few_tokens import (
 )
 from seko_kernels.formats import FP4, INT8, NumberFormat
 from seko_kernels.matmul import quantise_weight
-from seko_kernels.triton.few_rows import few_rows_kernel
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
+from seko_kernels.tuned_rows import RowTiles
 from tests.kernels.few_rows_inputs import (
     DECODES,
     LOCALS,
@@ -36,7 +36,8 @@ EPS, SCALE = 1e-5, 0.25
     [(1, 48, 64, 1), (5, 40, 100, 1), (22, 33, 130, 3), (37, 16, 256, 2)],
 )
 @pytest.mark.parametrize("form", ["norm", "gated", "added", "added fp8"])
-def test_linear_layers(rows: int, outer: int, inner: int, splits: int, form: str) -> None:
+@pytest.mark.parametrize("warpgroup", [False, True], ids=["usual", "warpgroup"])
+def test_linear_layers(rows: int, outer: int, inner: int, splits: int, form: str, warpgroup: bool) -> None:
     torch.manual_seed(rows)
     fp8, gated, added = form.endswith("fp8"), form == "gated", form.startswith("added")
     if fp8:
@@ -48,9 +49,9 @@ def test_linear_layers(rows: int, outer: int, inner: int, splits: int, form: str
     hidden = torch.randn(rows, outer)
     tickets = torch.full((TICKETS,), 0 if added else 9, dtype=torch.int32)
     out = torch.full((rows, outer), 7.0)
-    tiles = RowTiles(16, 16, 64, splits if added else 1, warps=4, stages=2)
+    tiles = RowTiles(16, 32 if warpgroup else 16, 64, splits if added else 1, 4, 2, warpgroup)
     launch_few_rows(
-        few_rows_kernel,
+        kernel_of(tiles),
         *(x, None if added else norm_weight, weight, scale, hidden if added else None, out, tickets),
         *(EPS, SCALE, gated, form == "norm", tiles),
     )

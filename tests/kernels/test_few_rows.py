@@ -20,7 +20,6 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.few_rows import (
     FEW_ROWS,
     TICKETS,
-    RowTiles,
     Weight,
     linear_added,
     norm_gated_linear,
@@ -37,6 +36,8 @@ from seko_kernels.formats import FP4, INT4, INT8, NumberFormat
 from seko_kernels.matmul import quantise_weight
 from seko_kernels.triton.few_rows import few_rows_kernel
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
+from seko_kernels.triton.warpgroup_rows import warpgroup_rows_kernel
+from seko_kernels.tuned_rows import RowTiles
 from tests.kernels.captured import run_and_replay
 from tests.kernels.few_rows_inputs import (
     DECODES,
@@ -237,16 +238,25 @@ def test_parts_are_few_where_rows_are_many(batch: int, kv_heads: int) -> None:
 
 
 def test_kernels_compile_without_spills(
-    cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
+    cross_compile: Callable[..., Any],
+    sass_of: Callable[[Any], list[str]],
+    loops_of: Callable[[Any], list[list[str]]],
+    compile_archs: tuple[int, ...],
 ) -> None:
     def check(
-        kernel: Any, signature: dict[str, str], constants: dict[str, Any], archs: tuple[int, ...]
+        kernel: Any,
+        signature: dict[str, str],
+        constants: dict[str, Any],
+        archs: tuple[int, ...],
+        product: str = "HMMA",
     ) -> None:
         for arch in archs:
             compiled = cross_compile(kernel, signature, constants, arch, 4)
             if arch == 90:
                 opcodes = sass_of(compiled)
-                assert "HMMA" in opcodes
+                assert product in opcodes
+                slow = [loop for loop in loops_of(compiled) if "F2F" in loop]
+                assert "W" not in signature or not slow, "conversions of an eighth of the rate"
                 assert not {"LDL", "STL"} & set(opcodes), f"{kernel.__name__} spills with {constants}"
 
     linear = {
@@ -265,6 +275,11 @@ def test_kernels_compile_without_spills(
     added = {"NORM": False, "ADD": True, "SPLITS": 4, "PART": 512, "K": 2048, "N": 1024}
     check(few_rows_kernel, linear, constants | plain | added, (90,))
     check(few_rows_kernel, linear | {"W": "*fp8e4nv"}, constants | plain | added | {"SCALED": True}, (90,))
+    shared = {name: value for name, value in constants.items() if name != "SLICES"}
+    gated = shared | plain | norm | {"N": 4096, "GATED": True, "BN": 64, "BK": 128}
+    check(warpgroup_rows_kernel, linear, gated, (90,), "HGMMA")
+    fp8 = shared | plain | added | {"SCALED": True, "BN": 64, "BK": 128, "BM": 16, "PART": 512}
+    check(warpgroup_rows_kernel, linear | {"W": "*fp8e4nv"}, fp8, (90,), "HGMMA")
     attention = {"QKV": "*bf16", "COS": "*fp32", "SIN": "*fp32"}
     heads = {"SCALE": 0.1, "HEADS": 16, "KV_HEADS": 2, "HEAD_DIM": 128, "BH": 64, "BD": 128}
     check(

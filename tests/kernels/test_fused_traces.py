@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_kernels import attention, attention_bf16, waves
+from seko_kernels import attention, attention_bf16, tuned_rows, waves
 from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.few_rows import FEW_ROWS, Weight, linear_added, norm_gated_linear, norm_linear
@@ -37,6 +37,7 @@ from seko_kernels.rows import (
 )
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.tuned import SPECIALISED, AttentionTiles
+from seko_kernels.tuned_rows import Product, RowTiles
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
 WIDTH = H * D
@@ -223,6 +224,28 @@ def test_linear_layers_of_few_rows(launches: Launches, rows: int) -> None:
     whole = [("few_rows_kernel", ["OUT", "TICKETS"]), ("few_rows_kernel", ["OUT"])]
     shared = ("few_rows_kernel", ["OUT", "SUMS", "TICKETS"])
     assert launches == ([*whole, shared] if rows <= FEW_ROWS else [])  # more are torch's
+
+
+def test_linear_layers_run_in_the_kernel_that_was_measured(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By number of rows, sizes, form and dtype of the weight; a class of the table ends at a power of two."""
+    tiles = RowTiles(16, 64, 128, 1, warpgroup=True)
+    measured = {
+        ("sm_90", Product(64, 320, 256, "norm", "bf16")): tiles,
+        ("sm_90", Product(64, 512, 256, "gated", "e4m3")): tiles,
+        ("sm_91", Product(64, 256, 512, "added", "bf16")): tiles,
+    }
+    monkeypatch.setattr(tuned_rows, "tuned_table", lambda: measured)
+    wide, usual = "warpgroup_rows_kernel", "few_rows_kernel"
+    for rows, kernels in ((64, [wide, wide]), (33, [wide, wide]), (32, [usual] * 3), (65, [])):
+        launches.clear()
+        x, norm = on_gpu(rows, 256, dtype=torch.bfloat16), on_gpu(256, dtype=torch.bfloat16)
+        _, tickets = norm_linear(x, norm, EPS, Weight(on_gpu(320, 256, dtype=torch.bfloat16)))
+        gate_up = Weight(on_gpu(1024, 256, dtype=FP8), on_gpu(1024, 1))
+        inner = norm_gated_linear(x, norm, EPS, gate_up, tickets)
+        linear_added(inner, Weight(on_gpu(256, 512, dtype=torch.bfloat16)), x, 1.0, tickets)
+        assert [name for name, _ in launches] == kernels, rows
 
 
 def test_attention_of_few_tokens(launches: Launches) -> None:

@@ -16,13 +16,15 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
+from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from tests.asked import resolved
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
-from tests.seko_talk.streams import talk_config, write_hubert
+from tests.seko_talk.streams import talk_config, write_clip, write_hubert
 from tests.shared import UNCOMPILED
 from tests.small_artifact import MODEL, STREAM
+from tests.wan_i2v.streams import TWO, i2v_config
 
 from .test_uploads import coded
 
@@ -70,6 +72,28 @@ def make_film(folder: Path) -> None:
     text = write_text_encoder(folder / "text")
     media = MediaSources(vae=write_vae(folder / "vae"), text_encoder=text, tokenizer=text / "tokenizer.json")
     _build(config, folder / "tiny.pt", folder, media)
+
+
+def make_way(folder: Path) -> None:
+    """A tiny model of random weights that leads from one picture to another, and two pictures for it."""
+    folder.mkdir()
+    write_clip(folder / "clip.pth", 32)
+    config = i2v_config(TWO, text_tokens=12)
+    config = replace(config, model=replace(config.model, text_dim=TEXT.dim))
+    config = config.changed(vae=VAE, text=TEXT, image=clip_config_of(folder / "clip.pth"), pool=POOL)
+    write_random_checkpoint(folder / "tiny", config.model, seed=0, dtype=torch.float32)
+    text = write_text_encoder(folder / "text")
+    media = MediaSources(
+        vae=write_vae(folder / "vae"),
+        text_encoder=text,
+        tokenizer=text / "tokenizer.json",
+        image_encoder=folder / "clip.pth",
+    )
+    _build(config, folder / "tiny", folder, media)
+    generator = np.random.default_rng(0)
+    for name in ("first", "last"):
+        picture = generator.integers(0, 256, (40, 70, 3), np.uint8)
+        (folder / f"{name}.png").write_bytes(coded(picture, "png"))
 
 
 def _build(config: object, checkpoint: Path, folder: Path, media: MediaSources) -> None:

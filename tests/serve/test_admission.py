@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seko_runtime.speech.local_rows import PREFILL
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import GRACE, Admission, Demand, call_seconds
 from seko_serve.live.calibration import calibrate
+from seko_serve.live.device import step_seconds
 from tests.runtime import toy_pool
+from tests.speech import toy_speech
 
 PERIOD = 0.75
 
@@ -257,4 +260,16 @@ def test_all_calls_of_a_pool_are_measured_before_its_first_session() -> None:
         calibrate(pool)
         assert set(pool.call_times.measured((True, False))) == set(toy_pool.BUCKETS)  # with full caches
         assert set(pool.call_times.slowest()) == set(toy_pool.BUCKETS)
+        assert pool.free == pool.capacity
+
+
+def test_all_calls_of_a_pool_of_speech_are_measured_before_its_first_session() -> None:
+    """Otherwise sessions that open at once are all admitted, however slow the device is."""
+    with toy_speech.open_pool() as pool:
+        calibrate(pool)
+        known = {variant for variant, _ in pool.call_times._measured} - {PREFILL}
+        assert set.union(*(set(pool.call_times.measured(variant)) for variant in known)) == set(
+            toy_speech.BUCKETS
+        )
+        assert set(step_seconds(pool)) == set(toy_speech.BUCKETS)
         assert pool.free == pool.capacity

@@ -10,11 +10,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seko_serve.fleet import directory as directory_module
-from seko_serve.fleet.choice import in_order
+from seko_serve.fleet.choice import FRESH_S, KnownBoxes, in_order
 from seko_serve.fleet.directory import (
     LEASE_S,
     BoxFacts,
@@ -26,6 +27,7 @@ from seko_serve.fleet.directory import (
     Place,
     TooManyError,
 )
+from seko_serve.simulation.traffic import COMMANDS
 
 SHORT_MS = 300  # of leases in Redis, whose clock cannot be set
 BOX = BoxFacts("box", "ws://box:1", "http://box:1", "group", "model", "digest", 4, 4, 0, 0, True)
@@ -246,6 +248,78 @@ def test_boxes_with_room_come_first_and_what_was_promised_counts() -> None:
     assert names({})[0] == "other"
     assert names({}, digest="old") == ["old"]
     assert names({}, digest="none") == []
+
+
+def test_gateways_send_to_different_boxes_of_those_that_are_equally_good() -> None:
+    rows = [
+        *(replace(BOX, name=f"box-{number}", free=2) for number in range(20)),
+        replace(BOX, name="best", free=3),
+    ]
+    orders = [[box.name for box in in_order(rows, {}, salt=salt)] for salt in ("a", "b", "c")]
+    assert [order[0] for order in orders] == ["best"] * 3
+    assert len({order[1] for order in orders}) > 1
+    assert [sorted(order) for order in orders] == [sorted(box.name for box in rows)] * 3
+
+
+def test_what_was_sent_to_a_box_counts_until_its_row_does() -> None:
+    known = KnownBoxes()
+    assert known.stale(0.0)
+    known.update([BOX, replace(BOX, name="other")], 0.0)
+    assert not known.stale(FRESH_S)
+    assert known.stale(FRESH_S + 0.01)
+    for name in (BOX.name, "other", "other"):
+        known.sent(name, 1.0)
+    assert known.promised(1.0) == {BOX.name: 1, "other": 2}
+    known.update([BOX, replace(BOX, name="other", free=0)], 1.5)
+    assert known.promised(1.5) == {BOX.name: 1}
+    assert known.promised(1.0 + 2 * directory_module.BEAT_S) == {BOX.name: 0}
+    known.remove(BOX.name)
+    assert [row.name for row in known.rows] == ["other"]
+
+
+def test_the_simulation_counts_the_commands_that_redis_gets(redis_server: RedisServer) -> None:
+    import redis
+
+    from seko_serve.fleet.redis_directory import RedisDirectory
+
+    async def test() -> dict[str, int]:
+        directory, watcher = RedisDirectory(redis_server.url, "counted"), redis.Redis(port=redis_server.port)
+        await directory.claim(place("warm"), "a", 0)  # scripts are loaded
+        lease = Lease("a", 1)
+        await directory.renew({place("warm"): lease})
+        await directory.release("warm", "t", lease)
+        calls = {
+            "announce": lambda: directory.announce(BOX),
+            "boxes": directory.boxes,
+            "claim": lambda: directory.claim(place("one"), "a", 0),
+            "renewals": lambda: directory.renew({place("one"): lease, place("warm"): lease}),
+            "find": lambda: directory.find("one"),
+            "release": lambda: directory.release("one", "t", lease),
+            "withdraw": lambda: directory.withdraw(BOX.name),
+        }
+        found = {}
+        with watcher.monitor() as monitor:
+            for name, call in calls.items():
+                await call()
+                watcher.echo("end")
+                found[name] = sum(
+                    command["client_type"] != "lua" and not command["command"].startswith("HELLO")
+                    for command in _until_echo(monitor.listen())
+                )
+        await directory.close()
+        watcher.close()
+        return found
+
+    found = asyncio.run(test())
+    assert found.pop("renewals") == COMMANDS["renewals"] + 2 * COMMANDS["renew"]
+    assert found == {name: count for name, count in COMMANDS.items() if not name.startswith("renew")}
+
+
+def _until_echo(heard: Iterator[Any]) -> Iterator[Any]:
+    for command in heard:
+        if command["command"].startswith("ECHO"):
+            return
+        yield command
 
 
 def test_a_lease_outlives_two_lost_repetitions() -> None:

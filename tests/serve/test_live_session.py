@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 
+from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_serve.live.content import Opening
+from seko_serve.live.pace import Pace
 from seko_serve.live.session import LiveSession
 from seko_serve.live.video import VideoContent
 from seko_serve.metrics import Metrics
@@ -30,30 +34,58 @@ class Row:
 
     def __init__(self) -> None:
         self.asked: list[object] = []
+        self.dues: list[float] = []
 
     def request_chunk(self, due: float, inputs: object) -> None:
-        del due
+        self.dues.append(due)
         self.asked.append(inputs)
 
 
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveSession]:
+    """A session whose row notes what it is asked for, and whose chunks are never encoded."""
+    loop, content = asyncio.new_event_loop(), VideoContent(toy_pool.pool_manifest(), Opening("a b", 0, 16.0))
+    with ThreadPoolExecutor(1) as workers:
+        session = LiveSession("x", "y", content, loop, workers, lambda: None, Metrics())
+        monkeypatch.setattr(session, "_row", Row())
+        monkeypatch.setattr(session._encoder, "_encode_all", lambda: None)
+        yield session
+    loop.close()
+
+
 def test_a_session_that_is_served_later_moves_its_camera_once_a_chunk(
-    monkeypatch: pytest.MonkeyPatch,
+    session: LiveSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where more sessions are ready than a call carries, some ask again before their chunk is made."""
-    loop, opening = asyncio.new_event_loop(), Opening("a b", 0, 16.0)
-    try:
-        with ThreadPoolExecutor(1) as workers:
-            content = VideoContent(toy_pool.pool_manifest(), opening)
-            session = LiveSession("x", "y", content, loop, workers, lambda: None, Metrics())
-            row, camera = Row(), Camera()
-            monkeypatch.setattr(session, "_row", row)
-            monkeypatch.setattr(content, "_camera", camera)
-            monkeypatch.setattr(session._encoder, "_encode_all", lambda: None)
-            for asked in (1, 3, 2):  # times until the pool makes the chunk
-                for _ in range(asked):
-                    session.request(0.0)
-                session.made(object(), 1.0)  # type: ignore[arg-type]
-            assert camera.moves == 3
-            assert row.asked == [{"move": 1}, *[{"move": 2}] * 3, *[{"move": 3}] * 2]
-    finally:
-        loop.close()
+    camera: Any = Camera()
+    row: Any = session._row
+    monkeypatch.setattr(session.content, "_camera", camera)
+    for asked in (1, 3, 2):  # times until the pool makes the chunk
+        for _ in range(asked):
+            session.request(0.0)
+        session.made(object(), 1.0)
+    assert camera.moves == 3
+    assert row.asked == [{"move": 1}, *[{"move": 2}] * 3, *[{"move": 3}] * 2]
+
+
+def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(session: LiveSession) -> None:
+    """A call takes three times as long as a chunk plays, and carries one session."""
+    call_s, row = 3.0, cast("Row", session._row)
+    late = [Pace(1.0), Pace(1.0)]
+    for pace in late:
+        pace.made(1, 0.0)
+    now, served = 10.0, []
+    for _ in range(8):
+        session.request(now)
+        dues = [*(pace.due(now) for pace in late), row.dues[-1]]
+        call = next_call([Waiting(due) for due in dues], {None: {1: call_s}}, now)
+        assert call is not None
+        now += call_s
+        served += call.sessions
+        for number in call.sessions:
+            if number < len(late):
+                late[number].made(1, now)
+            else:
+                session.made(object(), now)
+    assert sorted(served[:3]) == [0, 1, 2]
+    assert served.count(2) > 1

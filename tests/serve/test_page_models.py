@@ -21,11 +21,13 @@ import pytest
 import torch
 
 from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
+from seko_serve.live.device import pool_of
+from seko_serve.live.video import VideoContent
 from tests.shared import made_once
 from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_sessions import opened as opened_speech
 
-from .artifacts import ENVIRONMENT, make_talk, make_world
+from .artifacts import ENVIRONMENT, make_talk, make_way, make_world
 from .browser import Page, browser_path, open_page
 from .conftest import Starter
 
@@ -201,6 +203,39 @@ def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(talk: Path, tmp_pat
         page.until("document.getElementById('state').textContent === 'Paused'")
         page.value("document.getElementById('pause').click(); true")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
+        assert page.problems == []
+
+
+def test_a_page_asks_for_two_pictures_where_a_video_leads_from_one_to_the_other(
+    start: Starter, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = made_once(tmp_path_factory, "serve-way", make_way)
+    monkeypatch.setenv(*next(iter(ENVIRONMENT.items())))
+    server = start(lambda: pool_of(way / "artifact"))
+    with open_page(f"{server.url}/") as page:
+        page.until("document.getElementById('model').textContent")
+        page.upload("#picture", way / "first.png")
+        page.until("document.getElementById('thumbnail').naturalWidth")
+        assert page.value("document.getElementById('start').disabled")
+        assert "and a last one" in page.value("document.getElementById('hint-text').textContent")
+        page.upload("#last-picture", way / "last.png")
+        page.until("!document.getElementById('start').disabled")
+        page.value("document.getElementById('last-seconds').value = 1; true")
+        write(page, "a red disc")
+        page.until(f"{FRAMES} > 20")
+        (session,) = server.manager.sessions.values()
+        assert isinstance(session.content, VideoContent)
+        assert session.content.opening.inputs["last_frame"].tolist() == [4]  # 16 frames: 1, and 4 a latent
+        page.value("document.getElementById('last-seconds').value = 0.5; true")
+        page.value("document.getElementById('restart').click(); true")
+        while not (others := [other for other in server.manager.sessions.values() if other is not session]):
+            time.sleep(0.02)
+        assert isinstance(others[0].content, VideoContent)
+        assert others[0].content.opening.inputs["last_frame"].tolist() == [2]
+        page.until("document.getElementById('state').textContent === 'Live'")
+        page.screenshot(way.parent / "way.png")
+        page.screenshot(way.parent / "way-phone.png", 390, 1300)
+        assert page.value("document.documentElement.scrollWidth <= 390")
         assert page.problems == []
 
 

@@ -175,7 +175,7 @@ async def heard(client: AsyncClient, chunks: int = 0) -> list[Media]:
         elif received["type"] == "chunk":
             await client.send("ack", chunk=received["chunk"])
             chunks -= 1
-            if not chunks or sound[-1].last:
+            if not chunks or (sound and sound[-1].last):  # the chunk before a lost socket may be told again
                 break
     return sound
 

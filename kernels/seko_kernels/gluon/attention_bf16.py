@@ -1,10 +1,10 @@
 """The 16-bit attention kernel for Hopper, in Gluon. The kernel's outline (a stand-in in Triton), sizes and limits are
 in `hopper_attention_bf16`.
 
-A program has three warpgroups: one loads tiles into a ring buffer in shared memory, two handle 64 queries each. A
-warpgroup starts the products for the scores of the next tile and with the values of this tile before it computes a
-softmax, so that its matrix unit is not idle meanwhile. This is the order of FlashAttention-3 (arXiv 2407.08608,
-algorithm 2).
+A program of the 16-bit attention kernel has three warpgroups: one loads tiles into a ring buffer in shared memory, two
+handle 64 queries each. A warpgroup starts matrix products before it computes a softmax, so that its matrix unit is not
+idle meanwhile. The products are those for the scores of the next tile, and those with the values of this tile. The
+order of products and softmax is that of FlashAttention-3 (arXiv 2407.08608, algorithm 2).
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys.
 
     A program handles 128 queries of a head and a row. Programs from number `whole_ctas` on handle a part of the keys,
-    for queries from `first_query` on. Both kinds share one launch, so that parts start on multiprocessors as soon as
-    whole tiles finish. Keys after the last valid token are read as zero; their scores are masked in the last tile.
+    for queries from `first_query` on. Whole tiles and parts of the keys share one launch, so that parts start on
+    multiprocessors as soon as whole tiles finish. Keys after the last valid token are read as zero, and their scores
+    are masked in the last tile.
 
     Parameters
     ----------
@@ -80,7 +81,8 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
         Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
         such tiles.
     first_query, splits, rest_tokens : int
-        For the other programs: first query, number of parts of the keys, and number of queries.
+        First query, number of parts of the keys, and number of queries, for the programs that handle a part of the
+        keys.
     HEADS : constexpr int
         Number of heads, H.
     SOFTMAX_SCALE : constexpr float

@@ -1,9 +1,9 @@
 """The 8-bit attention kernel for Hopper, in Gluon. The kernel's outline (a stand-in in Triton), tiles and limits are
 in `hopper_attention`.
 
-A program has four warpgroups: one loads tiles into a ring buffer in shared memory, three handle 64 queries each. The
-kernel is written in Gluon, because Triton does not let a kernel control which warpgroup waits for which barrier, and
-in which register order a matrix instruction takes its first operand.
+A program of the 8-bit attention kernel has four warpgroups: one loads tiles into a ring buffer in shared memory, three
+handle 64 queries each. The kernel is written in Gluon, because Triton does not let a kernel control which warpgroup
+waits for which barrier, and in which register order a matrix instruction takes its first operand.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     own T keys.
 
     `triton.attention_fp8.attention_fp8_kernel` documents the computation; here a tile of 128 keys has one scale. A
-    program handles 192 queries of a head and a row. Programs from number `whole_ctas` on handle a part of the keys,
-    for queries from `first_query` on. Both kinds share one launch, so that parts start on multiprocessors as soon as
-    whole tiles finish.
+    program handles 192 queries of a head and a row. Programs from number `whole_ctas` on handle a part of the keys, for
+    queries from `first_query` on. Whole tiles and parts of the keys share one launch, so that parts start on
+    multiprocessors as soon as whole tiles finish.
 
     Keys after the last valid token are read as zero, except up to 15 keys, since the number of keys in K is rounded up
-    to a multiple of 16. The scores of these keys are masked in the last tile.
+    to a multiple of 16. The scores of keys after the last valid token are masked in the last tile.
 
     Parameters
     ----------
@@ -103,7 +103,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
         such tiles.
     first_query, splits, rest_tokens : int
-        For the other programs: first query, number of parts of the keys, and number of queries.
+        First query, number of parts of the keys, and number of queries, for the programs that handle a part of the
+        keys.
     HEADS : constexpr int
         Number of heads, H.
     SOFTMAX_SCALE : constexpr float

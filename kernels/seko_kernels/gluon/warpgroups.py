@@ -10,8 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 @gluon.jit
 def lane_sums(p):  # type: ignore[no-untyped-def]
-    """Return the partial sums [64, 4] of each row of `p` [64, N], one by each of the row's four threads. They are
-    added at the end of the kernel."""
+    """Return the partial sums [64, 4] of each row of `p` [64, N], one by each of the row's four threads. The partial
+    sums of a row are added at the end of the kernel."""
     N: gl.constexpr = p.shape[1]
     return gl.sum(gl.sum(gl.reshape(p, [64, N // 8, 4, 2]), 3), 1)
 
@@ -25,8 +25,8 @@ def decayed(total, decay):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def exp2(x):  # type: ignore[no-untyped-def]
-    """Return 2 ** x by one instruction. Results below 2**-126 become 0; `gl.exp2` uses more instructions to keep
-    them."""
+    """Return 2 ** x by one instruction. Results of `exp2` below 2**-126 become 0; `gl.exp2` uses more instructions to
+    keep them."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
@@ -50,12 +50,12 @@ def place_of(  # type: ignore[no-untyped-def]
     QUERIES: gl.constexpr,
     HEADS: gl.constexpr,
 ):
-    """Return the work of a program: whether it handles a part of the keys; its head and row; the index of its part
-    among all parts, the number of parts, and the index of the part's results; its first query in the output and in the
-    input.
+    """Return the work of a program. The first values of the work are whether the program handles a part of the keys,
+    its head and its row. The next values are the index of the program's part among all parts, the number of parts, and
+    the index of the part's results. The last values are the program's first query in the output and in the input.
 
-    Programs below number `whole_ctas` handle a tile of queries and all keys. The others handle a tile of the
-    `rest_tokens` queries from `first_query` on, and one of `splits` parts of the keys.
+    Programs below number `whole_ctas` handle a tile of queries and all keys. Programs from number `whole_ctas` on
+    handle a tile of the `rest_tokens` queries from `first_query` on, and one of `splits` parts of the keys.
     """
     number = gl.program_id(0)
     parts = number >= whole_ctas
@@ -95,8 +95,8 @@ def targets(  # type: ignore[no-untyped-def]
 def seen_by_products():  # type: ignore[no-untyped-def]
     """Make shared memory that the threads of a warpgroup have written visible to the warpgroup's matrix products.
 
-    The function includes a barrier; without it the compiler inserts one in front of each product that reads the
-    memory, in each iteration of a loop.
+    The function includes a barrier. Without this barrier the compiler would insert one in front of each matrix product
+    that reads the memory, in each iteration of a loop.
     """
     fence_async_shared()
     gl.thread_barrier()
@@ -107,7 +107,7 @@ def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: i
     """Copy a warpgroup's queries, from number `query` on, to its shared memory `to` [64, 128]; rows after the last
     query are zeros.
 
-    Plain loads are used, because making a tensor descriptor would take longer.
+    Queries are loaded by plain loads, because making a tensor descriptor would take longer.
     """
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     rows = query + gl.arange(0, 64, gl.SliceLayout(1, LINES))

@@ -1,4 +1,5 @@
-"""The C++ plugin that carries kernels into TensorRT's plans: its source, compiled by the build. Imports nothing."""
+"""The C++ plugin that carries kernels into TensorRT's plans: its source, compiled by the build. The package of the
+plugin's source imports nothing."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""The Triton kernels, one in each file. Callers use the ops in `seko_kernels`, which check arguments and choose the
-device."""
+"""The Triton kernels of `seko_kernels`, one in each file. Callers use the ops in `seko_kernels`, which check arguments
+and choose the device."""

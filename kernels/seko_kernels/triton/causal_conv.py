@@ -1,7 +1,7 @@
 """A causal 3D convolution over channels-last frames as a matrix product whose rows are pixels (an implicit GEMM).
 
-A tensor descriptor loads a box of pixels, shifted by the tap, straight into shared memory; places outside the picture
-arrive as zeros. So there is neither a padded copy nor a matrix of patches.
+A tensor descriptor loads a box of pixels, shifted by the tap, into shared memory; places outside the picture arrive as
+zeros. Because of the tensor descriptor there is neither a padded copy nor a matrix of patches.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``out[b, t] = sum over taps of W[tap] * x[b, t + tap]``, where frames before ``x`` are those of EARLIER.
 
-    `seko_kernels.conv_reference` has the definition. A program handles several tiles of BH x BW pixels of one frame and
-    BN + BN_MORE filters, one after another; the grid may have any number of programs. The filters are in two parts
-    because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring programs take the same pixels
-    of successive frames, which read the same frames of X while they are in the cache of the GPU.
+    `seko_kernels.conv_reference` defines the result of this kernel. A program handles several tiles of BH x BW pixels
+    of one frame and BN + BN_MORE filters, one after another; the grid may have any number of programs. The filters are
+    in two parts because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring programs take
+    the same pixels of successive frames, so that they read the same frames of X while these are in the GPU's cache.
 
-    The tap in time is the outermost of the loop, so all steps that read EARLIER come first: two loops, of which the
-    first is empty but for the first TAPS_T - 1 frames.
+    The tap in time is the outermost of the loop, so all steps that read EARLIER come first. The convolution has two
+    loops over taps, of which the first does nothing except for the first TAPS_T - 1 frames.
 
     Parameters
     ----------

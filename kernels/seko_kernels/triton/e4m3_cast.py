@@ -1,5 +1,5 @@
-"""Casts from fp32 to signed e4m3 inside a kernel, for every kernel that writes fp8. Scale bytes (e4m3 without sign) are
-in `e4m3_scale`."""
+"""Casts from fp32 to signed e4m3 inside a kernel, for every kernel that writes fp8. The module `e4m3_scale` converts
+scale bytes (e4m3 without sign)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import triton.language as tl
 def to_e4m3(x, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the e4m3 number nearest to `x` (fp32, not NaN), ties to even, saturating at 448; the sign of zero is kept.
 
-    `seko_kernels.fused_reference.e4m3_cast` is the definition. With INTEGER False the hardware converts (sm_89 and
-    later, one instruction for two numbers). With INTEGER True integer operations give the same bytes, for Triton's
-    interpreter, whose own cast loses the carry into the exponent.
+    `seko_kernels.fused_reference.e4m3_cast` defines the result of this cast. With INTEGER False the hardware converts
+    (sm_89 and later, one instruction for two numbers). With INTEGER True integer operations compute the same bytes, for
+    Triton's interpreter, whose own cast loses the carry into the exponent.
     """
     if not INTEGER:
         return x.to(tl.float8e4nv)  # the conversion instruction saturates
@@ -38,8 +38,8 @@ def power_of_two_inverse(x):  # type: ignore[no-untyped-def]
 def row_scale(largest):  # type: ignore[no-untyped-def]
     """Return the e4m3 scale of a row and its inverse, from the row's largest magnitude (fp32, finite).
 
-    `seko_kernels.fused_reference.e4m3_rows` is the definition. The least scale, 2**-100, keeps the inverse of a
-    row of zeros finite.
+    `seko_kernels.fused_reference.e4m3_rows` defines the scale. The least scale, 2**-100, keeps the inverse of a row of
+    zeros finite.
     """
     scale = tl.maximum(largest * (1.0 / 448.0), 7.888609052210118e-31)
     return scale, tl.div_rn(tl.full((), 1.0, tl.float32), scale)

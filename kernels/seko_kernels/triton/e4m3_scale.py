@@ -1,7 +1,8 @@
 """Conversion of e4m3 scale bytes, which are never negative, as Triton functions shared by the kernels.
 
-Only integer operations are used, because fp8 casts are wrong in Triton's interpreter, and sm_80 has no fp8 type. The
-formulas are `seko_kernels.reference.e4m3_encode` and `e4m3_decode` without sign and NaN.
+The conversion of scale bytes uses only integer operations, because fp8 casts are wrong in Triton's interpreter, and
+sm_80 has no fp8 type. The formulas of the conversion are `seko_kernels.reference.e4m3_encode` and `e4m3_decode` without
+sign and NaN.
 """
 
 from __future__ import annotations

@@ -1,15 +1,54 @@
 """The kernel of a linear layer on few rows, with the norm before or the residual after it. The module `few_rows` checks
-arguments.
+the arguments of this kernel.
 
-Reading the weights takes nearly all of the time, so a launch has many small programs: each computes some output
-channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum in a
-fixed order, so that the result does not depend on which program is last.
+Reading the weights takes nearly all of the kernel's time, so a launch has many small programs. Each program computes
+some output channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum
+in a fixed order, so that the result does not depend on which program is last.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def widened(w, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return weights in `dtype`. The way from e4m3 to bfloat16 goes through fp32, because Hopper's direct instruction
+    has an eighth of the rate of others."""
+    return w.to(tl.float32).to(dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def is_last(TICKET, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return whether this program is the last one of SPLITS programs that share a sum, all of whose stores are then
+    visible; TICKET, the counter of these programs, is then zero again."""
+    tl.debug_barrier()  # all of the program's stores before its ticket
+    last = tl.atomic_add(TICKET, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        tl.store(TICKET, 0)
+    return last
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gated_product(gate, up, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return ``silu(gate) * up`` in fp32 for sums in fp32, which are first rounded to `dtype`."""
+    gate = gate.to(dtype).to(tl.float32)
+    return gate * tl.sigmoid(gate) * up.to(dtype).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_sums(  # type: ignore[no-untyped-def]
+    HIDDEN, OUT, y, target, stored, BRANCH_SCALE: tl.constexpr, ADD: tl.constexpr
+):
+    """Store `y` in OUT at the places `target` where `stored` is true; if ADD, the sum ``HIDDEN + BRANCH_SCALE * y``."""
+    dtype = OUT.dtype.element_ty
+    if ADD:
+        y = y.to(dtype).to(tl.float32)
+        if BRANCH_SCALE != 1.0:
+            y = (y * BRANCH_SCALE).to(dtype).to(tl.float32)
+        y += tl.load(HIDDEN + target, mask=stored, other=0.0).to(tl.float32)
+    tl.store(OUT + target, y.to(dtype), mask=stored)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -42,9 +81,9 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write a linear layer's result ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its two halves, or ``hidden + y``.
 
-    `seko_kernels.few_rows_reference` has the definitions. Sums are in fp32; numbers that torch would store are
-    rounded. The norm's factor of a row multiplies the row's sums at the end, because its squares are summed in the
-    same loop, so that rows are read once.
+    `seko_kernels.few_rows_reference` defines the results of this kernel. Sums of the linear layer are in fp32. Numbers
+    that torch would store are rounded. The norm's factor of a row multiplies the row's sums at the end, because its
+    squares are summed in the same loop, so that rows are read once.
 
     Parameters
     ----------
@@ -68,11 +107,11 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     rows : int
         Number of rows. The grid is (N / BN, SPLITS, rows / BM), each rounded up.
     EPS, BRANCH_SCALE : constexpr
-        Epsilon of the norm; factor of y before y is added to HIDDEN.
+        Epsilon of the norm, and factor of y before y is added to HIDDEN.
     SPLITS, PART : constexpr
         Number of programs that share a sum, and number of products of each program, a multiple of BK.
     BM, BN, BK : constexpr
-        Numbers of rows and output channels of a program; number of products of a loop iteration.
+        Numbers of rows and of output channels of a program, and number of products of a loop iteration.
     SLICES : constexpr
         Number of parts of BK, each with a sum of its own: one for each warp.
     STAGES : constexpr
@@ -111,9 +150,9 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
         if NORM:
             squares += x.to(tl.float32) * x.to(tl.float32)
             x = x * tl.load(NORM_WEIGHT + k, mask=k < K, other=0.0)[:, None, :]
-        sums = tl.dot(x, tl.permute(w.to(dtype), (0, 2, 1)), sums, input_precision="ieee")
+        sums = tl.dot(x, tl.permute(widened(w, dtype), (0, 2, 1)), sums, input_precision="ieee")
         if GATED:
-            up_sums = tl.dot(x, tl.permute(up_w.to(dtype), (0, 2, 1)), up_sums, input_precision="ieee")
+            up_sums = tl.dot(x, tl.permute(widened(up_w, dtype), (0, 2, 1)), up_sums, input_precision="ieee")
     y = tl.sum(sums, 0)
     if NORM:
         inverse = tl.rsqrt(tl.sum(tl.sum(squares, 2), 0) / K + EPS)[:, None]
@@ -124,25 +163,17 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     if SPLITS > 1:
         plane = rows * N
         tl.store(SUMS + split * plane + target, y, mask=stored)
-        tl.debug_barrier()  # all of the program's stores before its ticket
-        ticket = TICKETS + m_tile * tl.num_programs(0) + n_tile
-        last = tl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1
+        last = is_last(TICKETS + m_tile * tl.num_programs(0) + n_tile, SPLITS)
         if last:
-            tl.store(ticket, 0)
             y = tl.zeros((BM, BN), tl.float32)
             for part in tl.static_range(SPLITS):
                 y += tl.load(SUMS + part * plane + target, mask=stored, other=0.0, cache_modifier=".cg")
     if last:
         if SCALED:
             y *= tl.load(W_SCALE + channel)[None, :]
-        y = y.to(dtype).to(tl.float32)
         if GATED:
             up = tl.sum(up_sums, 0) * inverse
             if SCALED:
                 up *= tl.load(W_SCALE + N + channel)[None, :]
-            y = y * tl.sigmoid(y) * up.to(dtype).to(tl.float32)
-        if ADD:
-            if BRANCH_SCALE != 1.0:
-                y = (y * BRANCH_SCALE).to(dtype).to(tl.float32)
-            y += tl.load(HIDDEN + target, mask=stored, other=0.0).to(tl.float32)
-        tl.store(OUT + target, y.to(dtype), mask=stored)
+            y = gated_product(y, up, dtype)
+        store_sums(HIDDEN, OUT, y, target, stored, BRANCH_SCALE, ADD)

@@ -1,7 +1,8 @@
 """Kernels of attention with RoPE for few tokens: among these tokens, or of one new token a row over a cache.
 
-RoPE pairs channel i of a head's first half with channel i of the second half, in fp32, and rounds; a head is
-therefore read in halves. Several query heads share one head of keys and values. Checks are in `few_tokens`.
+RoPE pairs channel i of a head's first half with channel i of the second half, in fp32, and rounds; a head is therefore
+read in halves. In these attention kernels several query heads share one head of keys and values. The module
+`few_tokens` checks the arguments of these kernels.
 """
 
 from __future__ import annotations
@@ -146,10 +147,10 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the attention of one new token a row to the row's cached positions and to the new token.
 
-    A program handles all query heads that share one key head, and a part of the row's positions; where a row is
-    split depends on the row's number of positions alone. A quantised cache already holds the new token's keys and
-    values. To an exact cache the program of a row's first part writes the new token's keys and values, and attends
-    to them. The program that finishes last combines the parts.
+    A program handles all query heads that share one key head, and a part of the row's positions. Where a row is split
+    depends on the row's number of positions alone. A quantised cache already holds the new token's keys and values. If
+    the cache is exact, the program of a row's first part writes the new token's keys and values to it, and attends to
+    them. The program that finishes last combines the parts of a row.
 
     Parameters
     ----------
@@ -176,8 +177,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     SCALE : constexpr
         Factor of the scores, for a softmax with base 2.
     BITS, GROUP, GLOBAL_SCALE : constexpr
-        Number of bits of a code, 8 (int8) or 4 (e2m1), or 0 for an exact cache; number of channels that share a step;
-        factor of all steps.
+        Number of bits of a code: 8 (int8), 4 (e2m1), or 0 for an exact cache. Number of channels that share a step.
+        Factor of all steps.
     BG, BN, BH, BD : constexpr
         Powers of two, at least 16, that are no smaller than HEADS / KV_HEADS, the positions of a loop iteration, half a
         head, and a head.

@@ -1,5 +1,5 @@
-"""The kernel that expands an NVFP4 cache to the scratch buffer of 8-bit attention. The module `scratch` checks
-arguments."""
+"""The kernel that expands an NVFP4 cache to the scratch buffer of 8-bit attention. The module `scratch` checks the
+arguments of this kernel."""
 
 from __future__ import annotations
 
@@ -256,13 +256,13 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     """Write int8 keys and e4m3 values (``value / V_FP8_SCALE``) of the cached tokens below VALID_TOKENS and outside
     WRITE_SLOTS.
 
-    `seko_kernels.scratch.fp8_expand` is the definition. A program expands either keys or values. Keys are converted
-    from their codes to int8 in fp16 arithmetic, in units of the int8 scale
-    (`seko_kernels.fused_reference.key_codes`); scales of values are powers of two, so the quotient is exact and the
-    cast rounds once. KEY_TILE tokens share a key scale: all programs of a tile compute the same scale from the scale
+    `seko_kernels.scratch.fp8_expand` defines the results of this kernel. A program expands either keys or values. Keys
+    are converted from their codes to int8 in fp16 arithmetic, in units of the int8 scale
+    (`seko_kernels.fused_reference.key_codes`). Scales of values are powers of two, so the quotient is exact and the
+    cast rounds once. KEY_TILE tokens share a key scale. All programs of a tile compute the same scale from the scale
     bytes of the whole tile (an eighth of the codes' bytes, mostly in L2), and the first program stores it. The output
-    has no gaps where slots are left out, so that attention needs no mask for them. A program handles a range of
-    output positions, so that its stores are aligned wherever it reads.
+    has no gaps where slots are left out, so that attention needs no mask for them. A program handles a range of output
+    positions, so that its stores are aligned, wherever it reads from.
 
     Parameters
     ----------
@@ -273,11 +273,11 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     K_MEAN : pointer to fp32
         Mean of each key channel, ``[H, D]``; read if SLOT_PAIRS is not 0.
     SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
-        ``[B * slots, SLOT_PAIRS, 2]`` and ``[FRAME_TOKENS, D/2 - SLOT_PAIRS, 2]``: cosine and sine of the first
-        channel pairs by slot, and of the others by the token's position in a latent frame; read if SLOT_PAIRS is not
-        0.
+        Cosines and sines, ``[B * slots, SLOT_PAIRS, 2]`` and ``[FRAME_TOKENS, D/2 - SLOT_PAIRS, 2]``. The first table
+        is for the first channel pairs by slot, the second for the other pairs by the token's position in a latent
+        frame. Both are read if SLOT_PAIRS is not 0.
     WRITE_SLOTS : pointer to int64
-        ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS tokens that are left out, all below VALID_TOKENS.
+        Slots of FRAME_TOKENS tokens that are left out, ``[B, CHUNK_FRAMES]``, all below VALID_TOKENS.
     VALID_TOKENS : pointer to int64
         Number of filled tokens in each row's cache, ``[B]``.
     K_OUT : pointer to int8
@@ -287,7 +287,8 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     V_OUT : pointer to fp8
         The e4m3 values, transposed: ``[B, H, D, V_COLUMNS]``, contiguous.
     cache_tokens, past_tokens : int
-        N and P. The grid is (tiles of P, 2 H / GROUP, B); along its second axis keys and values of a group alternate.
+        Number N of tokens in a row's cache, and number P of expanded tokens. The grid is (tiles of P, 2 H / GROUP, B);
+        along its second axis keys and values of a group alternate.
     V_COLUMNS, HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
         Number of columns of V_OUT, number H of heads, number D of channels (a power of two), tokens of a slot, slots
         left out, heads and tokens of a program.

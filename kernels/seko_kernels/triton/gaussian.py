@@ -1,4 +1,5 @@
-"""The kernel that draws a chunk's noise from counters. The exporter's sampler defines the random generator."""
+"""The kernel that draws a chunk's noise from counters. The exporter's sampler defines the random generator of this
+kernel."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write N(0, 1) numbers: Philox4x32-10 keyed by the seed at counter (group, frame low, frame high, draw).
+    """Write numbers of the distribution N(0, 1), from Philox4x32-10 keyed by the seed at counter (group, frame low,
+    frame high, draw).
 
     `seko_export.families.layers.sampler.gaussian` is the definition (Salmon et al., "Parallel random numbers: as easy
-    as 1, 2, 3", SC11). A group is four numbers of one latent frame, in the order of (channel, pixel). The random
-    words are exact; the numbers are as exact as logarithm, cosine and sine of the CUDA library, which torch's own
-    kernels use, too. No product is followed by a sum, so that the compiler cannot fuse them and change the rounding.
+    as 1, 2, 3", SC11). A group is four numbers of one latent frame, in the order of (channel, pixel). The random words
+    are exact; the numbers are as exact as logarithm, cosine and sine of the CUDA library, which torch's own kernels
+    use, too. In this kernel no product is followed by a sum, so that the compiler cannot fuse them and change the
+    rounding.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 """The kernel that quantises keys or values to any `NumberFormat` and writes them to given places of a cache. The module
-`kv_ops` checks arguments."""
+`kv_ops` checks the arguments of this kernel."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     """Quantise ``X[t] - MEAN`` and write its codes to ``CODES[TOKEN_INDEX[t]]`` and its scales to
     ``SCALES[TOKEN_INDEX[t]]``.
 
-    `seko_kernels.kv_reference.encode` is the definition and has the formulas: E2M1 is NVFP4, GROUPED False is fp8, else
-    BITS 8 is int8 and 4 int4. A tile consists of consecutive units (groups, if the format has groups) in the order of
-    ``X``, so head_dim may be any multiple of the unit, not only a power of two.
+    `seko_kernels.kv_reference.encode` defines the codes and has the formulas. The value E2M1 stands for NVFP4, and
+    GROUPED False for fp8; otherwise BITS 8 stands for int8 and BITS 4 for int4. A tile consists of consecutive units
+    (groups, if the format has groups) in the order of ``X``, so head_dim may be any multiple of the unit, not only a
+    power of two.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     ROTATED : constexpr bool
         Whether each unit is mixed by a Walsh-Hadamard transform first.
     E2M1 : constexpr bool
-        Whether a code is an e2m1 (FP4) number; UNIT is 16 then.
+        Whether a code is an e2m1 (FP4) number; UNIT is then 16.
     """
     unit = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = unit < units

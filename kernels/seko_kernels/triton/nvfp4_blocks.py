@@ -1,8 +1,8 @@
 """Conversion of blocks of sixteen NVFP4 numbers to int8 keys and e4m3 values, in PTX assembly, a word at a time.
 
-A block's codes are one 64-bit word, its channels in rising order. One byte permutation looks up four codes in a table
-of the eight magnitudes; then the signs are set. With the table for keys, a byte is the high half of an fp16 number
-whose low half is zero. With the table made from a block's scale, a byte is an e4m3 number. With INTEGER the same
+A block's codes are one 64-bit word, with its channels in rising order. One byte permutation looks up four codes in a
+table of the eight magnitudes. The signs are set afterwards. With the table for keys, a byte is the high half of an fp16
+number whose low half is zero. With the table made from a block's scale, a byte is an e4m3 number. With INTEGER the same
 bytes are computed one number at a time, for Triton's interpreter.
 
 A *pair* is a key's even and odd channel, which are rotated together. An int32 holds two fp16 numbers.

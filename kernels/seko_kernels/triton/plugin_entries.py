@@ -1,8 +1,8 @@
 """Entry points of the kernels for TensorRT: the same device code, with arguments in the order in which TensorRT
 passes them.
 
-TensorRT's order is fixed: the inputs' pointers, then the scalars, then the outputs' pointers. An aliased output has
-the address of its input, and the kernel writes through the output's pointer.
+TensorRT passes arguments in a fixed order: the inputs' pointers, then the scalars, then the outputs' pointers. An
+aliased output has the address of its input, and the kernel writes through the output's pointer.
 """
 
 from __future__ import annotations

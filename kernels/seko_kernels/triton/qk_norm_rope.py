@@ -1,5 +1,5 @@
-"""The kernel that normalises and rotates q and k and writes k into its cache slots. The module `qk_norm_rope` (of the
-ops) checks arguments."""
+"""The kernel that normalises and rotates q and k and writes k into its cache slots. The module `qk_norm_rope` of the
+ops checks the arguments of this kernel."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``rope(rms_norm(q))`` of each token, and ``rope(rms_norm(k))`` into its slot of the ring.
 
-    `seko_kernels.fused_reference.qk_norm_rope` is the definition: RMSNorm over the full width, rotation of
-    neighbouring channels, all in fp32, rounded once. A program handles q or k of one token.
+    `seko_kernels.fused_reference.qk_norm_rope` defines the results of this kernel. The results are RMSNorm over the
+    full width, and rotation of neighbouring channels, all in fp32, rounded once. A program handles q or k of one token
+    of the chunk.
 
     Parameters
     ----------
@@ -83,8 +84,8 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     tokens, cache_tokens : int
         Number T of tokens in the chunk, and number N of tokens in the cache. The grid is (B * T, 2).
     EPS, HEADS, HEAD_DIM, FRAME_TOKENS, BLOCK : constexpr
-        Epsilon of the norm; number H of heads; number D of channels; tokens of a slot; H * D rounded up to a power of
-        two.
+        Epsilon of the norm, number H of heads, number D of channels, number of tokens of a slot, and H * D rounded up
+        to a power of two.
     PLAIN : constexpr int
         Kind of keys written to K_PLAIN: none, rotated, or before rotation.
     """

@@ -1,4 +1,5 @@
-"""The kernel that applies GELU (tanh form) to a row and quantises it to fp8. The module `rows` checks arguments."""
+"""The kernel that applies GELU (tanh form) to a row and quantises it to fp8. The module `rows` checks the arguments of
+this kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ LONG_ROW = 12288  # row width from which fewer warps are faster
 def gelu_warps(width: int) -> int:
     """Return the number of warps of a GELU program.
 
-    On an H200, rows of 8,960 numbers take 39 us with 8 warps and 41 with 4; rows of 13,824 take 65 and 60 us.
+    On an H200, GELU of rows of 8,960 numbers takes 39 us with 8 warps and 41 us with 4. Rows of 13,824 numbers take 65
+    and 60 us.
     """
     return 8 if width < LONG_ROW else 4
 
@@ -65,9 +67,9 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     PART_2: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write the quantised GELU ``e4m3(gelu(x) / scale)`` and its scale. A program handles one row.
+    """Write the quantised GELU ``e4m3(gelu(x) / scale)`` and its scale. A program of the GELU kernel handles one row.
 
-    `seko_kernels.fused_reference.gelu_quantise` is the definition.
+    `seko_kernels.fused_reference.gelu_quantise` defines the results of this kernel.
 
     Parameters
     ----------

@@ -46,9 +46,10 @@ class RowTiles(NamedTuple):
 def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
     """Return the tile sizes for rows of `width` numbers, with parts that need as little padding as possible.
 
-    Microseconds on an H200 for 4,680 rows of 1,536 and of 5,120 numbers, as fp8. Residual, norm and modulation: 17
-    and 54 with one row a program, 16 and 46 with two, 16 and 58 with four. With gate and affine norm: 16 and 52, 18
-    and 73, 19 and 65.
+    The following times in us are for 4,680 rows of 1,536 and of 5,120 numbers, as fp8, on an H200. Residual, norm and
+    modulation take 17 and 54 us with one row a program, 16 and 46 us with two rows, 16 and 58 us with four rows. With
+    gate and affine norm the times are 16 and 52 us with one row a program, 18 and 73 us with two, 19 and 65 us with
+    four.
     """
     part = min(width & -width, LONG_PART if width > SHORT_ROW else SHORT_PART)
     if part < LEAST_PART:
@@ -138,17 +139,18 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     """Write the residual sum ``hidden = x + y * gate`` and the modulated norm ``out = layer_norm(hidden) * (1 + scale)
     + shift``.
 
-    `seko_kernels.fused_reference` has the definitions. All computation is in fp32. ``hidden`` is rounded to its dtype
-    before it is normalised, so that the norm sees the stored numbers. A program handles several rows, one after
-    another.
+    `seko_kernels.fused_reference` defines the results of this kernel. All computation of this kernel is in fp32.
+    ``hidden`` is rounded to its dtype before it is normalised, so that the norm sees the stored numbers. A program
+    handles several rows, one after another.
 
     Parameters
     ----------
     X, Y : pointer to bf16 or fp32
         The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0.
     MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
-        ``[B, F, 6, WIDTH]``, and twice ``[6, WIDTH]``; shift and scale are rows SHIFT_AT and SCALE_AT of the sum of the
-        first two, the gate is row GATE_AT of the sum of the first and the last.
+        Modulation of the frames ``[B, F, 6, WIDTH]``, of this layer ``[6, WIDTH]``, and of the layer with the gate
+        ``[6, WIDTH]``. Shift and scale are rows SHIFT_AT and SCALE_AT of the sum of the first two. The gate is row
+        GATE_AT of the sum of the first and the last.
     WEIGHT, BIAS : pointer to fp32
         Weight and bias of an affine norm, ``[WIDTH]``: ``out = layer_norm(hidden) * weight + bias``.
     HIDDEN : pointer to X's dtype
@@ -158,13 +160,14 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     OUT_SCALE : pointer to fp32
         Scale of each row, ``[B * T]``, written if QUANTISE.
     EPS, WIDTH, FRAME_TOKENS : constexpr
-        Epsilon of the norm; number of values in a row; tokens of a latent frame.
+        Epsilon of the norm, number of values in a row, and number of tokens of a latent frame.
     ROWS, PART, PARTS : constexpr int
         Tile sizes of the kernel; see `RowTiles`.
     ADD, NORM : constexpr int
-        ADD: no residual, plain or gated; NORM: none, modulated or affine.
+        ADD selects the residual: none, plain or gated. NORM selects the norm: none, modulated or affine.
     QUANTISE, INTEGER : constexpr bool
-        Whether OUT is fp8 with a scale for each row; whether fp8 casts use integer operations, see `to_e4m3`.
+        QUANTISE: whether OUT is fp8 with a scale for each row. INTEGER: whether fp8 casts use integer operations, see
+        `to_e4m3`.
     """
     first = tl.program_id(0) * ROWS
     frame = (first // FRAME_TOKENS).to(tl.int64)

@@ -31,7 +31,7 @@ BACKENDS = (
 
 
 def runtime_backend(name: str) -> RuntimeBackend:
-    """Return the backend with this name in manifests.
+    """Return the backend that has this name in manifests.
 
     Raises
     ------

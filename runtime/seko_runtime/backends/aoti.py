@@ -1,4 +1,5 @@
-"""The backend ``aoti``: AOTInductor packages through torch's raw loader, without inductor, dynamo or triton."""
+"""The backend ``aoti``, which loads AOTInductor packages through torch's raw loader, without inductor, dynamo or
+triton."""
 
 from __future__ import annotations
 

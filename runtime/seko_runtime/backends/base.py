@@ -34,8 +34,8 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class RuntimeBackend:
-    """A kind of engine files and its requirements on this machine. Making or querying a `RuntimeBackend` imports no
-    library.
+    """A kind of engine files and its requirements on this machine. A `RuntimeBackend` can be made and asked without
+    importing the backend's library.
 
     Parameters
     ----------

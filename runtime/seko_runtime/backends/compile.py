@@ -34,9 +34,10 @@ class CompileBackend:
     """The backend for engines that torch compiles when the artifact is opened; see
     `seko_runtime.backends.base.Backend`.
 
-    `torch.export.load` reads the graph as JSON, but reads its sample inputs and any constants through `torch.load`
-    (2.13: with weights_only=False where a tensor was stored as a pickle); the compiler's cache holds pickles, too. Both
-    formats can execute code, as an AOTInductor package does, so they are read only from bytes whose hash was checked.
+    `torch.export.load` reads the graph as JSON, but reads sample inputs and constants through `torch.load`; torch 2.13
+    does so with weights_only=False where a tensor was stored as a pickle. The compiler's cache holds pickles, too.
+    Exported programs and compiler caches can execute code, as an AOTInductor package does, so they are read only from
+    bytes whose hash was checked.
     """
 
     def __init__(self, device: str) -> None:

@@ -1,5 +1,5 @@
-"""The CUDA driver API through ctypes, for sessions without torch. Handles are ints; failures raise errors of the
-runtime."""
+"""The CUDA driver API through ctypes, for sessions without torch. Handles of the CUDA driver are ints, and failures
+raise errors of the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of a session on a CUDA device with torch: its own CUDA stream, pinned host blocks, uploads, graph
+"""Memory of a session on a CUDA device with torch, with its own CUDA stream, pinned host blocks, uploads and graph
 capture."""
 
 from __future__ import annotations
@@ -204,9 +204,9 @@ class CudaLane:
     otherwise the memory's stream.
 
     In each call the memory's CUDA stream waits for the event `_read`, copies, and records `_fed`; the lane's CUDA
-    stream waits for `_fed`, works, and records `_read`. A wait refers to the event as it was last recorded when the
-    wait is queued, so one event of each is enough. No tensor needs `record_stream`: tensors that both streams use are
-    allocated once, and freed after both streams were waited for.
+    stream waits for `_fed`, works, and records `_read`. Each wait refers to the event as it was last recorded when the
+    wait is queued, so one event of each kind is enough. No tensor needs `record_stream`, because tensors that both CUDA
+    streams use are allocated once, and freed after both streams were waited for.
     """
 
     def __init__(self, memory: CudaMemory, *, beside: bool) -> None:

@@ -1,5 +1,5 @@
 """A device tensor as an address with shape and strides; strided copies; conversion between numbers and bytes. The
-module uses no device.
+module itself uses no device.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def contiguous_strides(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rows:
-    """A two-dimensional copy: ``height`` runs of ``width`` bytes, with an offset and a pitch for source and
+    """A two-dimensional copy of ``height`` runs of ``width`` bytes, with an offset and a pitch for source and
     target."""
 
     offsets: tuple[int, int]

@@ -23,7 +23,8 @@ MAX_PITCH = 2**31 - 1  # largest pitch in bytes of a two-dimensional copy, equal
 class Queue:
     """A CUDA stream with memory for the results of engines. A block of memory is reused after its tensors are released.
 
-    All work on a block of memory is queued on this one CUDA stream, so that the block's next user runs after its last.
+    All work on a block of memory is queued on one CUDA stream, so that the next user of the block runs after the
+    previous one.
     """
 
     def __init__(self, driver: CudaDriver) -> None:
@@ -127,7 +128,7 @@ def captured(queue: Queue, work: Callable[[], None]) -> int:
 
 
 def copy_tensor(driver: CudaDriver, target: DeviceTensor, source: DeviceTensor, stream: int) -> None:
-    """Queue ``target = source``, of the same shape and dtype."""
+    """Queue the copy ``target = source`` between two tensors of the same shape and dtype."""
     places = (target.address, MEMORY_DEVICE), (source.address, MEMORY_DEVICE)
     _move(driver, target, (target.strides, source.strides), *places, stream)
 

@@ -1,5 +1,5 @@
-"""A lane on a CUDA device without torch: a queue that runs in parallel to the session's own, and the host copies of
-its results."""
+"""A lane (queue of work) on a CUDA device without torch, which runs in parallel to the session's own queue, with host
+copies of its results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks that compare the tensors in an engine file's own description with the manifest. They run no code of the
-file."""
+"""Checks that compare the tensors in an engine file's own description with the manifest. The checks run no code of the
+engine file."""
 
 from __future__ import annotations
 

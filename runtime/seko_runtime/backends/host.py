@@ -21,8 +21,8 @@ CGROUP = Path("/sys/fs/cgroup")  # cgroup version 2: files of a container's own 
 
 
 def free_host_bytes() -> int:
-    """Return the bytes of host memory that can still be allocated, within the container's limit. File caches count as
-    free.
+    """Return the bytes of host memory that can still be allocated, within the container's limit. Memory of the system's
+    file cache counts as free.
     """
     machine = _numbers(MEMINFO, ":").get("MemAvailable")
     available = (
@@ -65,7 +65,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def check_device(target: Target, device: str) -> str:
-    """Return the device on which an artifact is opened: ``cpu``, ``cuda`` or ``cuda:N``.
+    """Return the device on which an artifact is opened, which is ``cpu``, ``cuda`` or ``cuda:N``.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ def check_device(target: Target, device: str) -> str:
 
 
 def check_cpu(target: Target) -> None:
-    """Compare the processor's architecture and flags with the target's. Engines for GPUs also contain compiled host
-    code.
+    """Compare the processor's architecture and flags with the target's. Host code is also checked for GPU artifacts,
+    because engines for GPUs contain compiled host code.
 
     Raises
     ------

@@ -1,4 +1,5 @@
-"""Interfaces of a backend's memory, as sessions use them. This module names no tensor library."""
+"""Interfaces of a backend's memory, as sessions use them. The interfaces of memory do not refer to any tensor
+library."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class ResultBlocks(Protocol):
     def finished(self, row: int, turn: int) -> Callable[[], None]:
         """Return a function that waits until the last copy into a row's block number ``turn`` is done.
 
-        The function only waits for an event, so any thread may call it while others queue work.
+        The returned function only waits for an event, so any thread may call it while others queue work.
         """
         ...
 
@@ -113,10 +114,10 @@ class Lane(Protocol):
     queue."""
 
     def feed(self, target: Tensor, source: Tensor) -> None:
-        """Queue ``target = source`` on the memory's queue; the copy waits until the lane has read the previous content
+        """Queue ``target = source`` on the memory's queue. The copy waits until the lane has read the previous content
         of ``target``.
 
-        Call this inside the memory's `ordered`. The lane's next work waits for the copy.
+        Call `feed` inside the memory's `ordered`. The lane's next work waits for the copy of `feed`.
         """
         ...
 
@@ -134,7 +135,7 @@ class Lane(Protocol):
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture ``work`` as a graph, as `Memory.capture` does. Graphs captured by lanes may run at the same time as
-        the memory's."""
+        graphs of the memory."""
         ...
 
     def result_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> ResultBlocks:
@@ -227,19 +228,19 @@ class Memory(Protocol):
         ...
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
-        """Queue copies of tensors to the host, after all work so far and in parallel to later work. The method returns
-        the copies and an object that marks their end, for `after`; until then the caller must not change the tensors.
-        The object alone keeps no host memory.
+        """Queue copies of tensors to the host, after all work so far and in parallel to later work. `park` returns the
+        copies, and an object that stands for their end, for `after`. Until the end the caller must not change the
+        tensors. The object for the end keeps no host memory by itself.
         """
         ...
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:
-        """Queue copies from the host into tensors of the same names and sizes. The method returns an object that marks
-        their end: `after` it the tensors may be used."""
+        """Queue copies from the host into tensors of the same names and sizes. `unpark` returns an object that stands
+        for the end of the copies. The tensors may be used once `after` was called with this object."""
         ...
 
     def after(self, end: object) -> None:
-        """Make all later work wait for the copies whose end the object marks; the host does not wait."""
+        """Make all later work wait for the copies whose end ``end`` stands for; the host does not wait."""
         ...
 
     def copy_queue(self) -> CopyQueue:

@@ -1,4 +1,4 @@
-"""Memory of a session in numpy, for engines that take and return arrays. Work runs immediately."""
+"""Memory of a session in numpy, for engines that take and return arrays. Work on numpy memory runs immediately."""
 
 from __future__ import annotations
 

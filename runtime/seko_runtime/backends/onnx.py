@@ -1,5 +1,5 @@
-"""The backend ``onnx``: ONNX files in onnxruntime on the CPU, without torch. Engines return caches instead of writing
-them.
+"""The backend ``onnx``, which runs ONNX files in onnxruntime on the CPU, without torch. Engines of this backend return
+caches instead of writing them in place.
 """
 
 from __future__ import annotations

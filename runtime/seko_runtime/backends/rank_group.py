@@ -26,13 +26,13 @@ def join_ranks(
 ) -> str:
     """Join the process group of an artifact's ranks (one process for each GPU), and run each kind of collective once.
 
-    Engines find the process group by its name, `CALL_GROUP`. The group is the whole world of this process, since
-    another artifact has other processes. Settings of NCCL are left to NCCL and the environment.
+    Engines find the process group by its name, `CALL_GROUP`. The process group contains all processes of the default
+    group, since another artifact has other processes. Settings of NCCL are left to NCCL and the environment variables.
 
     A further group has the same members and its own connections, so that its collectives need no fixed order relative
-    to those of the first group. On a GPU kernels of both groups may wait for other ranks at the same time. This
-    cannot deadlock: the kernels fit on the device together, and every rank queues the two groups' collectives on
-    different CUDA streams.
+    to those of the first group. On a GPU, kernels of the first and of a further group may wait for other ranks at the
+    same time. These waits cannot deadlock: the kernels fit on the device together, and every rank queues the two
+    groups' collectives on different CUDA streams.
 
     Parameters
     ----------

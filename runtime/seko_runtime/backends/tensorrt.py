@@ -1,7 +1,8 @@
-"""The backends ``tensorrt`` and ``tensorrt-rtx``: TensorRT plans, run by one of TensorRT's libraries over the CUDA
+"""The backends ``tensorrt`` and ``tensorrt-rtx``, which run TensorRT plans by one of TensorRT's libraries over the CUDA
 driver.
 
-The module uses no torch, no TensorRT builder and no plugin in Python. The two libraries are in `tensorrt_libraries`.
+The backend of TensorRT plans uses no torch, no TensorRT builder and no plugin in Python. The module
+`tensorrt_libraries` has the two TensorRT libraries.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class PlanBackend:
 
 
 class Plan:
-    """A loaded TensorRT plan, with an execution context for each CUDA stream. The calls of a context share its
-    scratch memory.
+    """A loaded TensorRT plan, with an execution context for each CUDA stream. The calls of one execution context share
+    its scratch memory.
 
     Parameters
     ----------
@@ -199,7 +200,7 @@ class Plan:
         return results
 
     def close(self) -> None:
-        """Release the execution contexts. Kernels that they compiled may be cached for the next process."""
+        """Release the execution contexts. Kernels that the contexts compiled may be cached for the next process."""
         self._maker.close()
         self._contexts.clear()
 

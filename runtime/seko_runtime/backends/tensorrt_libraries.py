@@ -1,7 +1,8 @@
-"""TensorRT's two libraries that run plans: the lean runtime, and TensorRT for RTX. Each is imported when it is used.
+"""TensorRT's two libraries that run plans: the lean runtime, and TensorRT for RTX. Each TensorRT library is imported
+when it is first used.
 
-TensorRT for RTX compiles a plan for the GPU when the plan is opened. The compiled kernels are cached in a file for
-the next process.
+TensorRT for RTX compiles a plan for the GPU when the plan is opened. The kernels that TensorRT for RTX compiles are
+cached in a file for the next process.
 """
 
 from __future__ import annotations
@@ -189,8 +190,8 @@ def read_private(file: Path) -> bytes:
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Replace a file atomically, in a folder that only the user may write to. On a full or read-only disk no file is
-    written."""
+    """Replace a file atomically, in a folder that only the user may write to. On a full or read-only disk the file is
+    not written."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,5 @@
-"""Memory of a session in torch on the CPU, where work runs at once. CUDA is in `cuda_memory`."""
+"""Memory of a session in torch on the CPU, where work runs at once. The module `cuda_memory` has the memory of a
+session on a GPU."""
 
 from __future__ import annotations
 

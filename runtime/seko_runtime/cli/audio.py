@@ -43,7 +43,7 @@ def fit_audio(
     manifest: VideoManifest,
     files: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Check that the artifact takes these voices as audio. Without ``--chunks`` the length of the voices becomes the
+    """Check that the artifact takes these voices as audio. Without ``--chunks`` the length of the voices decides the
     number of chunks, ``options.chunks``.
 
     Raises

@@ -1,4 +1,4 @@
-"""The files and sentences that the options of `run` name. They are read and checked before torch or an engine is
+"""The files and sentences that the options of `run` name. The files are read and checked before torch or an engine is
 loaded."""
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class PromptAt:
     """One entry of a prompt schedule: a prompt, and the time from which it is used.
 
     The entry's prompt is used from the first chunk that begins at ``at_s`` (seconds of video) or later. With
-    ``at_frame``, a video frame's number, it is used from the first chunk that begins with this frame's latent frame or
-    a later one; a latent frame is four video frames.
+    ``at_frame``, the number of a video frame, the prompt is used from the first chunk that begins with this frame's
+    latent frame or a later one. A latent frame is four video frames.
     """
 
     at_s: float
@@ -143,7 +143,7 @@ def start_inputs(
     """Return the inputs that follow from the pictures of ``--image`` and ``--last-image`` in their own sizes: the image
     encoder's pictures, and the latent frame of the last picture, which is the last frame of the run.
 
-    Inputs that ``files`` has are left out. ``options.chunks`` is the number of chunks.
+    Inputs that ``files`` already has are left out. ``options.chunks`` is the number of chunks of the run.
     """
     if asked.image is None:
         return {}
@@ -208,9 +208,10 @@ def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, man
 
 
 def load_schedule(path: Path) -> list[PromptAt]:
-    """Read a prompt schedule: ``[{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": "...", "recache": true}]``.
+    """Read a prompt schedule, a JSON file that lists prompts with the times from which they are used.
 
-    All entries may have ``at_frame``, a video frame, in place of ``at_s``.
+    An example is ``[{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": "...", "recache": true}]``. All entries may
+    have ``at_frame``, the number of a video frame, in place of ``at_s``, a time in seconds.
 
     Raises
     ------

@@ -74,9 +74,9 @@ def fit_inputs(
     manifest: VideoManifest,
     voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
-    """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the
-    golden, and a line on stderr says so. In a run with ``voices`` the recorded values are not used, since they are
-    noise.
+    """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the golden
+    (recorded results), and a line on stderr says so. A run with ``voices`` does not use recorded values of inputs,
+    since they are noise.
 
     Raises
     ------

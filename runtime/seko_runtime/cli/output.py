@@ -36,7 +36,7 @@ class Report:
 
 
 def note(sentence: str, end: str = "\n") -> None:
-    """Print to stderr; errors are ignored if stderr is closed or full."""
+    """Print a line to stderr; errors are ignored if stderr is closed or full."""
     if sys.stderr is not None:  # print() would take stdout in its place
         with contextlib.suppress(OSError):
             print(sentence, end=end, file=sys.stderr, flush=True)
@@ -71,8 +71,8 @@ def stdout_for_video() -> Iterator[int]:
     """Context manager that makes a descriptor of stdout for the video alone; other output to stdout goes to stderr
     meanwhile.
 
-    Native libraries may also print to stdout, so the descriptor of stdout itself is replaced. The new descriptor is
-    closed at the end.
+    Native libraries may also print to stdout, so the descriptor of stdout itself is replaced in the meantime. The
+    descriptor for the video is closed at the end of the context.
     """
     print_lines([])  # what was printed so far
     video, stderr = os.dup(1), sys.stderr

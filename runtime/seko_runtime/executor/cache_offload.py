@@ -1,7 +1,7 @@
-"""Cache offload: the layers of a KV cache are kept in host memory, and each is copied to the device while the layer
+"""Cache offload keeps the layers of a KV cache in host memory, and copies each layer to the device while the layer
 before it runs.
 
-If the manifest has no offloaded buffers, all methods do nothing.
+If the manifest has no offloaded buffers, all methods of `CacheOffload` do nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class CacheOffload:
     A resident layer has a seat of its own on the device and no home. The valid content of each other layer is in its
     home, and a seat holds the layer for one call. Between two runs of a `unit` (programs that run one after another),
     the seats of the unit's first call hold its layers. Copies have a queue of their own: a copy runs after all calls
-    that were queued before it, and a call runs after the copies that were queued before the previous call. As a result
-    no seat is overwritten while it is read or before it is stored, and no call waits for the layer that is fetched
-    during it.
+    that were queued before it, and a call runs after the copies that were queued before the previous call. Because of
+    these rules no seat is overwritten while it is read or before it is stored, and no call waits for the layer that is
+    fetched during it.
 
     Parameters
     ----------

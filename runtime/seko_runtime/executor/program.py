@@ -1,5 +1,5 @@
-"""Programs (lists of engine calls) that are bound to engines and tensors. Names are looked up once; a run only calls
-engines with lists of tensors."""
+"""Programs (lists of engine calls) that are bound to engines and tensors. Names of engines and tensors are looked up
+once, when a program is bound. A run only calls engines with lists of tensors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class BoundProgram:
 
 @dataclass(frozen=True)
 class BoundTensors:
-    """The engines, weights and buffers of a pool by name. Views of a tensor are made once and shared."""
+    """The engines, weights and buffers of a pool by name. Views of a tensor are made once and shared by all calls."""
 
     engines: Mapping[str, Engine]
     specs: Mapping[str, EngineSpec]

@@ -1,5 +1,5 @@
-"""Checks of programs: each reference names an existing tensor, matches the engine's signature, and may be written. This
-module runs nothing."""
+"""Checks of programs: each reference names an existing tensor, matches the engine's signature, and may be written. The
+checks of programs run no engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
     """Resolve all programs: insert the pass, row and bucket of every run, and check each call against the signature of
     its engine.
 
-    AOTInductor engines accept tensors of wrong shapes without an error, so this function must find them.
+    AOTInductor engines accept tensors of wrong shapes without an error, so `resolve_programs` must find wrong shapes.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """Upper limits of a manifest's sizes, so that a small document cannot exhaust the machine that reads it.
 
-The comment at each limit has the number that the largest known artifact needs: Wan 14B with VAE and text encoder, 40
-layers, 5 passes, calls of 1, 2, 4 and 8 rows in a pool of 64, a cache for each pass, two layer groups.
+The comment at each limit has the number that the largest known artifact needs, which is Wan 14B with VAE and text
+encoder, 40 layers, 5 passes, calls of 1, 2, 4 and 8 rows in a pool of 64 sessions, a cache for each pass, and two layer
+groups.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class Budget:
         self._most, self._what, self._left = most, what, most
 
     def take(self, count: int, where: str) -> None:
-        """Use ``count`` of the budget for the part of the document called ``where``.
+        """Use ``count`` items of the budget for the part of the document at the path ``where``.
 
         Raises
         ------
         ManifestError
-            If less than ``count`` of the budget is left.
+            If fewer than ``count`` items of the budget are left.
         """
         self._left -= count
         if self._left < 0:

@@ -1,4 +1,5 @@
-"""Typed reading of untrusted JSON; every fault raises a ManifestError. This module knows no field by name."""
+"""Typed reading of untrusted JSON; every fault raises a ManifestError. The typed reader of JSON does not know any field
+by name."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Fields:
         return key in self._table
 
     def names(self) -> list[str]:
-        """Return the keys of the object as they are written."""
+        """Return the keys of the JSON object as they are written."""
         return list(self._table)
 
     def value(self, key: str) -> object:

@@ -45,11 +45,13 @@ def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, i
 def remove_leftovers(
     place: Path, stem: str, claim: Callable[[Path], Path | None] = lambda path: path
 ) -> None:
-    """Remove unfinished files that killed processes left, and report it on stderr. Files of living processes stay.
+    """Remove unfinished files that killed processes left, and report it on stderr. Unfinished files of living processes
+    stay.
 
-    Only the lock decides, because process numbers mean nothing in another container or on another machine. On a file
-    system without locks leftovers stay. Empty leftovers are removed without a message: a living process may have made
-    a file just now and not locked it yet; it then makes another.
+    Only a file's lock decides whether its process lives, because process numbers mean nothing in another container or
+    on another machine. On a file system without locks leftovers stay. Empty leftovers are removed without a message,
+    because a living process may have just made a file and not locked it yet. The process whose file was removed then
+    makes another file.
 
     Parameters
     ----------
@@ -107,7 +109,7 @@ def _is_empty(path: Path) -> bool:
 def hold(descriptor: int) -> bool:
     """Lock the file or folder of a descriptor until it is closed; return False if another process holds the lock.
 
-    The result is True on a file system without locks, where no process can find the file unlocked.
+    On a file system without locks the result is True, because no process can find the file unlocked there.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,5 @@
-"""The manifest as frozen dataclasses: everything that an artifact says about itself. `records` reads JSON by their
-types."""
+"""The manifest as frozen dataclasses: everything that an artifact says about itself. The module `records` reads a
+manifest from JSON by the types of these dataclasses."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        ``cache``: state of the rows, written by calls. ``session``: state of the rows, written between calls.
-        ``host``: filled by the host before a call. ``state``: scratch of a call. ``lane``: used by programs that run
-        at the same time as calls.
+        Who writes the buffer, and when. ``cache`` is state of the rows that calls write. ``session`` is state of the
+        rows that is written between calls. ``host`` is filled by the host before a call. ``state`` is scratch of a
+        call. ``lane`` is used by programs that run at the same time as calls.
     row_axis : int
         The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
         together count the buffer's layers.
@@ -124,8 +124,8 @@ class Buffer(TensorSpec):
 
     @property
     def resident_layers(self) -> int:
-        """Number of first layers that an offloaded buffer keeps on the device at all times: all places for layers on
-        the device except three."""
+        """Number of first layers that an offloaded buffer keeps on the device at all times: one for each place on the
+        device, except three places."""
         return max(0, self.device_layers - 3)
 
     @property
@@ -288,7 +288,7 @@ class Manifest:
     """The manifest of an artifact; `docs/engine-format.md` describes each field.
 
     ``state_rows`` counts the rows for which buffers hold state; without a `Pool` every call carries all of them. Each
-    workload has a subclass, whose ``workload`` is its own.
+    workload has a subclass of `Manifest`, whose field ``workload`` has the workload's own class.
     """
 
     name: Name

@@ -1,4 +1,5 @@
-"""Strict reading of `manifest.json`: types, bounds, names, paths. The programs are checked by `programs_check`."""
+"""Strict reading of `manifest.json`: types, bounds, names, paths. The module `programs_check` checks the programs of a
+manifest."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ ManifestT = TypeVar("ManifestT", bound=Manifest)
 def parse_manifest(
     document: bytes, kind: type[ManifestT], checks: Mapping[type, Check] | None = None
 ) -> ManifestT:
-    """Read a manifest. Unknown fields are ignored.
+    """Read a manifest. Unknown fields of a manifest are ignored.
 
     Parameters
     ----------

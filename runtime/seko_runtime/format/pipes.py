@@ -71,5 +71,6 @@ def is_pipe(path: Path) -> bool:
 
 
 def open_pipe(path: Path) -> Pipe:
-    """Open a pipe or device for writing. Opening a named pipe waits for a reader; signals interrupt the wait."""
+    """Open a pipe or device for writing. Opening a named pipe waits for a reader of the pipe; signals interrupt the
+    wait."""
     return Pipe(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY))

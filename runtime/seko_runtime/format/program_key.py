@@ -1,5 +1,5 @@
-"""Names of programs. A manifest writes role, full cache, bucket and length of a program as one string, which only this
-module parses."""
+"""Names of programs. A program's name in a manifest joins its role, whether caches are full, its bucket and its length.
+Only the module `program_key` parses names of programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProgramKey:
 
     @property
     def name(self) -> str:
-        """Name of the program in the manifest: ``step``, ``step_full``, ``step.4``, ``step_full.4``,
+        """Name of the program in the manifest, such as ``step``, ``step_full``, ``step.4``, ``step_full.4``,
         ``step.4.1024``."""
         stem = f"{self.role}{_FULL}" if self.full else self.role
         return ".".join((stem, *(str(size) for size in (self.bucket, self.length) if size is not None)))

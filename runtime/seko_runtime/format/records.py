@@ -1,9 +1,10 @@
-"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. This module knows no dataclass by
-name.
+"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. The reader of dataclasses does not
+know any dataclass by name.
 
-The type of a field says how the field is read: ``str``, ``int`` (from 0), ``float``, ``bool``, ``object``, ``tuple[T,
-...]``, ``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``. A note is a
-function that reads the value, a `Limit` or a `Mark`. A field with a default may be missing.
+The type of a dataclass field says how the field is read from JSON. The types are ``str``, ``int`` (from 0), ``float``,
+``bool``, ``object``, ``tuple[T, ...]``, ``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or
+``Annotated[T, note, ...]``. A note in a field's type is a function that reads the value, a `Limit` or a `Mark`. A field
+that has a default in the dataclass may be missing in the JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Mark(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """A limit of items or entries: a constant of `budgets`. Fields with the same object share one budget."""
+    """A limit of items or entries: a constant of `budgets`. Fields that refer to the same `Limit` object share one
+    budget."""
 
     constant: str
     what: str

@@ -15,8 +15,8 @@ _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}
 def rename_new(source: Path, target: Path) -> None:
     """Rename a file; raise FileExistsError if the target exists.
 
-    On a system without `renameat2` this is a plain rename: the caller has just checked the target, but a file or empty
-    folder made since then is replaced.
+    On a system without `renameat2` a plain rename is used. The caller has just checked the target, but a file or empty
+    folder that was made since then is replaced.
     """
     if not _renamed(source, target, _NOREPLACE):
         os.rename(source, target)

@@ -34,7 +34,7 @@ DTYPE_NAMES = {
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A tensor inside a mapped file: ``data[offset : offset + nbytes]``, contiguous, little-endian."""
+    """A tensor inside a mapped file, stored at ``data[offset : offset + nbytes]``, contiguous, little-endian."""
 
     name: str
     shape: tuple[int, ...]

@@ -16,8 +16,8 @@ _NAME_BYTES = 100
 def member_header(path: str, size: int) -> bytes:
     """Return the tar header of one file: a POSIX ustar block without owner or time, mode 0644.
 
-    A name that is not ASCII or longer than 100 bytes, or a size of 8 GiB or more, is stated in a pax header before
-    it.
+    For a name that is not ASCII or longer than 100 bytes, or a size of 8 GiB or more, a pax header comes before the
+    block.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """The tokenizer's JSON file, for the library `tokenizers`, which is imported when the first text is encoded.
 
-No error message quotes a text: texts are private, and error messages end up in logs.
+No error message quotes a text, because texts are private and error messages end up in logs.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ def unpack_artifact(
 ) -> Unpacked:
     """Unpack an artifact from the tar that `seko-export pack` made.
 
-    For each artifact there is exactly one valid tar. Once the manifest is read, every byte except the files' contents
-    is known, and the contents are known by their hashes. Any other byte is refused, and no file is left behind.
+    For each artifact there is exactly one valid tar. Once the manifest is read, every byte of the tar except the files'
+    contents is known, and the contents are known by their hashes. Any other byte in the tar is refused, and no file is
+    left behind.
 
     Parameters
     ----------

@@ -43,12 +43,12 @@ def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Pa
     """Context manager with an empty folder to fill, which becomes ``output_path`` after a clean exit and is removed
     otherwise.
 
-    A process that is killed at any moment leaves either the old artifact or the new one, complete. Other leftovers
-    have hidden names; the next process with the same output path removes them and reports it on stderr. The same
-    holds after a power loss, if the file system keeps data that was fsynced: content is fsynced before the folder
-    gets its name, and the name before the old artifact is removed. Where two names cannot be exchanged atomically,
-    the old artifact has a hidden name for a moment; if the process is killed then, the next process with the same
-    output path restores the name.
+    A process that is killed at any moment leaves either the old artifact or the new one, complete. Other leftovers of a
+    killed process have hidden names. The next process with the same output path removes the leftovers and reports it on
+    stderr. A power loss leaves the same states, if the file system keeps data that was fsynced. Content is fsynced
+    before the folder gets its name, and the name before the old artifact is removed. On file systems where two names
+    cannot be exchanged atomically, the old artifact has a hidden name for a moment. If the process is killed at that
+    moment, the next process with the same output path restores the name.
 
     Parameters
     ----------
@@ -99,8 +99,9 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Context manager with a file to write, which becomes ``output_path`` after a clean exit and is removed otherwise.
 
-    After a kill or a power loss the rules of `whole_folder` hold. Two threads or processes that write one path at once
-    write to separate files; with ``replace`` the last file stays.
+    After a kill or a power loss the file written by `whole_file` is in one of the states that `whole_folder` describes.
+    Two threads or processes that write one path at once write to separate files. With ``replace`` the file that is
+    finished last stays.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""All checks of an artifact that load no native code, cheapest first. The module `artifact` opens the checked
+"""All checks of an artifact that load no native code, cheapest first. The module `opening.artifact` opens the checked
 artifact."""
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def check_artifact(
 ) -> CheckedArtifact:
     """Run every check that loads no native code of the artifact, cheapest first; see `open_artifact`.
 
-    Without ``fits_here`` the artifact may be for another machine. With ``may_be_unsigned``, which the signing tool
-    uses, signatures are not checked. ``copy_weights`` is the parameter of `open_artifact`.
+    Without ``fits_here`` the artifact may be built for another machine. With ``may_be_unsigned``, which the signing
+    tool uses, signatures are not checked. ``copy_weights`` is the parameter of `open_artifact`.
     """
     folder = ArtifactFiles(path_of(path, "path"))
     try:

@@ -1,6 +1,6 @@
 """The engines of an artifact that several processes replay together: the calling process's side.
 
-The processes run the module `rank_process`.
+The other processes run the module `rank_process`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def open_ranked(
 class RankedEngines:
     """The engines of an open artifact in the processes of several ranks, with the interface `Engines`.
 
-    Only one session or pool can be open at a time: with two of them, ranks might start their collectives in different
-    orders.
+    Only one session or pool of an artifact with several ranks can be open at a time. If two sessions or pools were
+    open, ranks might start their collectives in different orders.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ _registered: dict[str, RuntimeWorkload[Any]] = {}
 
 def register_workload(workload: RuntimeWorkload[Any]) -> None:
     """Register a workload in this process, so that its artifacts can be opened. A second workload of the same kind
-    replaces the first.
+    replaces the first one.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Messages between a caller and the processes that it started: JSON and plain arrays over a socket pair.
+"""Messages between a caller and the processes that it started, sent as JSON and plain arrays over a socket pair.
 
-Nothing is pickled. A message is one JSON object, then the bytes of each array in it. In the JSON, ``{"": 2}`` stands
-for array 2.
+No object is pickled for a message. A message is one JSON object, followed by the bytes of each array in the message. In
+the JSON of a message, ``{"": 2}`` stands for array 2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _MAX_BITS = 1024  # most bits of an integer, because Python refuses to print num
 
 
 class Channel:
-    """One end of a connection between two processes. Any thread may send; one thread receives."""
+    """One end of a connection between two processes. Any thread may send messages on a channel, but only one thread
+    receives."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
@@ -111,7 +112,7 @@ class Packed:
     def with_more(self, message: Mapping[str, Any], *, within: str) -> Packed:
         """Return a new message with one entry, ``within``: this message with further entries.
 
-        Entries that are packed already are not packed again.
+        Entries of the message that are packed already are not packed again.
         """
         packer = _Packer(list(self.arrays))
         more = packer.part(message, within, 0)
@@ -121,8 +122,8 @@ class Packed:
 def pack(message: Mapping[str, Any]) -> Packed:
     """Pack a message: mappings and sequences of numbers, strings, None and arrays.
 
-    A dataclass becomes a mapping. Other objects that numpy can convert, such as a torch tensor on the host, become
-    arrays.
+    In a packed message a dataclass becomes a mapping. Other objects that numpy can convert, such as a torch tensor on
+    the host, become arrays in a packed message.
 
     Raises
     ------

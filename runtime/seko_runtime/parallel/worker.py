@@ -1,7 +1,7 @@
 """The side of one rank's process: it answers the caller's commands in order, and sends a heartbeat twice a second.
 
-The process ends when its caller ends. Normally the closed channel shows that at once. If a child of the caller
-inherited the channel and lives on, the caller's entry in /proc shows it.
+The process of a rank ends when its caller ends. Normally the closed channel shows at once that the caller has ended. If
+a child of the caller inherited the channel and lives on, the caller's entry in /proc shows that the caller has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Handler = Callable[[str, Mapping[str, Any]], object]
 
 def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, object]]) -> None:
     """Answer the caller's commands until the command ``end``, then close the channel. If the caller has ended, the
-    process ends.
+    process of the rank ends.
 
     Parameters
     ----------

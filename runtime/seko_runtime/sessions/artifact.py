@@ -30,7 +30,8 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class OpenedFiles(Generic[ManifestT]):
-    """The files of an open artifact as far as they are needed later: manifest, digest, device and recorded tensors.
+    """The files of an open artifact as far as they are needed after opening: manifest, digest, device and recorded
+    tensors.
 
     Parameters
     ----------
@@ -54,8 +55,8 @@ class OpenedFiles(Generic[ManifestT]):
 class OpenArtifact(Closing, Generic[ManifestT]):
     """An artifact with loaded engines and weights on the device; its sessions share both.
 
-    `open_artifact` returns an open artifact. Use it as a context manager, or call `close()`. Any thread may call its
-    methods: opening and closing wait for each other.
+    `open_artifact` returns an open artifact. Use an open artifact as a context manager, or call `close()`. Any thread
+    may call the artifact's methods: opening and closing wait for each other.
 
     Parameters
     ----------
@@ -85,7 +86,8 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         raise NotImplementedError
 
     def wrap_engines(self, wrap: Wrap) -> None:
-        """Wrap each engine, for all sessions that are opened from now on. Profilers use this method.
+        """Wrap each engine, for all sessions that are opened from now on. Profilers use `wrap_engines` to measure each
+        engine.
 
         Parameters
         ----------
@@ -119,7 +121,8 @@ class OpenArtifact(Closing, Generic[ManifestT]):
     def close(self) -> None:
         """Close all sessions, then release engines and weights; a second call does nothing.
 
-        `close` waits for running calls. It does nothing in a process that was forked after the artifact was opened.
+        `close` waits for running calls. `close` does nothing in a process that was forked after the artifact was
+        opened.
         """
         if self._call_lock.forked:
             return

@@ -32,9 +32,10 @@ class CallLock:
         self._process = os.getpid()
 
     def take(self) -> AbstractContextManager[object]:
-        """Return the lock, to be held during a call. The thread that holds the lock may take it again.
+        """Return the lock, to be held during a call. The thread that holds the lock may take the lock again.
 
-        The lock itself is returned, so that nothing can come between acquiring it and the ``with`` that releases it.
+        `take` returns the lock itself, so that nothing can come between acquiring the lock and the ``with`` that
+        releases it.
 
         Raises
         ------

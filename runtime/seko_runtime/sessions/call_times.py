@@ -1,4 +1,5 @@
-"""Measured durations of a pool's engine calls, by launch variant and bucket. The caller measures them."""
+"""Measured durations of a pool's engine calls, by launch variant and bucket. The caller measures the durations of the
+calls and records them here."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class CallTimes:
 
         For a bucket that has not run, the time of the largest measured bucket is scaled by the number of rows, if calls
         are ``proportional``. For a launch variant that has not run, the times of the slowest measured variant are used.
-        Before the first call all expected times are 0 s.
+        Before the first call all expected times are 0 seconds.
         """
         variants = {known for known, _ in list(self._measured)}
         known = self.measured(variant)

@@ -15,7 +15,7 @@ from seko_runtime.sessions.loaded import Loaded
 
 
 class Device:
-    """The buffers of a pool's rows and the programs bound to them; they are released all together.
+    """The buffers of a pool's rows and the programs bound to the buffers; both are released together.
 
     Each workload derives its own subclass of `Device`. The constructor must be called inside `Memory.ordered`, the
     context of queued device work.
@@ -64,18 +64,19 @@ class Device:
         self.replays: dict[Hashable, Callable[[], None]] = {}
 
     def tensors(self, row: int) -> Mapping[str, Tensor]:
-        """Return views of all device tensors of a row, by name. These tensors and the host's state of the row are the
-        whole state of its session.
+        """Return views of all device tensors of a row, by name. The device tensors of a row and the host's state of the
+        row are the whole state of its session.
         """
         raise NotImplementedError
 
     def join(self) -> None:
-        """Make later work on the device wait for work that runs at the same time as the calls. The base class has no
-        such work; a workload that has some overrides the method.
+        """Make later work on the device wait for work that runs at the same time as the calls. The base class `Device`
+        has no work beside the calls; a workload that has some overrides the method.
         """
 
     def row_of(self, buffer: str, row: int) -> Tensor:
-        """Return a view of the part of a buffer that belongs to a row. An axis of layers stays in front."""
+        """Return a view of the part of a buffer that belongs to a row. If the buffer has an axis of layers, it stays
+        the first axis of the view."""
         spec = self.specs[buffer]
         return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._state_rows)
 
@@ -92,7 +93,8 @@ class Device:
                 program.run()
 
     def capture(self, key: Hashable, programs: Sequence[BoundProgram], what: str) -> None:
-        """Capture the programs of a call as a CUDA graph. They must have run before; `launch` replays the graph.
+        """Capture the programs of a call as a CUDA graph. The programs of the call must have run before; `launch`
+        replays the captured graph.
 
         Parameters
         ----------

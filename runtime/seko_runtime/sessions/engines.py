@@ -1,5 +1,5 @@
-"""The loaded engines of an open artifact in this process. The module `opening.ranked_engines` has the engines of
-several ranks."""
+"""The loaded engines of an open artifact in this process. The module `opening.ranked_engines` has the engines of an
+artifact of several ranks."""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ sessions.
 A session ends by its `close`, when its lease runs out, or when it is garbage-collected. A session may take part in as
 few engine calls as it wants.
 
-The number of a session's row is stored in one place, `RowSession._place`, and changed by one assignment. The pool
-computes its free rows from its sessions, so that an error or Ctrl-C between two lines cannot make a row both free and
-taken.
+The number of a session's row is stored only in `RowSession._place`, and changed by one assignment. The pool computes
+its free rows from its sessions, so that an error or Ctrl-C between two lines cannot make a row both free and taken.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
     """A pool: memory for a fixed number of sessions, one row each. Each workload derives its own class of pools.
 
     If the artifact was built with ``--sessions``, an engine call carries some of the sessions; otherwise each call
-    carries all rows.
+    carries all rows of the pool.
 
     All methods of a pool and its sessions may be called from any thread: one call runs at a time, and the others wait.
-    In a process forked from the process that opened the pool they raise a ForkedProcessError.
+    In a process forked from the process that opened the pool, the methods raise a ForkedProcessError.
 
     Parameters
     ----------
@@ -160,8 +159,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         """Open a session from a snapshot file. The session's next result has the same bytes as the next result of the
         saved session.
 
-        Other sessions of the pool continue while the snapshot is read. A snapshot names no tenant: the session
-        belongs to ``tenant``.
+        Other sessions of the pool continue while the snapshot is read. A snapshot does not name a tenant, so the
+        restored session belongs to ``tenant``.
 
         Parameters
         ----------
@@ -253,8 +252,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         it.
 
         The pool is unlocked while the device works, so that other threads can open and close sessions and request
-        results. The call's duration is recorded in `call_times`, which the scheduler uses. If the call fails, no
-        session has advanced and all requests stay.
+        results. The call's duration is recorded in `call_times`, which the scheduler uses. If the call of `serve_next`
+        fails, no session has advanced and all requests stay.
 
         Parameters
         ----------
@@ -434,8 +433,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return self._rows.closed
 
     def close(self) -> None:
-        """End all sessions and free all memory; sessions that are still open are reported. A second call does
-        nothing.
+        """End all sessions and free all memory; sessions that are still open are reported with a warning. A second call
+        of `close` does nothing.
 
         `close` waits for the running call; calls that wait for the lock raise a SessionClosedError. In a process that
         was forked after the pool was opened `close` does nothing.

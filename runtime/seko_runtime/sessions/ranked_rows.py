@@ -1,8 +1,8 @@
 """The rows of an artifact of several ranks: the caller's side, and the commands that each rank's process answers.
 
-Every rank holds all rows and gets the same commands in the same order, so that the host's state of the rows is equal
-in all ranks. Results are read from rank 0. Tensors that are split across ranks (`split_axes`) are read from every
-rank and joined.
+Every rank holds all rows and gets the same commands in the same order, so that the host's state of the rows is equal in
+all ranks. Results of engine calls are read from rank 0. Tensors that are split across ranks (`split_axes`) are read
+from every rank and joined.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Group(Protocol):
 
 
 class RankedRows(Generic[ManifestT]):
-    """Base class of `Rows` over several ranks. Every method may raise a RankLostError.
+    """Base class of `Rows` over several ranks. Every method may raise a RankLostError, if the process of a rank has
+    ended or does not answer.
 
     Parameters
     ----------
@@ -75,7 +76,7 @@ class RankedRows(Generic[ManifestT]):
         self.asked("open", {"options": dict(options)}, patient=True)
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Set the owner of a row. If a rank was lost, this method does nothing, so that sessions can still be
+        """Set the owner of a row. If a rank was lost, `begin_owner` does nothing, so that sessions can still be
         closed."""
         if not self._open_group().over:
             self.asked("begin_owner", {"row": row, "tenant": tenant})
@@ -175,7 +176,7 @@ class RankedRows(Generic[ManifestT]):
         patient: bool = False,
     ) -> list[Any]:
         """Send a command to the processes of some ranks, by default of all; return their answers in the order of the
-        ranks. See `RankGroup.call`."""
+        ranks. The parameters and errors are those of `RankGroup.call`."""
         answers = self._open_group().call(
             command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient
         )

@@ -10,7 +10,7 @@ from seko_runtime.backends.memory import Memory, Parked, Tensor
 
 class RowMoves:
     """Copies of the state of rows between device and host, queued beside the engine calls of other rows. All methods
-    must be called inside the memory's `ordered`.
+    must be called inside the memory's `ordered`, the context of queued device work.
 
     Parameters
     ----------

@@ -16,8 +16,8 @@ from seko_runtime.format.manifest import TensorSpec
 
 @dataclass(frozen=True)
 class RowState:
-    """The whole state of a row of a pool, on the host. A row into which this state is loaded makes the same further
-    results, byte for byte.
+    """The whole state of a row of a pool, on the host. A row into which a `RowState` is loaded makes the same further
+    results, byte for byte, as the row that it was copied from.
 
     Parameters
     ----------

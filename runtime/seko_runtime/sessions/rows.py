@@ -31,7 +31,8 @@ DeviceT = TypeVar("DeviceT", bound=Device)
 
 
 class Rows(Protocol[GivenT, ResultT]):
-    """The rows of a pool, in this process or over several ranks. Callers hold `call_lock` while they call the methods.
+    """The rows of a pool, in this process or over several ranks. Callers hold `call_lock` while they call the methods
+    of `Rows`.
 
     Attributes
     ----------
@@ -94,8 +95,8 @@ class Rows(Protocol[GivenT, ResultT]):
 
 
 class LocalRows(Generic[ManifestT, DeviceT]):
-    """Base class of a pool's rows in this process: stores, loads and clears their state. The methods are not
-    thread-safe.
+    """Base class of a pool's rows in this process: stores, loads and clears their state. The methods of `LocalRows` are
+    not thread-safe.
 
     A workload's subclass holds the host's state of the rows, makes a `Device`, and implements the methods whose names
     begin with an underscore.
@@ -178,7 +179,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
         """Context manager in which the host's state of some rows is advanced. The rows are marked inconsistent inside
-        the context, and stay so if Ctrl-C ends it."""
+        the context, and stay marked if Ctrl-C ends the context."""
         self.inconsistent.update(rows)
         yield
         self.inconsistent.difference_update(rows)
@@ -211,7 +212,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     def store(self, row: int) -> RowState:
         """Queue copies of a row's state to the host, at the same time as engine calls of other rows.
 
-        Raises a TornStreamError if the state of the row is inconsistent.
+        `store` raises a TornStreamError if the state of the row is inconsistent.
         """
         device = self.device()
         self.check_whole([row])
@@ -236,13 +237,14 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
         """Raise the error with which `run` would refuse these rows, if any. The base class checks only that the rows
-        are consistent, and not ``given``.
+        are consistent, and does not check ``given``.
         """
         del given
         self.check_whole(rows)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return the launch variant of each row's next call. In the base class all rows have the same variant."""
+        """Return the launch variant of each row's next call. In the base class `LocalRows` all rows have the same
+        variant."""
         return [None] * len(rows)
 
     @machine_faults()
@@ -269,8 +271,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     def read_later(self, tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, NDArray[np.uint8]]]:
         """Queue copies of tensors to the host; return a function that waits for the copies and returns their bytes.
 
-        Work that is queued later may overwrite the tensors. Any thread may call the returned function, without
-        `call_lock`.
+        Work that is queued later may overwrite the copied tensors. Any thread may call the function that `read_later`
+        returns, without `call_lock`.
         """
         with self.memory.ordered():
             parked, end = self.memory.park(tensors)

@@ -1,37 +1,35 @@
-"""The scheduler: which waiting sessions share the next engine call, and how many rows the call has. A pure function of
-due times.
+"""The scheduler: which waiting sessions share the next engine call, and how many rows the call has.
 
-Model
------
-Each waiting session needs one row in one call. The device makes one call at a time, and no call is interrupted. The
-rows of a call have one variant; its bucket is the smallest that holds them, and decides how long it takes. A session's
-lateness is the end of its call minus its due time, or 0 if that is negative.
+The scheduler is a pure function of due times and measured call times.
 
-Claims
-------
-1. Let L be the largest lateness in the best schedule of the sessions that wait now, if no others come. When
-   `next_call` is called again after each call with the sessions that still wait, none is later than L. If any
-   schedule meets all due times, the resulting one does. If no schedule does, the largest lateness is minimised, not
-   the number of late sessions: minimising the number would postpone the same sessions again and again.
-2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. As a
-consequence buckets are full, unless a full bucket makes a session late or costs more time than it saves.
+**Model.** Each waiting session needs one row in one call. The device makes one call at a time, and no call is
+interrupted. The rows of a call have one variant. The bucket of a call is the smallest that holds its rows, and decides
+how long the call takes. The lateness of a session is the end of its call minus its due time, or 0 if that is negative.
+
+**Claims.** Let L be the largest lateness in the best schedule of the sessions that wait now, if no other sessions come.
+If `next_call` is called again after each call with the sessions that still wait, three claims hold.
+
+1. No session is later than L. If any schedule meets all due times, the resulting schedule does, too. If no schedule
+   meets them, the largest lateness is minimised, not the number of late sessions. To minimise the number would postpone
+   the same sessions again and again.
+2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. Buckets are
+   therefore full, unless a full bucket makes a session late or costs more time than it saves.
 3. Each call contains the session that is due first. A session therefore waits for at most as many calls as there are
-sessions due before it, and no session starves if the due times of newer sessions keep growing.
+   sessions due before it, and no session starves if the due times of newer sessions keep growing.
 
 `tests/runtime/test_scheduler.py` compares claims 1 and 2 with all schedules of up to six sessions.
 
-Why few schedules are enough
-----------------------------
-Any schedule can be changed as follows, and neither the largest lateness nor the total time grows:
+**Why few schedules are enough.** Any schedule can be changed as follows, and neither the largest lateness nor the total
+time grows:
 
 - Rows of two variants in one call, which are two launches of its bucket, become two calls.
 - The sessions of one variant swap places until they are served in the order of their due times.
 - A call takes further sessions of its variant until its bucket is full.
-- The call with the session that is due first moves to the front: the calls that it overtakes have later due times, and
-  end no later than it ended before.
+- The call with the session that is due first moves to the front. The calls that it overtakes have later due times, and
+  end no later than this call ended before.
 
-With schedules of this form only the bucket of each call is left to choose, and a state of the search is the number of
-sessions served of each variant. Dynamic programming over these states finds the best schedule.
+In a schedule that was changed in this way only the bucket of each call is left to choose. A state of the search is the
+number of sessions served of each variant. Dynamic programming over these states finds the best schedule.
 """
 
 from __future__ import annotations
@@ -92,8 +90,8 @@ def next_call(
 ) -> NextCall | None:
     """Return the engine call that should run next, or None if no session waits.
 
-    Times are rounded to nanoseconds. The cost of the search grows with the product of the variants' numbers of waiting
-    sessions.
+    The scheduler rounds times to nanoseconds. The cost of the search grows with the product of the variants' numbers of
+    waiting sessions.
 
     Parameters
     ----------

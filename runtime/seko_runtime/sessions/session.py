@@ -102,8 +102,8 @@ class RowSession(Closing):
         """Drop everything that the session holds besides its row; a hook for subclasses."""
 
     def pause(self) -> None:
-        """Move the session's state to the host and free its row. All results that were queued ahead must have been
-        read.
+        """Move the session's state to the host and free its row. All results of the session that were queued ahead must
+        have been read.
 
         Raises
         ------
@@ -118,8 +118,8 @@ class RowSession(Closing):
             self._place = state
 
     def resume(self) -> None:
-        """Load the session's state into a free row of the pool. The next result has the same bytes as without the
-        pause.
+        """Load the session's state into a free row of the pool. The next result of the session has the same bytes as
+        without the pause.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class RowSession(Closing):
             self._place = row
 
     def save(self, path: str | Path) -> None:
-        """Write the session's whole state to a safetensors file of mode 0600. `RowPool.restore` reads it, on this
+        """Write the session's whole state to a safetensors file of mode 0600. `RowPool.restore` reads the file, on this
         machine or another.
 
         Raises
@@ -248,7 +248,8 @@ def checked_name(name: object) -> str:
 
 
 def checked_tenant(tenant: object) -> str | None:
-    """Return a tenant's name, or None; UsageError for anything else. An empty name is refused as a likely mistake."""
+    """Return a tenant's name, or None; UsageError for anything else. An empty tenant name is refused as a likely
+    mistake."""
     if tenant is None or (isinstance(tenant, str) and tenant):
         return tenant
     description = "empty" if isinstance(tenant, str) else type(tenant).__name__

@@ -40,7 +40,7 @@ _BYTES_A_TENSOR = 512
 
 
 class Snapshot:
-    """A session's state at one moment, whose copies to the host may still run. Any thread may use it.
+    """A session's state at one moment, whose copies to the host may still run. Any thread may use a snapshot.
 
     Parameters
     ----------

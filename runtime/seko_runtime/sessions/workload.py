@@ -18,7 +18,8 @@ Tensors = Mapping[str, MappedTensor]
 
 
 class RuntimeWorkload(ABC, Generic[ManifestT]):
-    """A kind of model. The manifest of an artifact names its workload in ``workload.kind``.
+    """A kind of model, such as video or speech, as the runtime uses it. The manifest of an artifact names its workload
+    in ``workload.kind``.
 
     Attributes
     ----------
@@ -72,7 +73,8 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     def open_ranked_rows(
         self, manifest: ManifestT, group: Group, options: Mapping[str, Any]
     ) -> Rows[Any, Any]:
-        """Return the rows of a pool over several ranks. Called only if the workload's contract allows ranks."""
+        """Return the rows of a pool over several ranks. `open_ranked_rows` is called only if the workload's contract
+        allows ranks."""
         raise NotImplementedError
 
     @abstractmethod

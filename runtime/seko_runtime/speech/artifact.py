@@ -20,8 +20,8 @@ from seko_runtime.speech.session import SpeechSession
 class SpeechArtifact(OpenArtifact[SpeechManifest]):
     """A speech artifact with loaded engines and weights on the device; its sessions share both.
 
-    `open_artifact` returns a `SpeechArtifact`. Use it as a context manager, or call `close()`. Any thread may call its
-    methods: opening and closing wait for each other.
+    `open_artifact` returns a `SpeechArtifact`. Use a speech artifact as a context manager, or call `close()`. Any
+    thread may call the artifact's methods: opening and closing wait for each other.
 
     Parameters
     ----------
@@ -39,11 +39,11 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
         self, *, seed: int = 0, guidance: float | None = None, temperature: float | None = None
     ) -> SpeechSession:
         """Open a session with a pool of its own, whose cache has all positions of the artifact. The session lives until
-        its own `close()` or the artifact's. For several sessions use `open_pool`: the sessions of one pool share memory
-        and engine calls.
+        its own `close()` or the artifact's `close()`. For several sessions use `open_pool`: the sessions of one pool
+        share memory and engine calls.
 
-        Parameters and errors are those of `SpeechPool.open_session`. To choose a session's voice, assign the result of
-        `SpeechSession.encode_voice` to its ``voice``.
+        The parameters and errors are those of `SpeechPool.open_session`. To choose a session's voice, assign the result
+        of `SpeechSession.encode_voice` to its ``voice``.
         """
         pool = self._open_pool(None)
         try:
@@ -63,8 +63,8 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
     @machine_faults()
     @under_lock
     def open_pool(self, *, snapshot_key: bytes | None = None) -> SpeechPool:
-        """Open a pool, whose sessions share the memory and engine calls of the artifact. The pool lives until its
-        `close` or the artifact's.
+        """Open a pool, whose sessions share the memory and engine calls of the artifact. The pool lives until its own
+        `close` or the artifact's `close`.
 
         Parameters
         ----------

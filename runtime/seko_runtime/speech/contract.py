@@ -1,56 +1,62 @@
 """The contract of the speech workload: its programs and buffers, and when the host writes and reads each buffer.
 
-Axes: B rows of a call, R rows of the pool including the spare row, L positions that a call can read, S places of a
-cache, P latents and C channels of a patch (a short piece of sound). Numbers are int64 unless another dtype is named;
-"model's dtype" is bfloat16 on a GPU.
+The letters in shapes are the following. B is the number of rows of a call, and R the number of rows of the pool with
+the spare row. L is the number of positions that a call can read, and S the number of places of a cache. A patch (a
+short piece of sound) has P latents of C channels. Numbers are int64 unless another dtype is named. "Model's dtype" is
+bfloat16 on a GPU.
 
-**A row.** On the device it has its state (`BASE_STATE` [R, d], `RESIDUAL_STATE` [R, d], `LAST_PATCH` [R, P, C]), the
-decoder's convolution states (`VAE_STATES` [R, s] float32), and consecutive places of every cache. All are buffers of
-the role ``cache``: the caches have ``row_axis`` 1 and S places on it ([layers, S, ...]), the others ``row_axis`` 0. A
-row's whole device state is therefore the row's entry in each buffer with ``row_axis`` 0, and the row's places, in all
-layers, in each buffer with ``row_axis`` 1. The host keeps the row's first place, next position, number of the next
-patch, seed, guidance and temperature.
+**A row** holds one session of a pool. On the device a row has three kinds of memory. The state of the language models
+is in `BASE_STATE` [R, d], `RESIDUAL_STATE` [R, d] and `LAST_PATCH` [R, P, C]. The state of the decoder's convolutions
+is in `VAE_STATES` [R, s] float32. In every cache the row has consecutive places. All these device buffers of a row have
+the role ``cache``. Caches have S places on axis 1 ([layers, S, ...], ``row_axis`` 1); the other buffers have one entry
+for each row on axis 0 (``row_axis`` 0). The host keeps the row's first place, next position, number of the next patch,
+seed, guidance and temperature.
 
-**Batch indices without a session**, in any call: row R - 1, start S - 1, first position 0, count 1, all else 0. No
-session ever has the last row or the last place. `empty_numbers` returns these values.
+**Batch indices without a session** get row R - 1, start S - 1, first position 0, count 1, and 0 for everything else,
+in any call. No session ever has the last row of a pool or the last place of a cache. `empty_numbers` returns the
+numbers of a batch index without a session.
 
-**Prefill**, program ``prefill.T.L`` (`prefill_program`): runs one row's next tokens, at most T, whose last position is
-below L. An artifact has a program for every pair of T and L with L at least T. A prompt may take several calls, in
-order, with steps of other rows between them; only the last part leaves the state with which the row's first step
-begins. Before a row's first part the host zeroes the row of `VAE_STATES`; caches and state need no zeroing: a row reads
-only what it wrote.
+**A prefill** runs the language models over the next tokens of one row's prompt. The program of a prefill is
+``prefill.T.L`` (`prefill_program`), for at most T tokens whose last position is below L. An artifact has a prefill
+program for every pair of T and L with L at least T. A prompt may need several prefill calls, in order, with steps of
+other rows between them. Only the last part of a prompt leaves the state with which the row's first step begins. Before
+the first part of a prompt the host fills the row's entry of `VAE_STATES` with zeros. Caches and states need no zeros,
+because a row reads only what it wrote.
 
-- Before each call the host fills, as a call's host block: `PREFILL_ROWS`, `PREFILL_STARTS`, `PREFILL_FIRST` (position
-  of the part's first token), `PREFILL_COUNT` (tokens of the part), [1] each.
-- Between calls it writes, role ``session``, ``Memory.write``: `IDS` [T], `IS_AUDIO` [T] bool and `PROMPT_PATCHES`
-  [T, P, C] (model's dtype, ``write`` converts), as `prompts.SpeechPrompt` has them. Padding is any id below the
-  vocabulary, and text. The buffers are as long as the largest T; a call takes the leading entries.
-- Afterwards the row's position moves by the count. A prefill has no results for the host to read.
+- Before each prefill call the host fills a host block of four numbers, [1] each. The four numbers are `PREFILL_ROWS`,
+  `PREFILL_STARTS`, `PREFILL_FIRST` (position of the part's first token) and `PREFILL_COUNT` (tokens of the part).
+- Between prefill calls the host writes buffers of the role ``session`` with ``Memory.write``. The written buffers are
+  `IDS` [T], `IS_AUDIO` [T] bool and `PROMPT_PATCHES` [T, P, C] (model's dtype), as `prompts.SpeechPrompt` has them.
+  Padding tokens are text, with any id below the vocabulary. The buffers have the length of the largest T; a call takes
+  their leading entries.
+- After a prefill call the row's position has moved by the count. A prefill has no results for the host to read.
 
-**Lead-in**, program ``lead_in``: runs the decoder over one patch of a continued voice (`SpeechPrompt.context`, oldest
-first), after `VAE_STATES` are zeroed and before the row's first step. `LEAD_IN_PATCH` [1, P, C] (model's dtype) is
-written between calls, the host block has `PREFILL_ROWS`. The samples that the program makes, `LEAD_IN_SAMPLES`, are not
-used.
+**The lead-in** runs the decoder over one patch of a continued voice (`SpeechPrompt.context`, oldest patch first). The
+program of the lead-in is ``lead_in``. The host calls it after the row's `VAE_STATES` are zeros and before the row's
+first step. The host writes `LEAD_IN_PATCH` [1, P, C] (model's dtype) between calls; the host block of the call has
+`PREFILL_ROWS`. The program's samples, `LEAD_IN_SAMPLES`, are not used.
 
-**Step**: ``begin.B``, the runs of ``solve.B`` (one for each moving step of the solver), ``advance.B.L``, ``decode.B``:
-one unit, so one captured graph for each pair of B and L (`step_programs`). A step makes the rows' next patches and
-samples and runs both language models over the patches. Every row's position is below L; L is one of
-`SpeechWorkload.step_lengths`.
+**A step** makes the next patch and samples of each row of a call, and runs both language models over the patches. The
+programs of a step are ``begin.B``, ``solve.B`` (run once for each moving step of the solver), ``advance.B.L`` and
+``decode.B`` (`step_programs`). The programs of a step are captured as one CUDA graph for each pair of B and L. Every
+row's position is below L, which is one of `SpeechWorkload.step_lengths`.
 
-- Before each call, as a host block, [call_rows] each, of which a bucket takes the leading B: `ROWS`, `STARTS`, `FIRST`
-  (the row's position), `COUNT` (1), `SEEDS`, `PATCH_NUMBERS` (from 0), `TEMPERATURE` and `GUIDANCE` (float32). Noise is
-  a function of seed and patch number alone; the other rows of a call do not change the noise.
-- After it, to be read with a copy that is queued behind the call: `STOP` [call_rows] uint8 (1: this patch is the row's
-  last; a flag before `SpeechLimits.least_patches` patches is ignored), `SAMPLES` [call_rows, n] float32,
-  `PATCH` [call_rows, P, C] (model's dtype) and `STOP_LOGITS` [call_rows, 2] float32. The next call overwrites them.
-- Afterwards a row's position and patch number move by 1.
-- If the host writes a state into the row's entries of `STATES` between calls, the next step continues from that state;
-  the replay of a golden does so.
+- Before each step the host fills a host block of buffers with [call_rows] entries, of which a call takes the leading B.
+  The buffers of the host block are `ROWS`, `STARTS`, `FIRST` (the row's position), `COUNT` (1), `SEEDS`,
+  `PATCH_NUMBERS` (from 0), `TEMPERATURE` and `GUIDANCE` (float32). The noise of a patch depends on seed and patch
+  number alone, not on other rows of the call.
+- After each step the host reads results with a copy that is queued behind the call. The results are `STOP` [call_rows]
+  uint8, `SAMPLES` [call_rows, n] float32, `PATCH` [call_rows, P, C] (model's dtype) and `STOP_LOGITS` [call_rows, 2]
+  float32. A `STOP` of 1 means that the patch is the row's last; it is ignored before `SpeechLimits.least_patches`
+  patches. The next call overwrites the results.
+- After a step the position and the patch number of each row have moved by 1.
+- If the host writes a state into a row's entries of `STATES` between calls, the next step continues from that state.
+  The replay of a golden (recorded steps) does so.
 
-**Voice**, program ``voice``: encodes the next stretch of a voice recording; the program uses no row. Between calls the
-host writes `VOICE` [1, m] float32 and, before a voice's first stretch, zeroes `VOICE_STATES`; it reads `VOICE_LATENTS`
-[1, l, C] float32. A voice is padded to whole patches by `prompts.pad_voice`, then with zeros at its end to whole calls,
-whose surplus latents are dropped.
+**The voice program**, ``voice``, encodes the next stretch of a voice recording and uses no row. Between its calls the
+host writes `VOICE` [1, m] float32 and reads `VOICE_LATENTS` [1, l, C] float32. Before the first stretch of a voice the
+host fills `VOICE_STATES` with zeros. `prompts.pad_voice` pads a voice to whole patches. Zeros at its end then pad the
+voice to whole calls, and the surplus latents are dropped.
 """
 
 from __future__ import annotations
@@ -105,8 +111,8 @@ def empty_numbers(manifest: SpeechManifest) -> dict[str, float]:
 
 @cache
 def step_programs(batch: int, length: int) -> tuple[str, str, str, str]:
-    """Return the names of the programs of a step, in order. The second program, ``solve``, runs once for each moving
-    step of the solver.
+    """Return the names of the programs of a step, in order. The second program of a step, ``solve``, runs once for each
+    moving step of the solver.
     """
     return (
         ProgramKey("begin", batch).name,

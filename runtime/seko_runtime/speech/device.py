@@ -91,7 +91,7 @@ class SpeechDevice(Device):
 
     def begin(self, row: int, context: Floats) -> int:
         """Queue the work before a text's prompt: zero the decoder's states, then run the decoder over ``context``, the
-        last patches [n, P, C] of the voice that the text continues. Return the number of CUDA graphs launched.
+        last patches [n, P, C] of the voice that the text continues. The result is the number of CUDA graphs launched.
         """
         self._memory.zero(self.row_of(contract.VAE_STATES, row))
         launches = 0
@@ -102,8 +102,8 @@ class SpeechDevice(Device):
         return launches
 
     def prefill(self, row: int, start: int, first: int, part: SpeechPrompt) -> int:
-        """Queue a prefill: run the language models over tokens of a session's prompt, from position ``first`` on.
-        Return the number of CUDA graphs launched."""
+        """Queue a prefill: run the language models over tokens of a session's prompt, from position ``first`` on. The
+        result is the number of CUDA graphs launched."""
         workload, count = self._manifest.workload, len(part.ids)
         size = workload.prefill_size(count)
         padding = (0, size - count)
@@ -129,8 +129,8 @@ class SpeechDevice(Device):
         """Queue a step, which makes the next patch of some sessions; return the number of CUDA graphs launched, and the
         buffers of the step's samples and stop flags.
 
-        ``numbers`` has the numbers of the sessions, by the name of the buffer that the host fills. The next call
-        overwrites the returned buffers.
+        ``numbers`` has the numbers of the sessions, by the name of the buffer that the host fills. The next call of
+        `step` overwrites the returned buffers.
         """
         rows, first = numbers[contract.ROWS], numbers[contract.FIRST]
         pool = self._manifest.pool

@@ -96,7 +96,7 @@ def check_golden(manifest: SpeechManifest, golden: Mapping[str, MappedTensor]) -
 def replay(pool: SpeechPool, golden: Golden, recorded: Mapping[str, MappedTensor]) -> Iterator[StepError]:
     """Yield the errors of the replayed prefill, of each step, and of each stretch of the voice.
 
-    Each step begins with recorded states, so that rounding errors do not grow from step to step.
+    Each replayed step begins with recorded states, so that rounding errors do not grow from step to step.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ _PENDING = ("pending.ids", "pending.is_audio", "pending.patches")  # arrays of a
 
 class Ending:
     """The answer to the question whether a text ended with a certain patch. The model's stop flag is copied from the
-    device only when the answer is needed.
+    device only when the `Ending` is asked.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ class Ending:
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch: the short piece of sound that one step makes. The device may still be computing the patch; any thread
-    may read it.
+    """A patch: the short piece of sound that one step makes. The device may still be computing the patch. Any thread
+    may read a `Patch`.
 
     Parameters
     ----------
@@ -247,8 +247,8 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         """Make the next patch of some sessions, or run the model over the next part of one session's prompt.
 
         A patch's stop flag is read when it is needed, at the latest before the session's second step after that patch.
-        So a text may be followed by one surplus patch. An error in a step leaves the sessions' rows inconsistent: the
-        state of a decoder is changed in place.
+        A text may therefore be followed by one surplus patch. An error in a step leaves the sessions' rows
+        inconsistent, because the state of a decoder is changed in place.
 
         Parameters
         ----------

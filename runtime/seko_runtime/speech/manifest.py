@@ -48,7 +48,7 @@ class Patch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of latents and of channels in a patch."""
+        """Number of latents and number of channels in a patch."""
         return (self.latents, self.channels)
 
     @property
@@ -83,8 +83,8 @@ class VoiceEncoder:
 
 @dataclass(frozen=True)
 class Solver:
-    """The solver of the differential equation that turns noise into a patch. ``steps`` are fixed by the artifact; a
-    session may choose guidance and temperature.
+    """The solver of the differential equation that turns noise into a patch. The artifact fixes the number of solver
+    ``steps``; a session may choose guidance and temperature.
 
     Parameters
     ----------
@@ -141,17 +141,18 @@ class GoldenBounds:
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden: recorded steps of one call with a row for each seed. The steps are teacher-forced: each step begins
-    with recorded states.
+    """The golden: recorded steps of one call with a row for each seed. The recorded steps are teacher-forced: each step
+    begins with recorded states, not with the result of the previous step.
 
-    The golden's file contains these tensors, with T tokens, N steps, B seeds, P latents and C channels of a patch, d
-    numbers of a hidden state:
+    The golden's file contains tensors for T tokens, N steps and B seeds, with P latents and C channels of a patch, and
+    d numbers of a hidden state.
 
-    ``prompt.ids`` [T] int64, ``prompt.is_audio`` [T] uint8, ``prompt.patches`` [T, P, C] float32: every row's prompt;
-    ``state.base``, ``state.residual`` [N + 1, B, d] and ``state.patch`` [N + 1, B, P, C] float32: the states before
-    each step and after the last one; those before the first are the prefill's;
-    ``patches`` [N, B, P, C], ``stop_logits`` [N, B, 2] and ``samples`` [N, B, n] float32: what each step made;
-    ``voice.samples`` [K, m] and ``voice.latents`` [K, l, C] float32: consecutive stretches of a voice.
+    The tensors ``prompt.ids`` [T] int64, ``prompt.is_audio`` [T] uint8 and ``prompt.patches`` [T, P, C] float32 are
+    every row's prompt. The tensors ``state.base`` and ``state.residual`` [N + 1, B, d] and ``state.patch`` [N + 1, B,
+    P, C], float32, are the states before each step and after the last one. The states before the first step are the
+    prefill's results. The tensors ``patches`` [N, B, P, C], ``stop_logits`` [N, B, 2] and ``samples`` [N, B, n] are the
+    results of each step. The tensors ``voice.samples`` [K, m] and ``voice.latents`` [K, l, C] float32 are consecutive
+    stretches of a voice.
 
     Parameters
     ----------
@@ -236,8 +237,8 @@ class SpeechWorkload(Workload):
         return next(length for length in self.step_lengths if length >= positions)
 
     def prefill_size(self, tokens: int) -> int:
-        """Return the size in tokens of the smallest prefill call that takes so many tokens; of the largest call if none
-        does."""
+        """Return the number of tokens of the smallest prefill call that takes so many tokens, or of the largest prefill
+        call if none does."""
         return next((size for size in self.prefill_tokens if size >= tokens), self.prefill_tokens[-1])
 
 
@@ -249,7 +250,7 @@ class SpeechManifest(Manifest):
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Numbers of rows that a step can have, ascending. Every row is a separate session."""
+        """Numbers of rows that a step can have, ascending. Every row of a step is a separate session."""
         if self.pool is None:
             raise ManifestError("a speech artifact needs the table pool, which is not there; rebuild it")
         return self.pool.buckets

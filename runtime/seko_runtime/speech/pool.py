@@ -31,7 +31,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
     """A pool of a speech artifact: memory for a fixed number of sessions, which share engine calls.
 
     All methods of a pool and its sessions may be called from any thread: one call is queued at a time, and the others
-    wait. In a process forked from the process that opened the pool they raise a ForkedProcessError.
+    wait. In a process forked from the process that opened the pool, the methods raise a ForkedProcessError.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             together; default: an equal share of the cache's places. A session with fewer positions leaves more places
             to other sessions.
         name, lease_s, tenant
-            Name of the session in error messages; seconds after which the session ends if it is neither run nor
-            renewed; name of the session's owner.
+            Name of the session in error messages, lease in seconds, and name of the session's owner. The session ends
+            if it is neither run nor renewed for the time of the lease.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
 
     def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
         """Return a voice for sessions to speak with. Engine calls of other sessions run between the parts of the
-        recording.
+        voice's recording.
 
         Parameters
         ----------
@@ -163,8 +163,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             )
 
     def step(self, sessions: Sequence[SpeechSession]) -> list[Floats | None]:
-        """Make the next patch of some sessions in one engine call, and wait for it. First the model runs over prompts
-        that are not yet in the cache.
+        """Make the next patch of some sessions in one engine call, and wait for it. If the prompt of a session is not
+        yet in the cache, the model runs over the prompt first.
 
         Parameters
         ----------
@@ -200,10 +200,10 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         it.
 
         The call either makes a patch for the sessions that are due, or runs the model over a part of one session's
-        prompt. After a part of a prompt comes a step, if a session waits for a step. A session whose prompt has
-        advanced still waits for its patch.
+        prompt. After a part of a prompt the next call is a step, if a session waits for a step. A session whose prompt
+        has advanced by one part still waits for its patch.
 
-        Parameters and errors are those of `RowPool.serve_next`.
+        The parameters and errors are those of `RowPool.serve_next`.
 
         Returns
         -------
@@ -220,8 +220,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         """If ``session`` needs a patch, queue the next engine call for all sessions that wait, and wait for the
         previous call.
 
-        The device thus always has a call to run while sound is read, and stop flags are read one step late. One thread
-        queues calls for all sessions; the other threads find their patches ready.
+        The device thus always has a call to run while sound is read. Stop flags of the model are read one step late.
+        One thread queues calls for all sessions; the other threads find their patches ready.
         """
         with self._turn:
             if not session.needs:
@@ -321,8 +321,8 @@ def _read_flags(patches: Sequence[Patch | None]) -> None:
 
 
 def speech_content(manifest: SpeechManifest) -> str:
-    """Return a SHA-256 over the weights and sizes on which a snapshot depends, equal for pools of any size; "" if the
-    manifest has no hashes.
+    """Return a SHA-256 over the weights and sizes on which a snapshot depends. The SHA-256 is equal for pools of any
+    size, and "" if the manifest has no hashes.
     """
     workload = manifest.workload
     return content_digest(

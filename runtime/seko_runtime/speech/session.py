@@ -18,7 +18,7 @@ AHEAD = 4  # patches that are made before they are taken
 
 
 class SharedSpeech(SharedRows, Protocol):
-    """The interface of a speech pool, as far as a session uses it."""
+    """The interface of a speech pool, as far as a session uses the pool."""
 
     _rows: LocalSpeechRows
 
@@ -33,8 +33,8 @@ class SpeechSession(RowSession):
     """A session that speaks. `SpeechArtifact.open_session` returns a session with a pool of its own,
     `SpeechPool.open_session` a session of a shared pool.
 
-    Use a session as a context manager, or call `close`. Any thread may call its methods. Threads that speak in sessions
-    of one pool share engine calls: each call carries all sessions that wait for a patch.
+    Use a session as a context manager, or call `close`. Any thread may call the methods of a speech session. Threads
+    that use sessions of one pool share engine calls: each call carries all sessions that wait for a patch.
 
     A text ends when the model ends it, with `finish`, at its limit of patches, with the session's lease, or with
     `close`.
@@ -113,7 +113,7 @@ class SpeechSession(RowSession):
         """Begin to speak a text; patches of the previous text that were not spoken are dropped.
 
         To get the sound, use `sound`, or `request_patch` and `SpeechPool.serve_next` for each patch, or
-        `SpeechPool.step`. Parameters and errors are those of `speak`.
+        `SpeechPool.step`. The parameters and errors are those of `speak`.
         """
         manifest, tokens = self.manifest, self._pool._rows.tokens
         if tokens is None:
@@ -147,7 +147,7 @@ class SpeechSession(RowSession):
     def sound(self, *, ahead: int = AHEAD) -> Iterator[Floats]:
         """Yield the rest of the present text's sound, for example after `begin` or `SpeechPool.restore`.
 
-        The text is over when the iterator ends or is closed. Parameters and errors are those of `speak`.
+        The text is over when the iterator ends or is closed. The parameters and errors are those of `speak`.
         """
         with self._pool._call_lock.take():
             row = self._running_row()
@@ -165,7 +165,8 @@ class SpeechSession(RowSession):
                 self.finish()
 
     def finish(self) -> None:
-        """End the present text: patches that were not taken are dropped. The session may speak another text.
+        """End the present text: patches that were not taken are dropped. After `finish` the session may speak another
+        text.
 
         Raises
         ------
@@ -179,7 +180,7 @@ class SpeechSession(RowSession):
 
     def request_patch(self, due: float) -> None:
         """Request the next patch of the present text by a due time. `SpeechPool.serve_next` makes the patch, after the
-        calls that run over the text's prompt. A second request replaces the due time.
+        calls that run over the text's prompt. A second request replaces the due time of the first.
 
         Parameters
         ----------

@@ -9,7 +9,7 @@ from seko_runtime.speech.prompts import Floats
 
 @dataclass(frozen=True)
 class Voice:
-    """A voice, which any sessions may share. `SpeechPool.encode_voice` makes a voice from recordings.
+    """A voice, which any sessions may share. `SpeechPool.encode_voice` makes a `Voice` from recordings.
 
     Parameters
     ----------

@@ -48,7 +48,8 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
         return None if name is None else SpeechTokenizer(files[name], name, manifest.workload.vocabulary)
 
     def open_rows(self, loaded: Loaded[SpeechManifest], options: Mapping[str, Any]) -> LocalSpeechRows:
-        """Return the rows of a pool of speech sessions in this process. A speech pool has no options."""
+        """Return the rows of a pool of speech sessions in this process. A speech pool has no options, so ``options`` is
+        empty."""
         return open_speech_rows(loaded, **options)
 
     def artifact(self, files: OpenedFiles[SpeechManifest], engines: Engines) -> SpeechArtifact:

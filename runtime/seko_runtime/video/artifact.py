@@ -34,7 +34,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
     """A video artifact with loaded engines and weights on the device; its sessions share both.
 
     `open_artifact` returns a `VideoArtifact`. Use the artifact as a context manager, or call `close()`. Any thread may
-    call its methods: opening and closing wait for each other.
+    call the artifact's methods: opening and closing wait for each other.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
     ) -> Session:
-        """Open a session with a pool of its own. The session lives until its own `close()` or the artifact's.
+        """Open a session with a pool of its own. The session lives until its own `close()` or the artifact's `close()`.
 
         For several sessions that share the memory and the calls of one pool, use `open_pool`.
 
@@ -136,8 +136,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         reference: object = None,
         inputs: Inputs | None = None,
     ) -> dict[str, Any]:
-        """Return text, prompt, reference frames and inputs of a new session as `Pool.open_session` takes them; the
-        golden's recorded values stand in for missing ones.
+        """Return text, prompt, reference frames and inputs of a new session as `Pool.open_session` takes them. Recorded
+        values of the golden replace missing arguments.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
     def open_together(
         self, *, prompt: str | None = None, image: NDArray[np.uint8] | None = None
     ) -> Iterator[Together]:
-        """Context manager that opens as many sessions as the artifact's largest call carries, in a pool of their own.
+        """Context manager that opens a new pool with as many sessions as the artifact's largest engine call carries.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         snapshot_key: bytes | None = None,
     ) -> Pool:
         """Open a pool: the memory and programs of several sessions that share engine calls. The pool lives until its
-        `close` or the artifact's.
+        own `close` or the artifact's `close`.
 
         If the artifact was built with ``--sessions``, an engine call makes the next chunk of some of the pool's
         sessions; otherwise each call makes a chunk for every session.
@@ -246,8 +246,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         inputs.
 
         With ``chunk`` None the result has the inputs that are set once for a session or prompt, otherwise the inputs of
-        the numbered chunk. Chunks after the last recorded one take the recorded inputs again, from the first chunk on.
-        With ``row`` None each array is [B, *shape], for all recorded streams.
+        the numbered chunk. Chunks after the last recorded chunk take the recorded inputs again, from the first chunk
+        on. With ``row`` None each input is an array [B, *shape], with one entry for each recorded stream.
         """
         number = None if chunk is None else whole_number(chunk, "chunk", 0)
         return self._recording.inputs(number, None if row is None else self._recorded_row(row))

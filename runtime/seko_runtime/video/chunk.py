@@ -44,7 +44,8 @@ class ChunkMaker(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk of a session's video: finished on a CPU, queued on the GPU with CUDA.
+    """One chunk of a session's video. On a CPU the chunk is finished when it is returned; with CUDA it is queued on the
+    GPU.
 
     A chunk can be read until its session makes the next chunk; other sessions do not affect it. Any thread may read a
     chunk, also while other threads call the session.
@@ -85,7 +86,8 @@ class Chunk:
         """Return the seconds since the last audio sample that the chunk depends on was pushed; None if no audio was
         pushed.
 
-        If the method is called as soon as the chunk's frames are ready, the result is the delay from speech to picture.
+        If the method is called as soon as the chunk's frames are ready, the returned seconds are the delay from speech
+        to picture.
         """
         return None if self.heard_at is None else time.monotonic() - self.heard_at
 
@@ -133,7 +135,7 @@ class Chunk:
 
 
 class Readable:
-    """Record of the chunks whose latents can still be read: the last chunk of each session."""
+    """Record of the chunks whose latents can still be read, which are the last chunk of each session."""
 
     def __init__(self) -> None:
         # by row: the serial of its last chunk, while that chunk's latents are not overwritten
@@ -144,7 +146,7 @@ class Readable:
         self._kept.update(dict.fromkeys(rows, serial))
 
     def let_go(self, rows: Sequence[int]) -> None:
-        """Record that the latents of these sessions' last chunks are about to be overwritten."""
+        """Record that the latents of these sessions' last chunks are about to be overwritten by a new chunk."""
         for row in rows:
             self._kept.pop(row, None)
 
@@ -158,11 +160,11 @@ class Readable:
 
 @dataclass(frozen=True)
 class SessionStats:
-    """Counters of a pool: chunks, graph launches, prompts found in the cache or not.
+    """Counters of a pool: chunks, graph launches, and prompts that the prompt cache had or lacked.
 
-    ``graph_launches`` counts launches of captured chunks. With a backend that captures, it equals ``chunks``, except
-    that a call with full and filling caches, or with first and later chunks, may take several launches. Launches of
-    captured decoding are not counted.
+    ``graph_launches`` counts launches of captured chunks. ``graph_launches`` equals ``chunks`` with a backend that
+    captures CUDA graphs, unless a call takes several launches. This is the case for calls with full and filling caches,
+    or with first and later chunks. ``graph_launches`` does not include launches of captured decoding.
     ``prompt_cache_hits`` and ``prompt_cache_misses`` count the distinct prompts of each `set_prompt`.
     """
 

@@ -12,12 +12,12 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 class ChunkCall(NamedTuple):
-    """The kind of a launch.
+    """The kind of a launch of one chunk's programs.
 
     Parameters
     ----------
     bucket : int
-        Number of rows.
+        Number of sessions (rows) in the launch.
     full : bool
         Whether the launch runs the engines for rows with full caches.
     first : bool
@@ -60,15 +60,15 @@ class ChunkPrograms:
 
     @property
     def every_engine(self) -> list[BoundProgram]:
-        """The fewest programs that call every engine of a chunk at least once: all denoise passes call the same
-        engines."""
+        """The fewest programs that call every engine of a chunk at least once. Since all denoise passes call the same
+        engines, one of them suffices."""
         return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
 def chunk_programs(
     manifest: VideoManifest, bound: Mapping[str, Sequence[BoundProgram]]
 ) -> dict[ChunkCall, ChunkPrograms]:
-    """Return the programs of a chunk, by the kind of the launch.
+    """Return the programs of a chunk for each kind of launch.
 
     The passes of a first chunk run the same programs as other passes, with other entries of the tables.
     """

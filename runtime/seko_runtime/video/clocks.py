@@ -1,5 +1,5 @@
-"""The positions of each stream: its next frame, its next cache slot, and the chunks whose latents are kept to rebuild
-the cache. No tensors."""
+"""The positions of each video stream: its next frame, its next cache slot, and the chunks whose latents are kept to
+rebuild the cache. No tensors."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class KeptChunk:
 
 @dataclass(frozen=True)
 class Cut:
-    """The cuts of a row to other scenes.
+    """The scene cuts of a row (the session's place in the pool).
 
     Parameters
     ----------
     jump : int
         Frames that all cuts together have added to the row's positions.
     due : bool
-        Whether the row's next chunk begins a scene.
+        Whether the row's next chunk begins a new scene.
     pinned : int
-        Number of the last chunk that began a scene with a cut; 0 if there is none.
+        Number of the last chunk that began a scene with a cut; 0 if there was no cut.
     ring : tuple of int
         Number of the chunk in each place of the ring, if a pinned chunk has changed their order; otherwise empty.
     """
@@ -56,7 +56,7 @@ class Cut:
 
     @property
     def made(self) -> bool:
-        """Whether the row has cut at all."""
+        """Whether the row has cut to another scene at least once."""
         return self.due or self.pinned > 0
 
 
@@ -66,7 +66,7 @@ MAX_JUMP = 1 << 20  # most frames that a cut adds
 
 @dataclass(frozen=True)
 class RowClock:
-    """The positions of one stream.
+    """The positions of one video stream, as two frame counts and a list of kept chunks.
 
     Parameters
     ----------
@@ -93,11 +93,11 @@ class RowClocks:
     ``first`` counts the frames of the video stream; RoPE and noise use it. ``slot_first`` counts the frames written
     since the stream's cache was last emptied; cache slots use it. The two counts differ after a cache was rebuilt.
 
-    A row that cuts to another scene adds frames to its positions and pins its next chunk: the ring does not evict that
-    chunk until the next cut, but its oldest other chunk.
+    A row that cuts to another scene adds frames to its positions and pins its next chunk. The ring does not evict that
+    chunk until the next cut, but evicts the oldest other chunk.
 
-    A row keeps the chunks that hold the sink's frames and the last whole chunks that fit into the ring. Their slots
-    follow the formula of `Ring`, with chunks instead of frames.
+    A row keeps the chunks that hold the sink's frames and the last whole chunks that fit into the ring. The slots of
+    kept chunks follow the formula of `Ring`, with chunks in place of frames.
 
     Parameters
     ----------
@@ -131,21 +131,23 @@ class RowClocks:
         return self.first[list(rows), None] + np.arange(self.ring.chunk_frames)
 
     def next_positions(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Positions of the frames of the rows' next chunks, [k, F]: their numbers, and the frames that cuts added."""
+        """Positions of the frames in the rows' next chunks, [k, F]: the frame numbers plus the frames that scene cuts
+        added."""
         return self.next_frames(rows) + np.array([[self._cuts[row].jump] for row in rows], np.int64)
 
     def next_slot_first(self, row: int) -> int:
         """Return the number of written frames from which `Ring` computes the slots of a row's next chunk.
 
-        It differs from ``slot_first`` once the ring is full and a chunk is pinned: then it is a number that fills the
-        cache and gives the slots of the oldest chunk that is not pinned.
+        The returned number differs from ``slot_first`` once the ring is full and a chunk is pinned. The returned number
+        then fills the cache and gives the slots of the oldest chunk that is not pinned.
         """
         if not self._cuts[row].pinned or not self._ring_full(row):
             return int(self.slot_first[row])
         return self.ring.sink_frames + self.ring.ring_frames + self._evicted(row) * self.ring.chunk_frames
 
     def cut(self, row: int, frames: int) -> None:
-        """Begin another scene with a row's next chunk: add frames to its positions, and pin the chunk.
+        """Begin another scene with a row's next chunk: add ``frames`` to the row's positions, and pin the chunk in the
+        cache.
 
         Raises
         ------
@@ -181,8 +183,8 @@ class RowClocks:
         return self._kept_ring.slot(self._chunks_made[row] - 1)
 
     def begin_chunk(self, rows: Sequence[int]) -> None:
-        """Record that the streams' next chunks are being written, each to its `next_kept_slot`. A chunk evicts cached
-        frames even if the chunk fails.
+        """Record that the streams' next chunks are being written, each to its `next_kept_slot`. Beginning a chunk
+        evicts cached frames even if the chunk fails.
         """
         for row in rows:
             self._first_frames[row][self.next_kept_slot(row)] = int(self.first[row])
@@ -236,9 +238,10 @@ class RowClocks:
         """Return the number of the earliest chunk to which a row can be rewound; the layers with the smallest ring
         decide.
 
-        While no frame was evicted, the result is 0. Afterwards the result is the last chunk that was ever begun, even
-        if that chunk failed or was undone: the chunk's frames took slots that it does not read itself. The result is
-        None once the cache was rebuilt without frames that had been evicted, or the row has cut to another scene.
+        While no frame was evicted from the cache, the earliest chunk is chunk 0. After the first eviction, the earliest
+        chunk is the last chunk that was ever begun, even if that chunk failed or was undone. The frames of the begun
+        chunk took slots that only earlier chunks would read. The result is None once the cache was rebuilt without
+        frames that had been evicted, or the row has cut to another scene.
         """
         if int(self.slot_first[row]) != int(self.first[row]) or self._cuts[row].made:
             return self._chunks_made[row]
@@ -309,7 +312,7 @@ class RowClocks:
             )
 
     def rebuild(self, rows: Sequence[int]) -> list[list[KeptChunk]]:
-        """Return the steps that rebuild the caches of some streams from their kept chunks, oldest first; a step has one
+        """Return the steps that rebuild the caches of some streams from their kept chunks, oldest first. A step has one
         chunk of each stream.
 
         A stream with fewer chunks than another repeats its last chunk: writing the same latents into the same slots

@@ -46,8 +46,8 @@ def saved_input(name: str) -> str:
 
 
 def group_buffer(name: str, group: str) -> str:
-    """Return the name of the host buffer of a layer group, the layers that share one ring size. ``""`` is the group
-    with the largest ring. See `Stream.rings`."""
+    """Return the name of the host buffer of a layer group, the layers that share one ring size. ``""`` names the layer
+    group with the largest ring. The layer groups are listed in `Stream.rings`."""
     return f"{name}.{group}" if group else name
 
 
@@ -61,9 +61,9 @@ def video_contract(manifest: VideoManifest) -> Contract:
     """Return the contract of a video artifact.
 
     A chunk runs the programs begin, denoise and context of its bucket; programs named ``*_full`` are for rows whose
-    caches are full. Without a program context each denoise pass has a cache of its own. Denoise programs are run once
-    for each pass of the chunk, decode programs once for each row, and the prompt program once for each row if its calls
-    name a row.
+    caches are full. Without a program ``context`` in the artifact, each denoise pass has a cache of its own. Denoise
+    programs are run once for each pass of the chunk, decode programs once for each row, and the prompt program once for
+    each row if its calls name a row.
     """
     passes = manifest.workload.schedule.table_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
@@ -274,7 +274,7 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
 
 
 def text_vocabulary(manifest: VideoManifest) -> int | None:
-    """Return the number of token ids that the program `text` can look up; None if it is unknown.
+    """Return the number of token ids that the program ``text`` can look up; None if the number is unknown.
 
     A token id is an index into a table that is one of the engine's inputs, so no id may exceed the longest table.
     """

@@ -1,7 +1,8 @@
 """The decoder: VAE programs that turn finished latents into video frames on the host, at the same time as the next
 chunk if the device can.
 
-Independent of torch: CUDA streams, events and pinned memory belong to the memory's lane.
+The module of decoding does not import torch. CUDA streams, events and pinned memory for decoding belong to a lane (a
+queue of work) of the memory.
 """
 
 from __future__ import annotations
@@ -123,8 +124,9 @@ class Decoder:
     def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
         """Queue the decoding of the latents that `feed` copied last, and the copies of the frames to the host.
 
-        Each chunk is decoded only once. If the decoding of another stream fails and the call is made again, streams
-        whose chunk was decoded are skipped, because their VAE caches have advanced.
+        Each chunk is decoded only once, even if `decode` is called again after an error. If the decoding of another
+        stream fails and `decode` is called again, streams whose chunk was decoded are skipped, because their VAE caches
+        have advanced.
 
         Parameters
         ----------
@@ -158,7 +160,7 @@ class Decoder:
         """Restore the VAE's caches of a stream by decoding the latents [1, C, F, h, w] of all chunks since the stream
         began.
 
-        The decoded frames of these chunks are dropped.
+        The decoded frames of the repeated chunks are dropped.
         """
         self._rows_done.discard(row)
         for number, chunk_latents in enumerate(latents):

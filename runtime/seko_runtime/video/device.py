@@ -99,7 +99,7 @@ class VideoDevice(Device):
     def prepare(self) -> None:
         """Run every program once, zero the buffers that it wrote, and capture the calls if the memory can.
 
-        These first runs load each engine's kernels, which is not permitted during a CUDA graph capture, and check the
+        The first runs load each engine's kernels, which is not permitted during a CUDA graph capture, and check the
         results of the engines.
         """
         memory = self._memory
@@ -193,10 +193,10 @@ class VideoDevice(Device):
     def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Queue the next chunk of the streams of a call, and copy its latents to the slots that keep them.
 
-        Engines for full caches may round differently from engines with a mask, and a stream's first chunk may have
-        passes of its own, so the kind of a row's launch must depend on that row alone. A call with rows of several
-        kinds is therefore as many launches of its bucket. A row has the same batch index in every launch; in the
-        launches that are not for it, the spare row takes that index.
+        Each launch has rows of one kind. Engines for full caches may round differently from engines with a mask, and a
+        stream's first chunk may have passes of its own, so the kind of a row's launch must depend on that row alone. A
+        call with rows of several kinds is therefore several launches of its bucket (call size). A row has the same
+        batch index in every launch of a call. In launches that are not for this row, the spare row takes the index.
 
         Parameters
         ----------
@@ -236,7 +236,8 @@ class VideoDevice(Device):
     ) -> ChunkCall:
         """Write the host's tensors for a launch of some or all batch indices; return the kind of the launch.
 
-        Without ``inputs`` the caller's inputs are zeros. With ``first`` the launch runs the passes of a first chunk.
+        Without ``inputs`` the inputs that callers supply are zeros in this launch. With ``first`` the launch runs the
+        passes of a stream's first chunk.
         """
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
         places = range(len(positions.rows)) if places is None else places
@@ -291,11 +292,12 @@ class VideoDevice(Device):
         """Queue the passes that write reference frames into the caches of some rows; nothing for an artifact without
         reference frames.
 
-        Reference frames form chunks in front of the stream. The last of these chunks is filled up with copies
-        (`Ring.repeats_references`), or with zeros that no stream attends to. Their passes run at the context timestep:
-        in the context pass, or, if each pass has a cache of its own, in each pass as conditioning frames. If a call
-        carries all rows, the other rows write only slots that their next chunk overwrites before it reads them. Inputs
-        that callers supply for each chunk are zeros in these passes.
+        Reference frames form chunks in front of the stream. The last chunk of reference frames is filled up with copies
+        (`Ring.repeats_references`), or with zeros that no stream attends to. The passes over reference frames run at
+        the context timestep. The passes over reference frames are the context pass or, if each pass has a cache of its
+        own, each pass with the frames as conditioning frames. If a call carries all rows of the pool, the rows without
+        new references write only slots that their next chunk overwrites before it reads them. Inputs that callers
+        supply for each chunk are zeros in the passes over reference frames.
         """
         ring, clocks = self._clocks.ring, self._clocks
         called = self._called(rows)
@@ -331,8 +333,8 @@ class VideoDevice(Device):
     def clear_cache(self, row: int) -> None:
         """Queue zeros into the part of every cache buffer that belongs to a row.
 
-        Setting valid_tokens to 0 is not enough: attention computes 0 * NaN = NaN for a masked NaN, and the keys of the
-        previous session must not remain in memory.
+        Setting the buffer valid_tokens to 0 would not be enough: attention computes 0 * NaN = NaN for a masked NaN, and
+        the keys of the previous session must not remain in memory.
         """
         for spec in self._manifest.buffers:
             if spec.device_layers:
@@ -343,7 +345,7 @@ class VideoDevice(Device):
     def tensors(self, row: int) -> dict[str, Tensor]:
         """Return views of all tensors of a stream, by name: caches, prompt, conditioning, kept chunks, decoder.
 
-        A row with the same bytes in these tensors, and the same numbers on the host, continues the same stream.
+        A row with the same bytes in these tensors, and the same numbers on the host, continues the same video stream.
         """
         own = {
             TEXT_BUFFER,

@@ -25,8 +25,8 @@ class ChunkWriter:
 
     The output file appears when the ``with`` block ends without an error. If a signal ends the block
     (`KeyboardInterrupt`) after a chunk was written, the file appears with the chunks so far, and the exception gets a
-    note that says so. After any other exception there is no new file, and an existing file is kept. A pipe gets each
-    chunk when it is written.
+    note that says so. After any other exception `ChunkWriter` leaves no new file, and an existing file is kept.
+    `ChunkWriter` writes each chunk to a pipe as soon as the chunk arrives.
 
     Parameters
     ----------
@@ -86,8 +86,8 @@ class ChunkWriter:
         """Append one chunk: frames uint8 [B, T, H, W, 3] if `takes_frames`, otherwise latents float32 [B, C, F, h,
         w].
 
-        Signals are delayed until the chunk is in the file. For a pipe signals are not delayed, because its reader may
-        be slow.
+        While a chunk is written to a file, signals are delayed. For a pipe signals are not delayed, because its reader
+        may be slow.
         """
         self._incomplete = self._output.pipe is not None
         with self._output.signals(), self._output.disk_errors():

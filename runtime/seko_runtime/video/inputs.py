@@ -29,8 +29,8 @@ class CallerInputs:
     """The manifest's inputs with the source ``caller``: their last values, for each stream of the pool.
 
     Inputs that change per chunk or pass are held on the host: the last supplied values, and the values of each kept
-    chunk, because rebuilding the KV cache needs these values again. Inputs that are set per session or prompt are in
-    buffers of `VideoDevice`.
+    chunk, from which the KV cache is rebuilt. Inputs that are set per session or prompt are in buffers of
+    `VideoDevice`.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """The video streams of a pool in this process: the host's state of each stream, and the operations that change it.
 
-Independent of torch: tensors and captured graphs belong to the memory.
+The module of these rows does not import torch, because tensors and captured graphs belong to the memory.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Make the next chunk of some streams; if the artifact makes video, also queue the decoding of these chunks.
 
         The streams advance only when their chunks have run and their decoding is queued. After an error the same call
-        gives the same bytes, because every slot that the failed attempt may have written is written again before it is
-        read.
+        of `run` gives the same bytes, because every slot that the failed attempt may have written is written again
+        before it is read.
 
         Parameters
         ----------

@@ -46,7 +46,8 @@ class Stream:
     """Layout of the video stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
 
     ``rings`` has the ring size of each layer group with a ring smaller than ``ring_frames``, by the group's name.
-    ``reference_frames`` lie in the cache before the sink, are never evicted, and are not part of the video.
+    ``reference_frames`` is the number of frames that lie in the cache before the sink, are never evicted, and are not
+    part of the video.
     """
 
     chunk_frames: Count
@@ -70,10 +71,10 @@ class Stream:
 @dataclass(frozen=True)
 class Schedule:
     """The denoise passes of a chunk, described for people and tools. Engines read timesteps and noise levels from
-    weights.
+    weights, not from this table.
 
     ``shift`` is the warp of the timesteps, if any, which a session's own ``steps`` use, too. ``first_timesteps`` and
-    ``first_sigmas`` are those of a stream's first chunk, if it has passes of its own.
+    ``first_sigmas`` are the values of a stream's first chunk, if the first chunk has passes of its own.
     """
 
     denoise_passes: Annotated[int, Within(1, MAX_PASSES)]
@@ -131,8 +132,8 @@ class Video:
 
 @dataclass(frozen=True)
 class GoldenBound:
-    """Bounds for the errors of a replayed chunk: ``latents`` and ``cache`` relative, ``video`` in pixel levels of 0 to
-    255."""
+    """Bounds for the errors of a replayed chunk. The bounds of ``latents`` and ``cache`` are relative, the bound of
+    ``video`` is in pixel levels of 0 to 255."""
 
     latents: float
     cache: Annotated[float, Mark.REQUIRED] = 0.0
@@ -196,14 +197,14 @@ class VideoManifest(Manifest):
 
     @property
     def has_context(self) -> bool:
-        """Whether each chunk ends with a context pass, which writes the KV cache. If not, each denoise pass has a cache
-        of its own."""
+        """Whether each chunk ends with a context pass, which writes the KV cache. Without a context pass, each denoise
+        pass has a cache of its own."""
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
     def shares_decoding(self) -> bool:
-        """Whether each rank (process of a GPU) decodes some pixel rows of every picture. If not, one rank decodes whole
-        pictures."""
+        """Whether each rank (process of a GPU) decodes some pixel rows of every picture. If the ranks do not share
+        decoding, one rank decodes whole pictures."""
         return any(buffer.rank_axis and buffer.role == "lane" for buffer in self.buffers)
 
 

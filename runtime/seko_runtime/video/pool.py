@@ -30,7 +30,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
     otherwise each call makes a chunk for every session.
 
     All methods of a pool, its sessions and their chunks may be called from any thread: one call runs at a time, and the
-    others wait. In a process forked from the process that opened the pool they raise a ForkedProcessError.
+    others wait. In a process forked from the process that opened the pool, the methods raise a ForkedProcessError.
 
     Parameters
     ----------
@@ -113,9 +113,9 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
     def run(self, sessions: Sequence[Session], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of several sessions in one call.
 
-        The sessions may differ in prompt, in the number of their chunk and in how full their caches are. If the
-        artifact has separate engines for full caches, a call with full and filling caches takes two launches, otherwise
-        one launch. If the call fails, no session has advanced, and the same call again gives the same bytes.
+        The sessions of a call may differ in prompt, in the number of their chunk and in how full their caches are. If
+        the artifact has separate engines for full caches, a call with full and filling caches takes two launches,
+        otherwise one launch. If the call fails, no session has advanced, and the same call again gives the same bytes.
 
         Parameters
         ----------

@@ -1,5 +1,5 @@
-"""The streams of one engine call: their seeds, frames and cache slots, the launches that they need, and the values that
-the host writes before each launch. No tensors."""
+"""The streams of one engine call: their seeds, frames and cache slots, the launches that the call needs, and the values
+that the host writes before each launch. No tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from seko_runtime.video.ring import Ring
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of the streams of an engine call. A stream's index in each sequence is its batch index.
+    """The positions of the streams of an engine call. The index of a stream in each sequence is its batch index in the
+    engine call.
 
     Parameters
     ----------
@@ -51,8 +52,8 @@ class Positions:
     def values(
         self, ring: Ring, stream: Stream, bucket: int, batch_indices: Sequence[int], spare: int
     ) -> dict[str, NDArray[np.int64]]:
-        """Return the values of the host's buffers for a launch that carries ``bucket`` rows. Batch indices that are not
-        named get the row ``spare``."""
+        """Return the values of the host's buffers for a launch that carries ``bucket`` rows. Batch indices without a
+        stream get the row ``spare``."""
         own = list(batch_indices)
 
         def filled(values: Sequence[Any] | NDArray[np.int64], empty: Any) -> NDArray[np.int64]:

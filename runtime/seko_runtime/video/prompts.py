@@ -1,5 +1,5 @@
-"""Prompts of a pool's streams: each prompt is encoded once, then copied from a bounded cache. The module `text` makes
-the token ids."""
+"""Prompts of a pool's streams: each prompt is encoded once, then copied from a bounded cache. The module
+`seko_runtime.video.text` makes token ids from prompts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class PromptKey(NamedTuple):
 
 
 class PromptCache:
-    """Cache of encoded prompts: the contents of the prompt buffers. Owners do not see each other's entries.
+    """Cache of encoded prompts: the contents of the prompt buffers. Owners (tenants) of sessions do not see each
+    other's cached prompts.
 
-    A full cache drops the least recently used entry of the owner with most entries, so that one owner's many prompts
-    do not displace another's few.
+    A full prompt cache drops the least recently used entry of the owner with most entries, so that one owner's many
+    prompts do not displace another owner's few.
 
     Parameters
     ----------

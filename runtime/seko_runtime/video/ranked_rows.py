@@ -24,7 +24,8 @@ from seko_runtime.video.schedule import rescheduled
 
 
 class RankedVideoRows(RankedRows[VideoManifest]):
-    """The video streams of a pool whose artifact has several ranks. Every call may raise a RankLostError.
+    """The video streams of a pool whose artifact has several ranks. Every method may raise a RankLostError, if the
+    process of a rank has ended or does not answer.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
         """Copy a chunk's latents to the host, and return a function that returns them.
 
-        This method waits for the copy, because the ranks' processes answer one command at a time.
+        `read_latents` waits for the copy, because the ranks' processes answer one command at a time.
         """
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
         latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]
@@ -118,7 +119,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         return self
 
     def finished(self, row: int, number: int) -> Callable[[], None]:  # noqa: ARG002 - as the decoder has it
-        """Return a function that does nothing: `video_frames` waits, in rank 0's process."""
+        """Return a function that does nothing, because `video_frames` itself waits, in rank 0's process."""
         return lambda: None
 
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:

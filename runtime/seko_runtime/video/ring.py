@@ -81,7 +81,7 @@ class Ring:
     @property
     def repeats_references(self) -> bool:
         """Whether a chunk of reference frames is filled up with copies of the frames, each equally often. Attention
-        over the filled chunk then gives the same result as attention over the frames alone.
+        over the chunk filled with copies gives the same result as attention over the reference frames alone.
         """
         references, chunk = self.reference_frames, self.chunk_frames
         return 0 < references < chunk and chunk % references == 0

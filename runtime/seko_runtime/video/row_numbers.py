@@ -64,7 +64,7 @@ def read_numbers(fields: Fields) -> RowNumbers:
 
 def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
     """Raise a SnapshotError if the saved numbers are impossible for a stream of this artifact. `RowClocks` checks the
-    frame counts."""
+    frame counts of the saved numbers."""
     most = manifest.workload.stream.chunk_frames
     if numbers.conditioning_frames > most:
         raise SnapshotError(
@@ -78,7 +78,7 @@ def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
 
 def stream_content(manifest: VideoManifest) -> str:
     """Return a SHA-256 over the weights and the layout of the stream, on which a snapshot depends. Builds of the same
-    model with other numbers of ranks or sessions have the same digest. The result is "" if the manifest has no
+    model with other numbers of ranks or sessions have the same digest. The digest is "" if the manifest has no
     hashes."""
     workload = manifest.workload
     return content_digest(manifest, [asdict(workload.stream), asdict(workload.schedule), workload.kv.scheme])

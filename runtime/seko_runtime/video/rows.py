@@ -57,7 +57,7 @@ class Beginning:
 
 
 class VideoRows(Rows[Inputs | None, Chunk], Protocol):
-    """The interface of a pool's rows with video streams: `Rows` whose results are chunks."""
+    """The interface of a pool's rows with video streams, which is `Rows` with chunks as results."""
 
     @property
     def manifest(self) -> VideoManifest:

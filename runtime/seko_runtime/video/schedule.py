@@ -1,4 +1,5 @@
-"""Timesteps and noise levels of a chunk's passes, as tables. Exporter and sessions share the formulas. Numpy only."""
+"""Timesteps and noise levels of a chunk's passes, as tables. The exporter and sessions of the runtime share the
+formulas of this module. Numpy only."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ OF_TIMES = "of_times."
 
 
 def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float, ...]:
-    """Return the descending timesteps of the denoise passes: ``1000 * shift*s / (1 + (shift-1)*s)`` for ``s = step /
-    1000``.
+    """Return the descending timesteps of the denoise passes, which are ``1000 * shift*s / (1 + (shift-1)*s)`` for ``s =
+    step / 1000``.
 
     Parameters
     ----------
@@ -71,12 +72,12 @@ class Passes:
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Noise level before each pass."""
+        """Noise level before each denoise pass."""
         return tuple(self.sigmas or sigmas_of(self.timesteps))
 
     @property
     def next_levels(self) -> tuple[float, ...]:
-        """Noise level after each pass; 0 after the last one."""
+        """Noise level after each denoise pass; 0 after the last pass."""
         return (*(self.renoise_sigmas or self.levels[1:]), 0.0)
 
     def check(self) -> None:
@@ -122,10 +123,11 @@ def schedule_tables(
     Returns
     -------
     dict of str to numpy.ndarray
-        ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, of
-        which the ``sigma_next`` of a chunk's last pass is 0; ``schedule.draw`` [P, 1] int64, the number of the noise
-        that a pass adds; ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32. With the sampler
-        `UNIPC` also ``schedule.solver`` [P, 8] float32, of `unipc_weights`.
+        The tables by name. ``schedule.timestep`` is [P+1, B, F] float32. ``schedule.sigma`` and ``schedule.sigma_next``
+        are [P, 1] float32; the ``sigma_next`` of a chunk's last pass is 0. ``schedule.draw`` [P, 1] int64 is the number
+        of the noise that a pass adds, and ``schedule.first_draw`` [1] int64 that of the first noise.
+        ``schedule.context_timestep`` is [1] float32. With the sampler `UNIPC` there is also ``schedule.solver`` [P, 8]
+        float32, of `unipc_weights`.
 
     Raises
     ------
@@ -175,11 +177,10 @@ def unipc_weights(sigmas: Sequence[float]) -> NDArray[np.float64]:
     """Return the weights of UniPC's sums, of order 2 in the form bh2, [P, 8].
 
     UniPC (arXiv 2302.04867) predicts clean latents and integrates exactly in the logarithm of the signal-to-noise
-    ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i first corrects the latents x that it was given,
-    then predicts the next ones. Each result is a sum, because noise levels alone determine the weights:
-
-    - corrected = w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]
-    - next = w5*corrected + w6*clean[i] + w7*clean[i-1]
+    ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i of UniPC first corrects the latents x that it was
+    given, then predicts the next latents. Each result is a sum, because noise levels alone determine the weights. The
+    corrected latents are ``w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]``.
+    The next latents are ``w5*corrected + w6*clean[i] + w7*clean[i-1]``.
 
     The first pass corrects nothing, and the first and the last predict with order 1.
 
@@ -245,7 +246,7 @@ def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
 def rescheduled(
     manifest: VideoManifest, steps: int | None, shift: float | None
 ) -> tuple[VideoManifest, dict[str, NDArray[np.generic]]]:
-    """Return a manifest with another number of denoise passes, and the tables that replace the weights of the same
+    """Return a manifest with another number of denoise passes, and the tables that replace the weights with the same
     names.
 
     Parameters
@@ -253,7 +254,7 @@ def rescheduled(
     manifest : VideoManifest
         The artifact's manifest.
     steps : int or None
-        Denoise passes; default: the artifact's. Passes of the first chunk alone stay.
+        Number of denoise passes; default: the artifact's number. Passes that only the first chunk has stay the same.
     shift : float or None
         Warp of the timesteps (see `warped_timesteps`); default: the warp that the artifact was built with.
 

@@ -20,7 +20,7 @@ from seko_runtime.video.video_stream import QueuedChunks, VideoStream
 
 
 class SharedStreams(SharedRows, Protocol):
-    """The interface of a pool, as far as a session uses it."""
+    """The interface of a pool, as far as a session uses the pool."""
 
     _rows: VideoRows
 
@@ -219,11 +219,11 @@ class Session(RowSession):
     def cut(self, *, frames: int = 8) -> None:
         """Begin another scene with the next chunk, as LongLive-2 does at a cut.
 
-        The positions that RoPE counts jump by ``frames`` before the chunk, and noise is drawn for the new positions.
-        The cache keeps the chunk, beside the sink, until the next cut; otherwise its oldest chunks are evicted.
-        Usually `set_prompt` gives the new scene its sentence. Afterwards the session refuses ``recache``, and `rewind`
-        cannot go back. An artifact with ``--window-positions`` counts the frames in its cache, so its positions do not
-        jump.
+        The positions that RoPE counts jump by ``frames`` before the next chunk, and noise is drawn for the new
+        positions. The cache keeps the next chunk, beside the sink, until the next cut; without a cut, the oldest chunks
+        are evicted. Usually `set_prompt` gives the new scene its sentence. After a cut the session refuses ``recache``,
+        and `rewind` cannot go back. An artifact with ``--window-positions`` counts the frames in its cache, so its
+        positions do not jump.
 
         Parameters
         ----------
@@ -245,12 +245,13 @@ class Session(RowSession):
             self._pool._rows.cut(row, frames)
 
     def rewind(self, chunk: int) -> None:
-        """Go back to the state before a chunk was made: the next chunk replaces it, with the same noise.
+        """Go back to the state before a chunk was made. The next chunk that the session makes replaces this chunk, with
+        the same noise.
 
-        KV cache, inputs of the chunks, the VAE's caches and the voice are restored. Prompt and inputs per session keep
-        their present values. Until the cache evicts its first frame, any chunk can be reached. Afterwards only the last
-        chunk can be reached; and none if a chunk failed, a prompt rebuilt the cache, or video is decoded and not all
-        chunks are kept any more.
+        `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the voice. The prompt and inputs
+        per session keep their present values after `rewind`. Until the cache evicts its first frame, `rewind` can reach
+        any chunk. After the first eviction `rewind` can reach only the last chunk. `rewind` can reach no chunk if a
+        chunk failed, a prompt rebuilt the cache, or video is decoded and not all chunks are kept any more.
 
         Parameters
         ----------
@@ -272,9 +273,9 @@ class Session(RowSession):
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
         """Append audio samples to the session's voice, which later chunks use.
 
-        A chunk can be made as soon as its samples, which `audio_needed` names, were pushed. `restart` drops all
-        samples and a pause keeps them. A snapshot does not contain samples: after restoring it, push them again from
-        the number that `audio_needed` returns.
+        A chunk can be made as soon as its audio samples were pushed; `audio_needed` returns which samples it uses.
+        `restart` drops all audio samples, and a pause keeps them. A snapshot does not contain audio samples. After
+        restoring a snapshot, push the samples again from the number that `audio_needed` returns.
 
         Parameters
         ----------
@@ -297,8 +298,8 @@ class Session(RowSession):
             self._pool._rows.push_audio([self._running_row()], samples, at, last=last)
 
     def audio_needed(self) -> tuple[int, int]:
-        """Return the range of voice samples that the next chunk uses: number of the first, and number of the last
-        plus 1.
+        """Return the range of voice samples that the next chunk uses, as the number of the first sample and the number
+        of the last sample plus 1.
 
         Raises
         ------

@@ -65,7 +65,8 @@ def open_sink(
     video: Video | None,
     sound: NDArray[np.float32] | None = None,
 ) -> Sink:
-    """Return the writer of one of the formats `FORMS` to an open file, which the caller closes. Only mp4 has sound."""
+    """Return the writer of one of the formats `FORMS` to an open file, which the caller closes. Only the format mp4 has
+    sound."""
     if form == "npy":
         return NpySink(file, stream, rows, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)
@@ -120,7 +121,7 @@ class NpySink:
 
 
 class Y4mSink:
-    """Writer of YUV4MPEG2 files, 4:4:4, full range."""
+    """Writer of uncompressed YUV4MPEG2 (.y4m) video files, 4:4:4, full range."""
 
     def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
         self._file = file

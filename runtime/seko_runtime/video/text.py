@@ -21,7 +21,7 @@ NO_TEXT_ENCODER = "this artifact has no text encoder; give the embeddings of one
 
 
 class PromptIds:
-    """Token ids of prompts, in the form that an artifact's text encoder takes.
+    """Makes the token ids of prompts, as an artifact's text encoder takes them.
 
     Parameters
     ----------
@@ -39,7 +39,8 @@ class PromptIds:
         self._tokenizer: Any = None
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return the token ids of a cleaned prompt, int64 [1, tokens]: padded, or cut with its last id kept.
+        """Return the token ids of a cleaned prompt, int64 [1, tokens]. A short prompt is padded; a long prompt is cut,
+        keeping its last id.
 
         Raises
         ------
@@ -69,13 +70,15 @@ class PromptIds:
         return out
 
     def length(self, cleaned: str) -> int:
-        """Return the number of tokens of a cleaned prompt before it is cut; raises the errors of `ids`."""
+        """Return the number of tokens of a cleaned prompt before it is cut; the method raises the same errors as
+        `ids`."""
         return len(self._encoded(cleaned).ids)
 
     def unknown_words(self, cleaned: str) -> list[str]:
         """Return the words of a cleaned prompt that contain unknown tokens, each once.
 
-        The result is None if the tokenizer has no token for unknown words. Raises the same errors as `ids`.
+        The result of `unknown_words` is None if the tokenizer has no token for unknown words. `unknown_words` raises
+        the same errors as `ids`.
         """
         encoded = self._encoded(cleaned)
         unknown = self._unknown_id()
@@ -116,7 +119,8 @@ def _word_at(text: str, begin: int, end: int) -> str:
 
 
 def clean_prompt(prompt: str) -> str:
-    """Clean a prompt as in the models' training: HTML unescaped twice, white space collapsed, ends stripped.
+    """Clean a prompt as in the models' training, so that the result has HTML unescaped twice, white space collapsed,
+    and both ends stripped.
 
     No error message quotes a prompt: prompts are private, and error messages end up in logs.
 

@@ -20,8 +20,8 @@ _ENDED: Any = object()
 class QueuedChunks(deque[Chunk]):
     """Chunks of a session that `Session.stream` has queued and not yielded yet.
 
-    The lock ``turn`` is held while the session's next chunk is made and read. Each session has its own lock, so that
-    other sessions of the pool run while this session waits for frames or inputs.
+    The lock ``turn`` of a session is held while the session's next chunk is made and read. Each session has a lock of
+    its own, so that other sessions of the pool run while this session waits for frames or inputs.
     """
 
     def __init__(self) -> None:

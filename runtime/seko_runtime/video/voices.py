@@ -42,7 +42,8 @@ class Voices:
         return self._windows
 
     def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:
-        """Append audio samples to the voices of some streams; after an error no voice has changed. See `Voice.push`."""
+        """Append audio samples to the voices of some streams; after an error no voice has changed. The method uses
+        `Voice.push` for each stream."""
         windows = self.windows
         voices = {row: self._of_row.get(row) or Voice(windows) for row in rows}
         checked = {row: voice.check_push(samples, at) for row, voice in voices.items()}

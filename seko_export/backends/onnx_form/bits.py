@@ -1,9 +1,9 @@
-"""The bits of float32 numbers, computed by arithmetic. In ONNX the functions replace ``x.view(torch.int32)`` and its
-inverse.
+"""Functions that compute the bits of float32 numbers by arithmetic, for ONNX. In an ONNX model the functions replace
+``x.view(torch.int32)`` and its inverse.
 
-The references of the quantised formats read and build floats by their bits. ONNX has an op for that only from opset
-26 on (BitCast), and few runtimes support it. Every step here is exact: comparisons, products with powers of two,
-integers.
+The references of the quantised formats read and build floats by their bits. ONNX has an op that reinterprets bits
+(BitCast) only from opset 26 on, and few runtimes support it. Every step of this computation is exact: comparisons,
+products with powers of two, and operations on integers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HALVINGS = (64, 32, 16, 8, 4, 2, 1)
 def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x.view(dtype)`` for float32 and int32; NotImplementedError for any other pair.
 
-    The function is used instead of ``aten.view.dtype`` when a graph is decomposed.
+    `view_as` is used instead of ``aten.view.dtype`` when a graph is decomposed.
     """
     if x.dtype == dtype:
         return x
@@ -35,7 +35,7 @@ def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 def bits_of_float(x: Tensor) -> Tensor:
     """Return the bits of float32 numbers as int32; `x` must hold no NaN.
 
-    The exponent is found by bisection, in steps of 64, 32, ... 1.
+    The exponent of a float is found by bisection, in steps of 64, 32, ... 1.
     """
     magnitude = x.abs()
     mantissa = magnitude  # in [1, 2) at the end, except for zero, subnormals and infinity

@@ -1,7 +1,8 @@
 """Constant folding of a traced graph in torch, and a check for constants that ONNX would round.
 
 Torch's ONNX exporter stores a Python number as float32 even where the number is multiplied with float64. With torch
-2.13 that changed the ninth digit of the time embedding's frequencies, an error of 4e-6 in an angle at time 1000.
+2.13 this rounding changed the ninth digit of the time embedding's frequencies, an error of 4e-6 in an angle at time
+1000.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Checks of a finished ONNX model: ONNX's own rules, known shapes, versions of ops, no names without a value."""
+"""Checks of a finished ONNX model, which are ONNX's own rules, known shapes, versions of ops, no names without a
+value."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def check_shapes(model: ModelProto) -> None:
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield the nodes of an ONNX graph and of its functions. These graphs contain no nested graphs."""
+    """Yield the nodes of an ONNX graph and of its functions. The graphs of the exporter contain no nested graphs."""
     yield from model.graph.node
     for function in model.functions:
         yield from function.node

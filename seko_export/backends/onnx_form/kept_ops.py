@@ -1,8 +1,8 @@
 """Ops that remain one node in the ONNX form of an engine: their names, shapes and bodies.
 
-A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that
-name. A function's body is traced from the reference in `seko_kernels` or from the sampler; attention is written out.
-If a number format changes, this module changes only where the tensors of an op change.
+A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that name.
+A function's body is traced from the reference in `seko_kernels` or from the sampler. The body of attention is written
+out in standard ops. If a number format changes, `kept_ops` changes only where the tensors of an op change.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class KeptOps:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """Keep one call of torch's attention as a node: ``attention`` with a bias, ``full_attention`` without a
-        bias."""
+        """Keep one call of torch's attention as a node, which is called ``attention`` with a bias, and
+        ``full_attention`` without a bias."""
         tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"bias": attn_mask})
         name = "full_attention" if attn_mask is None else "attention"
         results = {"y": ((*q.shape[:-1], v.shape[-1]), q.dtype)}
@@ -236,8 +236,8 @@ def nvfp4_write(
 def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, with zeros where that op writes nothing.
 
-    The function takes the arguments of the op, without the scratch buffer and with the tensors of the rotation. The
-    op has no ONNX form: only TensorRT plans use it, as a function without a body.
+    The function takes the arguments of the op, without the scratch buffer and with the tensors of the rotation. The op
+    `fp8_expand` has no ONNX form: only TensorRT plans use it, as a function without a body.
     """
     by_name = dict(zip(_PAST, tensors, strict=True))
     rotation = scratch.KeyRotation(*(by_name.pop(name) for name in scratch.KeyRotation._fields))
@@ -260,8 +260,8 @@ def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """Return softmax(q k^T * scale + bias) v; q [B, H, T, D], k and v [B, H, N, D], bias [B, 1 or H, 1 or T, N].
 
-    The computation is written in standard ops, because most runtimes lack ONNX's Attention op, and onnxruntime 1.31
-    refuses a bias with one row.
+    Attention is written in standard ops, because most runtimes lack ONNX's Attention op, and onnxruntime 1.31 refuses a
+    bias with one row.
     """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ v

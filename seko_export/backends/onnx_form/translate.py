@@ -178,7 +178,8 @@ def forget_sources(model: ModelProto) -> None:
 def rename_values(model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Name the inputs and outputs of a graph, and give every other value a name that no input or output can have.
 
-    The exporter's own option ``output_names`` may give an output the name of an inner value (torch 2.13).
+    The option ``output_names`` of torch's exporter is not used, because it may give an output the name of an inner
+    value (torch 2.13).
     """
     graph = model.graph
     names = {old.name: new for old, new in zip(graph.input, inputs, strict=True)}

@@ -1,1 +1,2 @@
-"""TensorRT plans, made from the ONNX form of engines: Seko's functions become plugins, TensorRT compiles the rest."""
+"""TensorRT plans, made from the ONNX form of engines. In a plan Seko's functions become plugins, and TensorRT compiles
+the rest."""

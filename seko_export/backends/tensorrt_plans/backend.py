@@ -1,6 +1,6 @@
 """The backends ``tensorrt`` and ``tensorrt-rtx``: engines as plans, built by one of TensorRT's two libraries.
 
-ONNX forms are made in parallel, then plans one after another.
+ONNX forms of engines are made in parallel, then plans one after another.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def check_can_build(library: TensorRt) -> None:
 def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
     """Translate one engine to the ONNX form from which its TensorRT plan is built.
 
-    Functions that Seko's kernels or TensorRT's attention replace get no bodies, because making the bodies would take
-    minutes.
+    In the form, functions that Seko's kernels or TensorRT's attention replace get no bodies, because making the bodies
+    would take minutes.
     """
     path.write_bytes(form_of(piece).SerializeToString(deterministic=True))
 

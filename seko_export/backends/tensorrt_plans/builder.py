@@ -1,5 +1,5 @@
-"""Building of a TensorRT plan from an ONNX form: parse, check, configure, build. Only this module calls TensorRT's
-builder."""
+"""Building of a TensorRT plan from an ONNX form: parse, check, configure, build. Only this module of the exporter calls
+TensorRT's builder."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def configure(
 ) -> trt.ITimingCache | None:
     """Set the options in which the two builders differ; return the timing cache, if there is one.
 
-    A library with `targets` builds for named GPUs and measures nothing. The other library makes plans for the lean
-    runtime, without native code in them, and keeps its measured times.
+    A TensorRT library with `targets` builds for named GPUs and measures nothing. A TensorRT library without `targets`
+    makes plans for the lean runtime, without native code in them, and keeps its measured times.
     """
     if library.targets:
         rtx: Any = config  # TensorRT's own type stubs

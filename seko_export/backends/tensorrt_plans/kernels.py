@@ -1,4 +1,4 @@
-"""Seko's kernels in the form of a TensorRT plan: PTX, launch and aliases of a kernel become fields of the C++
+"""Seko's kernels as parts of a TensorRT plan. The PTX, launch and aliases of a kernel become fields of the C++
 plugin."""
 
 from __future__ import annotations

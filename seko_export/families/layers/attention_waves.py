@@ -39,7 +39,7 @@ def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: i
 def cut_attention(q: Tensor, k: Tensor, v: Tensor, waves: Waves) -> Tensor:
     """Return softmax(q k^T / sqrt(D)) v as [B, T, H, D]; q [B, T, H, D], k and v [B, N, H, D].
 
-    Each part is rounded to q's dtype, and the parts are summed in float32.
+    Each part of the split attention is rounded to q's dtype, and the parts are summed in float32.
     """
     rest = queries_in_parts(q.narrow(1, waves.whole, q.shape[1] - waves.whole), waves.splits)
     parts, lse = attention_with_lse(rest, keys_in_parts(k, waves.splits), keys_in_parts(v, waves.splits))

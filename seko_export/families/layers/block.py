@@ -1,7 +1,8 @@
 """One transformer layer of the causal DiT in plain torch: self-attention over the KV cache and the chunk,
 cross-attention to the text, feed-forward.
 
-Shapes use the letters that `causal_dit` defines: B rows, T tokens, d width, H heads, D channels of a head.
+Letters in shapes are those of `causal_dit`, where B is the number of rows, T of tokens, H of heads, D of channels of a
+head; d is the width.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class BlockWeights(Ranked):
         self.after_attention, self.tail, self.beside_text = after_attention, tail, beside_text
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Split the last axis into heads: [..., d] becomes [..., H, D]."""
+        """Split the last axis into heads, so that [..., d] becomes [..., H, D]."""
         return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
 
     def cross_attend(
@@ -83,8 +84,8 @@ class BlockWeights(Ranked):
         """Return the cross-attention of q [B, T, H, D] to the text, plus the cross-attention to the keys and values
         that `beside_text` names, as [B, T, d].
 
-        Keys and values are [B, N, H, D] for N tokens. With ``rows`` [B] keys and values have an entry for each pool
-        row, from which the call's rows are selected.
+        The keys and values of cross-attention are [B, N, H, D] for N tokens. With ``rows`` [B] keys and values have an
+        entry for each pool row, from which the call's rows are selected.
         """
         pairs = [(text_k, text_v)]
         if self.beside_text:
@@ -99,14 +100,14 @@ class BlockWeights(Ranked):
 class Block(BlockWeights):
     """One transformer layer: self-attention over the cache, cross-attention to the text, feed-forward.
 
-    The layer is written in plain torch; `fused_block.FusedBlock` is the same layer with Seko's own kernels.
+    `Block` is written in plain torch; `fused_block.FusedBlock` is the same layer with Seko's own kernels.
 
     Parameters
     ----------
     masked : bool
         If True, attention sees only the first ``valid_tokens`` tokens of each row's cache, for caches that are still
-        filling. If False, attention sees the whole cache without a bias, for full caches; measured on an H200, a bias
-        costs cuDNN's attention half of its speed (docs/adr/0002).
+        filling. If False, attention sees the whole cache without a bias, for full caches. On an H200 a bias takes half
+        of the speed of cuDNN's attention (docs/adr/0002).
     """
 
     def __init__(
@@ -238,7 +239,8 @@ class Block(BlockWeights):
 
 
 class SelfAttentionWeights(nn.Module):
-    """Weights of self-attention. The matrices of q, k and v are joined to one, whose matmul uses the GPU better."""
+    """Weights of self-attention. The matrices of q, k and v are joined to one matrix, whose product uses the GPU
+    better."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()

@@ -6,9 +6,10 @@ once for each prompt. Every size comes from a frozen config and every position i
 a whole stream, and rows of a batch may be at different chunks. The sampler is in `sampler.py`; `seko_kernels` defines
 the formats of quantised caches.
 
-Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, N tokens of the cache, d width, H
-heads, D channels of a head. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Self-Forcing (arXiv 2506.08009).
-Matmuls run in the weights' dtype; norms, modulation, RoPE, time embedding and head run in float32.
+In shapes B is the number of rows, F of latent frames of the chunk, n of tokens of a latent frame, N of tokens
+of the cache, H of heads, D of channels of a head. T is F*n, and d is the width. The maths of the transformer is from
+Wan 2.1 (arXiv 2503.20314) and Self-Forcing (arXiv 2506.08009). Matmuls of the transformer run in the weights' dtype;
+norms, modulation, RoPE, time embedding and head run in float32.
 """
 
 from __future__ import annotations

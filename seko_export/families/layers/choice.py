@@ -88,8 +88,8 @@ class PromptModule(FamilyModule):
     """A module of a model family that runs once per prompt, after the text's keys and values; in a pool it runs for one
     row at a time.
 
-    The module takes inputs per prompt, and in a pool its tensors have no row axis. Layers get its outputs for all
-    rows of the pool.
+    A prompt module takes inputs per prompt, and in a pool its tensors have no row axis. Layers get the outputs of a
+    prompt module for all rows of the pool.
     """
 
 

@@ -1,12 +1,12 @@
 """One transformer layer with Seko's own kernels: the layer of `block.Block` in fewer launches, optionally with fp8
 attention.
 
-`RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and
-rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch
-(keys int8, values fp8), and one kernel attends to this scratch and to the chunk's own unquantised keys and values
-(docs/adr/0004). The scratch lives for one call, so all layers share its memory. With a resident window,
-`past_window.WindowExpand` expands the cached frames once a chunk instead. Attention reads the number of filled tokens
-on the device, so full and filling rows share an engine.
+`RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and rounds
+exactly as `Block` does. `FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch (keys int8,
+values fp8), and one kernel attends to this scratch and to the chunk's own unquantised keys and values (docs/adr/0004).
+The 8-bit scratch lives for one call, so all layers share its memory. With a resident window, `past_window.WindowExpand`
+expands the cached frames once a chunk, not in every pass. Attention reads the number of filled tokens on the device, so
+full and filling rows share an engine.
 
 Shapes use the letters that `causal_dit` defines. Without a GPU each op runs its reference in plain torch.
 """
@@ -38,8 +38,8 @@ SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
 
 
 class Fp8Linear(nn.Module):
-    """Weights of an fp8 matmul: e4m3 with a scale for each output channel. The matmul's input is already quantised by
-    row.
+    """Weights of an fp8 matmul: e4m3 with a scale for each output channel. The input of the fp8 matmul is already
+    quantised by row.
     """
 
     def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
@@ -154,8 +154,8 @@ class FusedLayer(BlockWeights):
     ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; if ``token_index`` is passed, also write this layer's K and V.
 
-        ``hidden`` does not include the previous layer's FFN output ``update``; this method adds the output's gated
-        residual to ``hidden``, fused with the norm.
+        ``hidden`` does not include the previous layer's FFN output ``update``. `FusedLayer` adds the gated residual of
+        ``update`` to ``hidden``, fused with the norm.
 
         Parameters
         ----------
@@ -288,8 +288,8 @@ class FusedBlock(FusedLayer):
     Parameters
     ----------
     writes : bool
-        Whether the layer writes its keys and values to the cache. Only layers of the context pass do, since nothing
-        would read the keys and values of a denoise pass.
+        Whether the layer writes its keys and values to the cache. Only layers of the context pass write them, since
+        nothing would read the keys and values of a denoise pass.
     fp8 : bool
         Whether the layer's matmuls are fp8; see `FusedLayer`.
     """
@@ -437,8 +437,8 @@ class KeysAndValues(Ranked):
         sin: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Write this layer's keys and values to the cache. The parameters have the meaning of `FusedLayer.forward`'s;
-        ``cos`` and ``sin`` are passed only if keys are stored after RoPE.
+        """Write this layer's keys and values to the cache. The parameters have the same meaning as those of
+        `FusedLayer.forward`. The tables ``cos`` and ``sin`` are passed only if keys are stored after RoPE.
         """
         m, dtype = self.model, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
@@ -481,8 +481,8 @@ class LastUpdate(nn.Module):
         self.modulation, self.ops = nn.Parameter(torch.empty(1, 6, model.dim)), LayerOps()
 
     def forward(self, hidden: Tensor, update: Tensor, modulation: Tensor) -> Tensor:
-        """Return the hidden state [B, T, d] after the last layer. The parameters have the meaning of
-        `FusedLayer.forward`'s."""
+        """Return the hidden state [B, T, d] after the last layer. The parameters have the same meaning as those of
+        `FusedLayer.forward`."""
         return self.ops.gated_residual(
             hidden, update, Modulation(modulation, self.modulation.squeeze(0)), GATE_2
         )

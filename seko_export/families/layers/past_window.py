@@ -1,8 +1,8 @@
 """Cached keys and values of a layer, expanded from FP4 to 8 bits for fp8 attention: in each pass, or once a chunk (a
 resident window).
 
-Cached frames are the same in all passes of a chunk, so one expansion (the resident window) serves all passes. The
-window holds the rows of the current call; the next chunk fills it again.
+Cached frames are the same in all passes of a chunk, so one expansion to 8 bits (the resident window) serves all passes.
+The resident window holds the rows of the current call; the next chunk fills it again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from seko_kernels.scratch import KeyRotation, scratch_shapes
 
 
 class PastWindow(NamedTuple):
-    """Cached keys and values in the layout that the kernel `attention_fp8` reads: P tokens for each row, with scales
-    and values padded to whole tiles.
+    """Cached keys and values in the layout that the kernel `attention_fp8` reads, with P tokens for each row, with
+    scales and values padded to whole tiles.
 
-    Keys ``k`` [B, P, H, D] int8 with a scale for each tile ``k_scale`` [B, H, tiles] float32; values ``v`` [B, H, D,
-    columns] e4m3.
+    Keys ``k`` are [B, P, H, D] int8 with a scale for each tile, ``k_scale`` [B, H, tiles] float32. Values ``v`` are [B,
+    H, D, columns] e4m3.
     """
 
     k: Tensor
@@ -113,7 +113,7 @@ class WindowExpand(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Fill the resident window ``window`` in place. The parameters have the meaning of those of
+        """Fill the resident window ``window`` in place. The parameters have the same meaning as those of
         `fused_block.FusedLayer.forward`.
         """
         if rows is not None:

@@ -1,7 +1,8 @@
 """All engines, programs and buffers of a video build.
 
-The buffer table, the signatures of engines and the programs, on which exporter and runtime must agree, are made here
-from the configuration and written to the manifest as data. The module `media.pieces` adds the text encoder and the VAE.
+The buffer table, the signatures of engines and the programs are made here from the configuration and written to the
+manifest as data, because exporter and runtime must agree on them. The module `media.pieces` adds the text encoder and
+the VAE.
 """
 
 from __future__ import annotations

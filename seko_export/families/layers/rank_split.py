@@ -2,21 +2,22 @@
 inside it (Ulysses, arXiv 2309.14509).
 
 A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens, so that tensors with an
-entry for each frame are the same on all ranks, and an equal share of the heads, in order. The collectives are
-functional, which `torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same
-engines: a tensor with the rank's number selects the rank's tokens.
+entry for each frame are the same on all ranks, and an equal share of the heads, in order. The collectives between ranks
+are functional, so that `torch.export` traces them. Engines find the ranks' process group by the name `CALL_GROUP`. All
+ranks run the same engines: a tensor with the rank's number selects the tokens of the rank.
 
-Inside attention tokens are in the order of ranks: all tokens of rank 0, then all of rank 1, and so on. This is the
-order after the all-to-all, and attention does not depend on the order. `as_exchanged` reorders the indices of the
-tokens in the cache accordingly.
+Inside attention tokens are in the order of ranks: all tokens of rank 0, then all of rank 1, and so on. The order by
+rank is the order after the all-to-all, and attention does not depend on the order of tokens. `as_exchanged` puts the
+indices of the tokens in the cache into the order of the ranks.
 
-If the number of tokens in a latent frame is no multiple of the number of ranks, each frame is padded with zero
-tokens, which the last ranks get. Layers compute on padding as on tokens, since no op outside attention mixes tokens.
-`to_heads` and `every_token` remove the padding, and `to_tokens` adds zeros again: attention, caches and velocities
-have the chunk's tokens only. Removing the padding is a copy, which also puts the tokens in the chunk's own order.
+If the number of tokens in a latent frame is no multiple of the number of ranks, each frame is padded with zero tokens,
+which the last ranks get. Layers compute on padding as on tokens, since no op outside attention mixes tokens. `to_heads`
+and `every_token` remove the padding, and `to_tokens` adds zeros again. Attention, caches and velocities therefore have
+the chunk's tokens only. Removing the padding is a copy, which also puts the tokens into the chunk's own order.
 
-Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels. n/R is
-rounded up, and T/R means F times the rounded n/R: the tokens of a rank, with padding.
+In shapes B is the number of rows, F of latent frames of the chunk, n of tokens of a latent frame, R of ranks, H
+of heads, D of channels. T is F*n. The quotient n/R is rounded up, and T/R means F times the rounded n/R, which is the
+number of a rank's tokens with padding.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RankSplit:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in a chunk that belong to one rank: T/R."""
+        """Number of tokens in a chunk that belong to one rank, with padding, which is T/R."""
         return self.chunk_frames * self.share
 
     def own_tokens(self, x: Tensor, rank: Tensor) -> Tensor:
@@ -92,9 +93,9 @@ class RankSplit:
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Exchange tensors in one all-to-all, so that each rank gets its own heads of all tokens.
 
-        Parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
-        the results are strided views of the received tensor. The sent tensor is written once, in the order of
-        sending.
+        The parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
+        the results of the exchange are strided views of the received tensor. The tensor that is sent is written once,
+        in the order of sending.
         """
         shares = [part.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for part in parts]
         x = self._exchanged(torch.stack(shares, dim=3))  # [R, B, T/R, P, H/R, D], axis 0: whose tokens

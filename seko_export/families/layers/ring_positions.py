@@ -1,8 +1,8 @@
-"""Positions of a chunk's tokens in the KV cache, and rotary tables for the cached keys. This module computes no keys or
-values.
+"""Positions of a chunk's tokens in the KV cache, and rotary tables for the cached keys. The positions of tokens are
+computed without keys or values.
 
-Shapes: B rows of a call, F latent frames of the chunk, n tokens of a latent frame, T = F*n, N tokens of a row's
-cache.
+In shapes B is the number of rows of a call, F of latent frames of the chunk, n of tokens of a latent frame, N
+of tokens of a row's cache. T is F*n.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RingPositions(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the result of `chunk_positions` for one rank, see `of_rank`. Cosines and sines are included only if
+        """Return the result of `chunk_positions` for one rank, see `of_rank`. The result has cosines and sines only if
         RoPE positions count from the oldest cached frame.
         """
         whole = chunk_positions(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
@@ -125,10 +125,10 @@ def window_positions(
     """Return [B, slots] int64: for each cache slot the number of cached frames that are older than the frame in that
     slot.
 
-    Frames of the sink are the oldest and get positions from 0 on; the others follow by age, independent of their
-    slots. Empty slots (from ``valid_frames`` [B] on) are not counted, and neither are copies of reference frames,
-    which fill up the chunk of references after the first ``references`` slots. If ``apart`` is true, reference frames
-    are not counted either, and have position 0.
+    Frames of the sink are the oldest and get positions from 0 on. The other frames follow by age, independent of their
+    slots. Empty slots (from ``valid_frames`` [B] on) are not counted, and neither are copies of reference frames, which
+    fill up the chunk of references after the first ``references`` slots. If ``apart`` is true, reference frames are not
+    counted, and have position 0.
     """
     slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
     there = slots < valid_frames[:, None]  # [B, slots]

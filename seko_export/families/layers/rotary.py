@@ -1,7 +1,7 @@
 """RoPE over time, height and width: angles, and tables for a chunk and for the cached keys.
 
-Wan 2.1 (arXiv 2503.20314). Shapes: B rows, F latent frames, n tokens of a latent frame, T = F*n, D channels of a
-head.
+The rotary embedding (RoPE) is that of Wan 2.1 (arXiv 2503.20314). In shapes B is the number of rows, F of
+latent frames, n of tokens of a latent frame, D of channels of a head. T is F*n.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
     the cached frames.
 
     Time, height and width rotate different channel pairs, so a table by slot (time) and a table by patch (height,
-    width) are enough. Both tables stay in a GPU's L2 cache; a single table as long as the KV cache would be read from
-    memory by each layer.
+    width) are enough. Both rotary tables stay in a GPU's L2 cache. A single table as long as the KV cache would be read
+    from memory by each layer.
 
     Parameters
     ----------
@@ -74,8 +74,8 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
 
 
 def side_channels(model: ModelConfig) -> int:
-    """Return the number of a head's channels that height rotates, and also width. Time rotates the remaining channels,
-    which come first.
+    """Return the number of a head's channels that height rotates, and also width. Time rotates the channels that
+    remain, which come first in a head.
     """
     return 2 * (model.head_dim // 6)
 

@@ -1,7 +1,7 @@
 """The few-step sampler as two engines, with a counter-based random generator inside them.
 
 Noise depends only on seed, absolute latent frame and number of the draw, and not on other rows or on a state that a
-failed chunk could advance. A chunk that is run twice therefore gives the same bytes.
+failed chunk could advance. A chunk that is run twice therefore gets the same noise and gives the same bytes.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Noise(nn.Module):
 class Advance(nn.Module):
     """One flow-matching sampler step with fresh noise, as in Self-Forcing.
 
-    ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. In the last pass sigma' is 0, which leaves clean
-    latents. Conditioning frames are not changed.
+    The step computes ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. In the last pass the noise level
+    sigma' is 0, which leaves clean latents. The sampler does not change conditioning frames.
 
     Attributes
     ----------
@@ -121,9 +121,9 @@ class Advance(nn.Module):
 
 
 class EulerAdvance(nn.Module):
-    """One step of Euler's method without fresh noise: ``x + (sigma' - sigma)*v``, as in LightX2V.
+    """One step of Euler's method without fresh noise, which computes ``x + (sigma' - sigma)*v``, as in LightX2V.
 
-    Conditioning frames are not changed. The attributes have the meaning of those of `Advance`.
+    The sampler does not change conditioning frames. The attributes have the meaning of those of `Advance`.
     """
 
     draws, rounded, kept = False, False, 0
@@ -156,8 +156,8 @@ class RoundedEulerAdvance(EulerAdvance):
 class UniPcAdvance(nn.Module):
     """One step of UniPC of order 2 in the form bh2, as in Wan's scheduler; `unipc_weights` documents the sums.
 
-    Conditioning frames are not changed. The attributes have the meaning of `Advance`'s; ``kept`` is the number of
-    tensors that a step keeps for the next one.
+    The sampler does not change conditioning frames. The attributes have the meaning of `Advance`'s; ``kept`` is the
+    number of tensors that a step keeps for the next one.
     """
 
     draws, rounded, kept = False, False, 3
@@ -180,16 +180,17 @@ class UniPcAdvance(nn.Module):
         Parameters
         ----------
         latents, velocity : Tensor
-            [B, C, F, h, w] float32.
+            Latents before the step, and the velocity that the model predicted, [B, C, F, h, w] float32.
         sigma : Tensor
-            [1] float32, noise level before the step.
+            Noise level before the step, [1] float32.
         weights : Tensor
-            [8] float32, the pass's entry of `unipc_weights`.
+            The pass's entry of `unipc_weights`, [8] float32.
         kept : Tensor
-            [B, 3, C, F, h, w] float32: of the step before, corrected latents and clean latents; of the step before
-            that, clean latents. A tensor with weight 0 is not read, so that a first step does not depend on ``kept``.
+            Results of earlier steps, [B, 3, C, F, h, w] float32: corrected latents and clean latents of the step
+            before, and clean latents of the step before that. A tensor with weight 0 is not read, so that a first step
+            does not depend on ``kept``.
         conditioning_frames : Tensor
-            [B] int64: number of leading frames of the chunk that are conditioning frames.
+            Number of leading frames of the chunk that are conditioning frames, [B] int64.
         """
         still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
         last, before, earlier = kept.unbind(1)
@@ -216,7 +217,8 @@ def _weighted(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 def in_bfloat16_steps(x: Tensor) -> Tensor:
     """Round finite float32 numbers to bfloat16, ties to even; return them as float32.
 
-    The rounding works on the bits, because Inductor removes a cast to a narrower type that is cast back.
+    The rounding to bfloat16 works on the bits of the numbers, because Inductor removes a cast to a narrower type that
+    is cast back.
     """
     bits = x.view(torch.int32)
     nearest: Tensor = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
@@ -226,8 +228,8 @@ def in_bfloat16_steps(x: Tensor) -> Tensor:
 def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]) -> Tensor:
     """Return Gaussian noise [B, C, F, h, w] float32 of N(0, 1), the same for equal (seed, frame, draw).
 
-    Philox4x32-10 keyed by the seed at counter (element group, frame low, frame high, draw), then Box-Muller on
-    24 bits a word, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
+    The numbers come from Philox4x32-10, keyed by the seed, at counter (element group, frame low, frame high, draw).
+    Box-Muller on 24 bits of each word makes them Gaussian, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
     """
     if whole := stand_in("gaussian"):
         result: Tensor = whole(seeds, frames, draw, latent_shape)

@@ -1,8 +1,8 @@
 """The modules of the camera input: camera poses become rays, rays become tokens, and tokens become a scale and shift in
 every layer.
 
-Shapes use the letters that `layers.causal_dit` defines; H and W are the video's height and width in pixels. Rays are in
-float32, matmuls in the weights' dtype.
+Shapes use the letters that `layers.causal_dit` defines; H and W are the video's height and width in pixels. Camera rays
+are computed in float32, matmuls in the weights' dtype.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class ScaleShift(nn.Module):
 
 
 class KeptCamera(nn.Module):
-    """The module that applies a layer's scale and shift to the hidden state, if they were computed once for the
-    chunk. It has no weights."""
+    """The module that applies a layer's scale and shift to the hidden state, if they were computed once for the chunk.
+    The module `KeptCamera` has no weights."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def rays(poses: Tensor, intrinsics: Tensor, height: int, width: int) -> Tensor:
 def as_tokens(pixels: Tensor) -> Tensor:
     """Return [B, T, C*256], the 16 x 16 pixels of each token, from [B, F, C, H, W].
 
-    Pixels are unshuffled to cells of 8 x 8 first, then cells to patches of 2 x 2: the numbers of a token are ordered
+    Pixels are unshuffled to cells of 8 x 8 first, then cells to patches of 2 x 2. The numbers of a token are ordered
     (channel, row in the cell, column in the cell, row in the patch, column in the patch).
     """
     batch, frames, channels, height, width = pixels.shape

@@ -16,8 +16,8 @@ def trained_schedule(steps: tuple[int, ...], shift: float = SHIFT) -> Schedule:
     """Return the schedule that runs the given steps of the 1000 training steps, as the authors' solver computes it.
 
     The model's timestep is a whole number, 1000 times the warped noise level, rounded down, which several steps may
-    share. The model's result is scaled by the noise level of the first step with that timestep; noise is added back
-    at the level of the second, if there is one.
+    share. The model's result is scaled by the noise level of the first step with that timestep. Noise is added back at
+    the level of the second such step, if there is one.
 
     Parameters
     ----------

@@ -25,8 +25,8 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
     such model.
 
     Both versions have the same shapes, and config.json differs only in sink and window, which a user may also choose.
-    The folder's name distinguishes the versions. Any other folder name counts as the second version, unless --preset
-    names the first.
+    The folder's name distinguishes the versions. Any other folder name counts as the second version of lingbot-world,
+    unless --preset names the first.
     """
     wan_model = recognise_wan(where, opened, config_json, family="lingbot", keys=KEYS)
     if wan_model is None:

@@ -1,5 +1,5 @@
-"""The audio adapter: once a chunk, audio features become tokens, and tokens become each layer's keys and values; in
-each pass, layers attend to them.
+"""The audio adapter turns audio features into tokens, and tokens into each layer's keys and values, once a chunk. In
+each pass, layers attend to these keys and values.
 
 Shapes use the letters that `layers.causal_dit` defines; S speakers, A audio tokens of a latent frame, M audio features
 of a latent frame. The tokens of a latent frame attend to the audio of that frame only.

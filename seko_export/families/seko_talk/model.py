@@ -1,4 +1,5 @@
-"""Dimensions of a Seko-Talk model: Wan's, those of its picture branch, and those of its audio adapter."""
+"""Dimensions of a Seko-Talk model, which are Wan's dimensions, those of its picture branch, and those of its audio
+adapter."""
 
 from __future__ import annotations
 

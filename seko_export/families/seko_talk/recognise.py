@@ -53,8 +53,8 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
     """Return the facts that the files and their config.json state about a Seko-Talk model; None if the files hold no
     such model.
 
-    The keys show whether there is a picture branch. Facts that neither shapes nor config.json state are taken from
-    the preset and marked as assumed.
+    The keys of the transformer's file show whether there is a picture branch. Facts about a Seko-Talk model that
+    neither shapes nor config.json state are taken from the preset and marked as assumed.
 
     Raises
     ------

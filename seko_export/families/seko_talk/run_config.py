@@ -1,7 +1,7 @@
 """Reader of LightX2V's run configurations of Seko-Talk AR: picture size, passes, windows and positions, in the
 exporter's terms.
 
-LightX2V's window sizes include the portrait and the sink; this module converts them.
+LightX2V's window sizes include the portrait and the sink; the reader converts them to Seko's sizes.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _rings(where: str, cache: Mapping[str, Any], chunk: int, sink: int) -> tuple
 
 
 def positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the layout that determine the RoPE positions of frames. Without a mode, LightX2V's mode
-    ``local`` is used.
+    """Return the fields of the layout that determine the RoPE positions of frames. Without ``rope_position_mode`` in
+    the run configuration, LightX2V's mode ``local`` is used.
 
     Raises
     ------

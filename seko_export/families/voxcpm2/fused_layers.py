@@ -1,5 +1,5 @@
 """The transformer layers of `layers.py` with Seko's own kernels: five launches for each layer if a call has few rows.
-Weights and results are those of `layers.py`.
+Weights and results of the fused layers are those of `layers.py`.
 
 In a step, a layer reads a row's cached tokens in place and needs no read length, so one engine serves all lengths of
 the cached text.
@@ -146,7 +146,7 @@ class StepPositions(nn.Module):
         """Return the cache place of each row's token, [B] int64, and its rotary tables (cosines and sines) [B, 1, D]
         float32.
 
-        The parameters have the meaning of those of `Positions.forward`.
+        The parameters have the same meaning as those of `Positions.forward`.
         """
         angles = first[:, None, None].to(torch.float32) * inverse_factors * frequencies
         return starts + first, *rotary(angles, self.amplitude)

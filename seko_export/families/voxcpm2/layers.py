@@ -1,11 +1,12 @@
 """A MiniCPM4 layer, over a cache or over a few local tokens, and the positions that the layers of a call share.
 
-The cache is flat: it has S places [S, K, D], and each row has consecutive places from its ``starts`` on, which the host
-chooses. A call writes its tokens to places and reads a fixed number of them, its read length, which is at least the
-number of tokens of any row. The last place belongs to no row: padding is written there.
+The KV cache is flat: it has S places [S, K, D], and each row has consecutive places from its ``starts`` on, which the
+host chooses. A call writes its tokens to places and reads a fixed number of them, its read length, which is at least
+the number of tokens of any row. The last place of the cache belongs to no row: padding is written there.
 
-Shapes: B rows, T tokens of a row in one call, L read length, S places of the cache, d width, H heads of queries, K of
-keys and values, D channels of a head. Matmuls run in the weights' dtype, norms and RoPE in float32 as in the original.
+In shapes B is the number of rows, T of tokens of a row in one call, S of places of the cache, H of heads of
+queries, K of heads of keys and values, D of channels of a head. L is the read length, and d the width. Matmuls run in
+the weights' dtype, norms and RoPE in float32 as in the original code of VoxCPM2.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Norm(nn.Module):
 
 
 class Fp8Weight(nn.Module):
-    """A linear layer whose weight is e4m3 with a factor for each output channel. Activations are not quantised."""
+    """A linear layer whose weight is e4m3 with a factor for each output channel. The activations of the fp8 linear
+    layer are not quantised."""
 
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
@@ -291,8 +293,8 @@ def rotary(angles: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
 
 
 def rope_tables(rope: LongRope) -> tuple[Tensor, Tensor]:
-    """Return [D/2] float32 the inverse of each factor, and the frequencies. An angle is position * inverse * frequency,
-    in this order, as in the original.
+    """Return [D/2] float32 the inverse of each factor, and the frequencies. A rotary angle is position * inverse *
+    frequency, multiplied in this order, as in the original.
     """
     pairs = len(rope.factors)
     inverse = 1.0 / torch.tensor(rope.factors, dtype=torch.float32)

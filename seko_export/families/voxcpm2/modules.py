@@ -1,14 +1,15 @@
-"""The modules of a VoxCPM2 step and of a prefill, except the transformer layers between them. Each module becomes an
-engine.
+"""The modules of a VoxCPM2 step and of a prefill, except the transformer layers between them. Each module of a step
+becomes an engine.
 
 A row's state between two steps is the state at the head of the original's loop: the hidden states of both language
-models at the last position, and the last patch. A step generates the next patch from this state, encodes the patch, and
-runs both language models over the encoded patch. The prefill runs both language models over the prompt. Prefill and
-step therefore end with the same engines, and a step generates every patch.
+models at the last position, and the last patch. A step generates the next patch from the row's state, encodes the
+patch, and runs both language models over the encoded patch. The prefill runs both language models over the prompt.
+Prefill and step therefore end with the same engines, and a step generates every patch.
 
-Shapes: B rows of a call, R rows of the pool, T tokens, d and e width of the language models and of the local encoder,
-w width of the local transformer, P latents of a patch, C their channels. The local transformer has two rows for each
-row of a call: one with the condition, and one without the condition, for guidance.
+In shapes B is the number of rows of a call, R of rows of the pool, T of tokens, P of latents of a patch, C of
+their channels. The widths are d of the language models, e of the local encoder, and w of the local transformer. The
+local transformer has two rows for each row of a call: one with the condition, and one without the condition, for
+guidance.
 """
 
 from __future__ import annotations

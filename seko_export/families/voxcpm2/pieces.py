@@ -1,19 +1,17 @@
 """The engines of a VoxCPM2 build: engines of a step, of a prefill, and of the voice encoder.
 
-A step calls, in this order:
+A step calls engines in this order. First come ``noise`` and ``condition``. For each solver step with a velocity follow
+``solver_tokens``, ``solver_layer`` for each layer, and ``solver_step``. For the new patch follow ``patch_tokens``,
+``patch_layer`` for each layer, and ``patch_embedding``. For the language models follow ``positions``, ``base_layer``
+for each layer, ``fusion``, ``residual_layer`` for each layer, and ``keep_state``. The last engine of a step is
+``decode``.
 
-    noise, condition
-    solver_tokens, solver_layer x layers, solver_step       for each solver step with a velocity
-    patch_tokens, patch_layer x layers, patch_embedding
-    positions, base_layer x layers, fusion, residual_layer x layers, keep_state
-    decode
+A prefill calls the engines from ``patch_tokens`` to ``patch_embedding`` over all tokens. Then a prefill calls
+``prompt_tokens``, and the engines from ``positions`` to ``keep_state``.
 
-A prefill calls patch_tokens to patch_embedding over all tokens, then prompt_tokens, then the engines from positions to
-keep_state.
-
-The parts of a step are programs of their own, because the second part runs once for each solver step; buffers carry the
-results of a part to the next. Buffers of a step are as long as the largest call, and ``[bucket]`` takes the leading
-rows; buffers of a prefill are for one row, and ``[bucket]`` takes the leading tokens.
+The parts of a step are separate programs, because the second part runs once for each solver step. Buffers carry the
+results of a part to the next part. Buffers of a step are as long as the largest call, and ``[bucket]`` takes the
+leading rows. Buffers of a prefill are for one row, and ``[bucket]`` takes the leading tokens.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def write_random_voxcpm2(
 ) -> None:
     """Write the checkpoint folder of a model: config.json, both files of weights, tokenizer.json.
 
-    The audio VAE is float32 as in the original. Parameters and errors are those of
+    The weights of the audio VAE are float32 as in the original. The parameters and errors are those of
     `checkpoints.random.write_random_folder`.
     """
     boundaries = torch.tensor(config.vae.rate_boundaries, dtype=torch.int32)
@@ -57,7 +57,8 @@ def _vae_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def tokenizer_json() -> dict[str, object]:
-    """Return the content of tokenizer.json: Llama's byte-pair encoding over a small vocabulary of 400 tokens."""
+    """Return the content of tokenizer.json, which is Llama's byte-pair encoding over a small vocabulary of 400
+    tokens."""
     tokens = ["<unk>", "<s>", "</s>", _WORD, *map(chr, range(33, 127))]
     tokens += [f"<unused{number}>" for number in range(_FIRST_MARK - len(tokens))]
     tokens += [*_MARKS, *(f"<0x{byte:02X}>" for byte in range(256)), *_CHINESE]

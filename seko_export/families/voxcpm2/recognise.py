@@ -1,7 +1,8 @@
 """Reads the config.json of a VoxCPM2 checkpoint, strictly, and writes one for a model.
 
-Every field of config.json has to be known. Fields about training are checked and not used. A field that the original
-implementation never reads is accepted only with the value that matches the implementation.
+Every field of config.json has to be known to this reader. Fields of config.json about training are checked and not
+used. A field of config.json that the original implementation never reads is accepted only with the value that matches
+the implementation.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def is_config(parsed: Mapping[str, Any]) -> bool:
 
 def read_config(parsed: Mapping[str, Any], where: str) -> VoxCpm2Config:
     """Return the config of the model that the content of a config.json describes; ``where`` names the file in messages.
-    Raises the errors of `recognise`.
+    `read_config` raises the errors of `recognise`.
     """
     top = _Section(where, "", parsed)
     top.fixed("architecture", ARCHITECTURE)

@@ -28,15 +28,15 @@ class WanFamily(WanLayoutFamily):
 
     @property
     def keys(self) -> KeyTable:
-        """Key formats of checkpoints: Wan's own names, diffusers' names, and the names in Self-Forcing's `.pt`
-        files."""
+        """Key formats of the checkpoints of Wan and Self-Forcing, which are Wan's own names, diffusers' names, and the
+        names in Self-Forcing's `.pt` files."""
         return KEYS
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no Wan checkpoint, or takes a
-        picture's latents beside its own."""
+        """Return the facts that a checkpoint states about its model. The result is None if it is no Wan checkpoint, or
+        if the model takes a picture's latents beside its own latents."""
         found = recognise(where, opened, config_json, family=self.name, keys=KEYS)
         if found is None or has_condition(*(found.model[f"{side}_channels"].value for side in ("in", "out"))):
             return None

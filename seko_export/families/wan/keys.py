@@ -1,4 +1,4 @@
-"""Key names and shapes of Wan's text-to-video checkpoints. Reads no file."""
+"""Key names and shapes of Wan's text-to-video checkpoints. This table of Wan's keys is made without reading a file."""
 
 from __future__ import annotations
 

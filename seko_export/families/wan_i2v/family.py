@@ -33,12 +33,12 @@ class WanI2vFamily(WanLayoutFamily):
 
     @property
     def presets(self) -> Mapping[str, Preset]:
-        """Named defaults, for ``--preset``."""
+        """The presets of Wan's image-to-video models, by the name for ``--preset``."""
         return PRESETS
 
     @property
     def keys(self) -> KeyTable:
-        """Key formats: Wan's own names and diffusers'."""
+        """Key formats: Key formats of image-to-video checkpoints, which are Wan's own names, and diffusers' names."""
         return KEYS
 
     def recognise(
@@ -48,8 +48,8 @@ class WanI2vFamily(WanLayoutFamily):
         return recognise(where, opened, config_json)
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return what the family adds to the shared layers: the condition, and the picture branch if the model has
-        one."""
+        """Return the modules and inputs that the family adds to the shared layers: the picture's condition, and the
+        picture branch if the model has one."""
         model = i2v_model(config.model)
         inputs, condition = picture_condition.picture_inputs(config, last=model.last_picture)
         embed, taken = picture_condition.ConditionedEmbed, (picture_condition.ROWS,)
@@ -66,7 +66,7 @@ class WanI2vFamily(WanLayoutFamily):
         )
 
     def graph(self, config: VideoBuild) -> ModelGraph:
-        """Return engines, programs, buffers and inputs of a build."""
+        """Return the engines, programs, buffers and inputs of an image-to-video build."""
         last = i2v_model(config.model).last_picture
         return picture_condition.with_picture_program(super().graph(config), config, last=last)
 

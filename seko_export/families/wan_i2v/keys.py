@@ -1,4 +1,5 @@
-"""Key names and shapes of image-to-video checkpoints: Wan's keys, and those of the picture branch. Reads no file."""
+"""Key names and shapes of image-to-video checkpoints, which are Wan's keys and the keys of the picture branch. This
+table of image-to-video keys is made without reading a file."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def stored_diffusers_config(config: ModelConfig) -> dict[str, object]:
 
 
 def i2v_model(config: ModelConfig) -> WanI2vModel:
-    """Return a model config typed as a `WanI2vModel`; refuse any other."""
+    """Return a model config typed as a `WanI2vModel`; refuse any other class of config."""
     if not isinstance(config, WanI2vModel):
         raise TypeError(f"an image-to-video build has a {type(config).__name__}, expected a WanI2vModel")
     return config

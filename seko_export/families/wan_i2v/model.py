@@ -1,4 +1,4 @@
-"""Dimensions of an image-to-video model: Wan's, and those of its picture branch."""
+"""Dimensions of an image-to-video model, which are Wan's dimensions and those of the picture branch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WanI2vModel(ModelConfig):
     Raises
     ------
     UsageError
-        If two sizes contradict each other.
+        If two sizes of the model contradict each other.
     """
 
     in_channels: int = 36
@@ -50,12 +50,12 @@ class WanI2vModel(ModelConfig):
 
     @property
     def last_picture(self) -> bool:
-        """Whether the model takes a last picture, too."""
+        """Whether the model takes a last picture in addition to the first."""
         return self.pictures > 1
 
     @property
     def seen_pictures(self) -> int:
-        """Number of pictures of whose features the picture branch takes."""
+        """Number of pictures whose CLIP features the picture branch takes."""
         return self.pictures
 
     @property

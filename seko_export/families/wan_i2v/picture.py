@@ -1,4 +1,4 @@
-"""The pictures of the picture branch as an input: squashed on the host, encoded by CLIP."""
+"""The pictures of the picture branch as an input. The host squashes them to CLIP's size, and CLIP encodes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class SquashedFeatures(PictureFeatures):
         return super().features_of(pictures).flatten(-3, -2)
 
     def resized(self, pictures: Tensor) -> Tensor:
-        """Return the pictures [B, 3, side, side] with levels 0 to 1, as they are: they have CLIP's size."""
+        """Return the pictures [B, 3, side, side] with levels 0 to 1, without a resize, because they have CLIP's size
+        already."""
         return pictures.permute(0, 3, 1, 2) / 255
 
 

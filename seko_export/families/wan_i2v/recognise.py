@@ -18,11 +18,12 @@ _FIELDS = {"image_dim": ("image_dim",), "image_tokens": ("image_tokens",)}
 
 
 def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
-    """Return the facts that a checkpoint and its config.json state about an image-to-video model; None if the
-    checkpoint is not of such a model, which takes a mask and a picture's latents beside its own.
+    """Return the facts that a checkpoint and its config.json state about an image-to-video model. The result is None if
+    the checkpoint holds no such model, which takes a mask and a picture's latents beside its own latents.
 
-    The keys show whether there is a picture branch, and whether it takes one picture or two. They do not show the
-    number of features of a single picture, which is CLIP's unless config.json states another.
+    The keys show whether there is a picture branch, and whether it takes one picture or two. The keys of an
+    image-to-video checkpoint do not show the number of features of a single picture, which is CLIP's number unless
+    config.json states another.
 
     Raises
     ------

@@ -1,4 +1,5 @@
-"""Key names, shapes and config.json of checkpoints with Wan's layers, which several families share. Reads no file."""
+"""Key names, shapes and config.json of checkpoints with Wan's layers, which several families share. These names and
+shapes of keys are made without reading a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Names that checkpoints give to Wan's tensors: Wan's own, and diffusers'. Reads no file."""
+"""Names that checkpoints give to Wan's tensors, which are Wan's own names, and diffusers' names. Names are translated
+without reading a file."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The picture branch of Wan 2.1: CLIP's features of a picture, to which every layer attends beside the text.
+"""The picture branch of Wan 2.1, with CLIP's features of a picture, to which every layer attends beside the text.
 
-The features are an input of the caller; in a build with an image encoder they are computed from the picture once per
-prompt.
+The features of the picture are an input of the caller. In a build with an image encoder they are computed from the
+picture once per prompt.
 
-Shapes: N features of all pictures together, I the features' width, d the model's width, H heads, D channels of a head.
+In shapes N is the number of features of all pictures together, I their width, d the model's width, H the number
+of heads, D the number of channels of a head.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class PictureBranch:
     picture : InputSpec
         The caller's input with the pictures, in a build with an image encoder.
     encoder : callable
-        Returns, for such a build, the module that maps the pictures to features.
+        Function that returns, for a build with an image encoder, the module that maps the pictures to features.
     """
 
     eps: float

@@ -1,7 +1,7 @@
 """The first picture as a condition: a table of 30 latent frames that an endless stream reads by frame number.
 
-A model with two pictures has a second table, with the latents of the last picture for every frame at which a stream
-may end. The channels of both tables are in one input.
+A model with two pictures has a second table, with the latents of the last picture for every frame at which a stream may
+end. The channels of both condition tables are in one input.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class ConditionFrames(nn.Module):
         given : mapping of str to Tensor
             The condition tables by name, for the call's rows; in a pool for all rows of the pool.
         frames : Tensor
-            [B, F] int64, absolute latent-frame numbers: frame f takes row min(f, 29).
+            Absolute latent-frame numbers, [B, F] int64. Frame f takes row min(f, 29) of the table.
         rows : Tensor, optional
-            [B] int64, only in a pool: the pool row of each batch index.
+            The pool row of each batch index, [B] int64; only in a pool.
         """
         return _of_frames(_of_rows(given[TABLE], rows), frames)
 
 
 class TwoPictureFrames(nn.Module):
-    """`ConditionFrames` of a model with two pictures, one of which a stream ends with."""
+    """`ConditionFrames` for a model with two pictures, the second of which ends the stream."""
 
     groups = ("given",)
 
@@ -81,13 +81,14 @@ class TwoPictureFrames(nn.Module):
         Parameters
         ----------
         given : mapping of str to Tensor
-            ``condition`` [B, 4 + 2z, 30, h, w], mask and latents of the first picture, then latents of the last
-            picture, if the stream ended at each frame; ``last_frame`` [B, 1] int64, 0 for a stream without a last
-            picture. In a pool both hold all pool rows.
+            The condition tables ``condition`` [B, 4 + 2z, 30, h, w] and the number ``last_frame`` [B, 1] int64, which
+            is 0 for a stream without a last picture. A condition table has the mask, the latents of the first picture,
+            and the latents of the last picture, if the stream ended at each frame. In a pool both tensors hold all pool
+            rows.
         frames : Tensor
-            [B, F] int64, absolute latent-frame numbers.
+            Absolute latent-frame numbers, [B, F] int64.
         rows : Tensor, optional
-            [B] int64, only in a pool: the pool row of each batch index.
+            The pool row of each batch index, [B] int64; only in a pool.
         """
         table, last_frame = _of_rows(given[TABLE], rows), _of_rows(given[LAST_FRAME], rows)
         condition = _of_frames(table[:, : self.first_channels], frames)
@@ -126,11 +127,11 @@ class Table(nn.Module):
         Parameters
         ----------
         first : Tensor
-            [z, 1, h, w], latents of the first picture.
+            Latents of the first picture, [z, 1, h, w].
         later : Tensor
-            [29, z, 1, h, w], latents of the grey frames after it.
+            Latents of the grey frames after the first picture, [29, z, 1, h, w].
         last : Tensor, optional
-            [29, z, 1, h, w], latents of the last picture in place of each of these grey frames.
+            Latents of the last picture in place of each of the grey frames, [29, z, 1, h, w].
         """
         latents = torch.cat((first, later.squeeze(2).transpose(0, 1)), 1)
         mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], device=latents.device)
@@ -144,7 +145,7 @@ class Table(nn.Module):
 def picture_inputs(config: VideoBuild, *, last: bool = False) -> tuple[tuple[InputSpec, ...], ChunkModule]:
     """Return the inputs of the picture's condition, and the chunk module whose output `ConditionedEmbed` takes.
 
-    ``last``: whether the model takes a last picture, too.
+    The argument ``last`` says whether the model takes a last picture, too.
     """
     s, channels = config.workload.stream, condition_channels(config.model)
     latent = (s.latent_height, s.latent_width)
@@ -170,8 +171,8 @@ def golden_table(config: VideoBuild, generator: torch.Generator, *, last: bool =
 
 
 def with_picture_program(graph: ModelGraph, config: VideoBuild, *, last: bool = False) -> ModelGraph:
-    """Return a graph with the engines, program and buffers that turn pictures into the condition table; the same
-    graph if the build has no VAE that can do so.
+    """Return a graph with the engines, program and buffers that turn pictures into the condition table. If the build
+    has no VAE that encodes pictures, the graph is returned unchanged.
     """
     vae = config.workload.encoding_vae
     if vae is None or not vae.encodes_on:
@@ -186,8 +187,8 @@ def with_picture_program(graph: ModelGraph, config: VideoBuild, *, last: bool = 
 
 
 def picture_pieces(config: VideoBuild, vae: VaeConfig, *, last: bool = False) -> list[Piece]:
-    """Return the engines of the program `condition`, in order: encoding the first picture, with ``last`` encoding the
-    last picture as the end of a stream, encoding a grey latent frame, joining the table."""
+    """Return the engines of the program `condition`, in order. The engines encode the first picture, with ``last``
+    encode the last picture as the end of a stream, encode a grey latent frame, and join the table."""
     s, z, kind, dtype = config.workload.stream, vae.latent_channels, vae_of(vae), config.target.dtype
     latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
     pixels = (s.height, s.width, PICTURE_CHANNELS)

@@ -1,4 +1,4 @@
-"""Sizes of a first picture's condition, which several families share; read before torch is imported."""
+"""Sizes of a first picture's condition, which several families share; this module is read before torch is imported."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def recognise(
 def unused_fields(config_json: Mapping[str, Any] | None, *, window: bool) -> tuple[str, ...]:
     """Return the fields of a config.json about timesteps, and with ``window`` about the window, with their values.
 
-    A family that ignores these fields reports them to the user. A window of -1 and a sink of 0 are left out, because
-    they state nothing.
+    A family that ignores fields about timesteps or the window reports them to the user. A window of -1 and a sink of 0
+    are left out of the result, because they state nothing.
     """
     fields = config_json or {}
     parts = (fields.get("stream"), fields.get("schedule"))

@@ -1,8 +1,8 @@
 """Patches of private parts of torch and triton, one patch in each module.
 
-Each module's docstring describes a fault. Its `PATCH` fixes the fault and names the torch release that does not have
-it. Tests in `tests/export/patches/` compare that release with the installed torch, and fail if a patch is no longer
-needed.
+Each module of patches describes a fault in its docstring. The `PATCH` of each module fixes the fault and names the
+torch release that does not have the fault. Tests in `tests/export/patches/` compare that release with the installed
+torch, and fail if a patch is no longer needed.
 """
 
 from __future__ import annotations

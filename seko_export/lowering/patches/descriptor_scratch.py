@@ -1,8 +1,8 @@
 """A patch for the memory of tensor descriptors of Triton kernels in AOTInductor engines (torch 2.11; fixed in 2.13).
 
-A kernel that makes tensor descriptors on the device writes them to global memory, each Triton program to its own
-part. The C++ that torch 2.11 generates allocates the part of one program only, and the others write out of bounds
-(pytorch/pytorch#175385). Small grids stay within the allocator's rounding; a full-size engine gives NaN.
+A kernel that makes tensor descriptors on the device writes them to global memory, each Triton program to its own part.
+The C++ that torch 2.11 generates allocates the part of one program only, and the other programs write out of bounds
+(pytorch/pytorch#175385). Small grids stay within the allocator's rounding, but a full-size engine gives NaN.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from seko_export.lowering.patches.patch import Patch
 
 @contextmanager
 def dtype_rules_made_once() -> Iterator[None]:
-    """Context manager in which the table is filled again only if there are more rules than before. The patch does
-    not change the generated code."""
+    """Context manager in which the table of result dtypes is filled again only if torch has more rules than before. The
+    patch of the table does not change the generated code."""
     from torch._inductor import utils
     from torch._inductor.codegen import common
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler

@@ -1,7 +1,7 @@
 """A patch that keeps torch's precompiled headers in the configured compiler cache, and removes old ones.
 
-Torch writes precompiled headers below /tmp, whatever the configured cache, into a folder that another user may have
-created; files there are compiled into engines. Torch never removes a header.
+Torch writes precompiled headers into a folder below /tmp, whatever the configured cache. Another user may have created
+this folder, and files in it are compiled into engines. Torch never removes a precompiled header.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADERS_KEPT = (
 def headers_in_the_cache() -> Iterator[None]:
     """Context manager in which precompiled headers are in the compiler's cache; older headers are removed from it.
 
-    With a torch release that names the folder differently, no headers are precompiled.
+    With a torch release that names the folder of headers differently, no headers are precompiled.
     """
     import torch._inductor.config
     from torch._inductor import codecache
@@ -48,7 +48,7 @@ def headers_in_the_cache() -> Iterator[None]:
 def remove_old_headers(folder: Path) -> None:
     """Remove all but the `HEADERS_KEPT` most recently used precompiled headers.
 
-    A compiler that has a removed file open can still read it; a compiler that looks for it later uses the source
+    A compiler that has a removed header open can still read it. A compiler that looks for it later uses the source
     header, which stays.
     """
     headers = chain(folder.glob("*.gch"), folder.glob("*.pch"))

@@ -1,7 +1,7 @@
 """A patch that keeps environment variables out of the compiler's cache, which is shipped in a ``compile`` artifact.
 
-With each graph the compiler saves a script that runs the graph again. The script sets every environment variable whose
-name contains TORCH or TRITON. These variables contain paths and the user's name.
+With each graph the compiler saves a script that runs the graph again. The saved script sets every environment variable
+whose name contains TORCH or TRITON. The environment variables in the script contain paths and the user's name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """AudioVAE V2 as modules that are pure functions of a chunk and of the states that convolutions keep between chunks.
 
-Every convolution is causal: it is padded on the left alone. So a convolution needs its last inputs of the previous
-chunk, and zeros before the first chunk. A stream starts with states of zeros, and its first call is like all others.
-Attribute names are those of the checkpoint, with each weight norm folded into one ``weight``.
+Every convolution of the audio VAE is causal: it is padded on the left alone. A causal convolution needs its last inputs
+of the previous chunk, and zeros before the first chunk. A stream of sound starts with states of zeros, so its first
+call runs the same code as all later calls. Attribute names of these modules are those of the checkpoint, with each
+weight norm folded into one ``weight``.
 
-Shapes: B rows, C channels, T samples or latents of a chunk, S numbers of a row's states. Everything is float32.
+In shapes B is the number of rows, C of channels, T of samples or latents of a chunk, S of numbers in a row's
+states. All tensors of the audio VAE are float32.
 """
 
 from __future__ import annotations
@@ -97,10 +99,10 @@ class DepthwiseConv(nn.Module):
 class CausalTransposedConv(nn.Module):
     """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs.
 
-    An output depends on two inputs: the one at its place and the one before. So the module is a matrix product over
-    the channels of both inputs, with ``stride`` outputs for each channel; `as_matrix` makes the matrix from the
-    transposed convolution's weight. Libraries run a transposed convolution as the gradient of an ordinary one, in
-    float32 without tensor cores.
+    An output depends on two inputs: the one at its place and the one before. The transposed convolution is therefore a
+    matrix product over the channels of both inputs, with ``stride`` outputs for each channel. `as_matrix` makes the
+    matrix from the transposed convolution's weight. Libraries run a transposed convolution as the gradient of an
+    ordinary one, in float32 without tensor cores.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:

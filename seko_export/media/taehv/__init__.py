@@ -1,1 +1,1 @@
-"""Tiny decoders of Wan's latents, TAEHV and LightTAE: `vae.py` is what `media.vaes` finds."""
+"""Tiny decoders of Wan's latents, TAEHV and LightTAE. The file `vae.py` has the object that `media.vaes` finds."""

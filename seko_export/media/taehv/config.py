@@ -20,21 +20,21 @@ class TaehvConfig(VaeConfig):
     Parameters
     ----------
     z_dim : int
-        Latent channels.
+        Number of channels of a latent.
     widths : tuple of int
-        Channels of each stage, from the latents up, and of the last convolution.
+        Numbers of channels of each stage, from the latents up, and of the last convolution.
     patch_size : int
-        Side of the square of pixels that the last convolution makes for each place.
+        Side, in pixels, of the square that the last convolution makes for each place.
     is_super : bool
         Whether the blocks are the larger ones of the super variant.
     latents_mean, latents_std : tuple of float
-        Statistics of each latent channel if the decoder takes unnormalised latents z, as LightTAE does: a diffusion
+        Statistics of each latent channel, if the decoder takes unnormalised latents z, as LightTAE does. A diffusion
         model's latents are (z - mean) / std. Empty: the decoder takes the diffusion model's latents, as TAEHV does.
 
     Raises
     ------
     UsageError
-        If a size is below 1, or two of them contradict each other.
+        If a size is below 1, or two sizes contradict each other.
     """
 
     kind: ClassVar[str] = "taehv"
@@ -65,15 +65,15 @@ class TaehvConfig(VaeConfig):
 
     @property
     def latent_channels(self) -> int:
-        """Channels of a latent cell."""
+        """Number of channels of a latent cell."""
         return self.z_dim
 
     @property
     def spatial_stride(self) -> int:
-        """Pixels along one side of a latent cell."""
+        """Number of pixels along one side of a latent cell."""
         return int(self.patch_size * 2**STAGES)
 
     @property
     def temporal_stride(self) -> int:
-        """Video frames per latent frame, except the first latent frame."""
+        """Number of video frames per latent frame, except for the first latent frame."""
         return 4

@@ -1,11 +1,13 @@
 """The tiny decoders as a stream of pure calls, one row at a time.
 
-A block reads its input of the frame before. The last input of each block is a cache: nine tensors are all that a stream
-carries from call to call. FIRST reads zeros in their place, and drops the three frames that a decoder of four frames
-for each latent frame makes before the video begins. Parameters have the checkpoint's names. Source of the maths:
-github.com/madebyollin/taehv, MIT.
+A block of a tiny decoder reads its own input of the frame before. The last input of each block is a cache. Nine such
+tensors are all that a stream carries from call to call. The first call of a stream reads zeros in place of the caches.
+The first call also drops the three frames that a decoder of four frames for each latent frame makes before the video
+begins. Parameters of the tiny decoders have the checkpoint's names. The maths of the tiny decoders is from
+github.com/madebyollin/taehv (MIT licence).
 
-Shapes: F latent frames, h x w latent cells, N frames within the decoder, T video frames, H x W pixels.
+In shapes F is the number of latent frames, h x w of latent cells, N of frames within the decoder, T of video
+frames, H x W of pixels.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Memory:
         self.kept: list[Tensor] = []
 
     def with_earlier(self, x: Tensor) -> Tensor:
-        """Return [1 + N, C, H, W]: the frame before ``x`` [N, C, H, W], then ``x``; keep the last frame."""
+        """Return [1 + N, C, H, W], the frame before ``x`` [N, C, H, W] followed by ``x``, and keep the last frame of
+        ``x`` for the next call."""
         joined = torch.cat((self._before(x), x))
         # A copy that the compiler does not remove, of the result of torch.cat: see `wan_vae.layers.FrameCaches.keep`.
         self.kept.append(joined[-1:].permute(0, 2, 3, 1).clamp(min=-torch.inf).contiguous())
@@ -67,7 +70,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """Return a tensor like ``x`` [N, C, H, W]."""
+        """Return the block's output, in the shape of ``x`` [N, C, H, W]."""
         return F.relu(self.conv(_beside_earlier(x, memory)) + x)
 
 
@@ -85,13 +88,13 @@ class SuperBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """Return a tensor like ``x`` [N, C, H, W]."""
+        """Return the block's output, in the shape of ``x`` [N, C, H, W]."""
         y: Tensor = self.conv(_beside_earlier(x, memory))
         return y + x
 
 
 class Grow(nn.Module):
-    """Makes ``growth`` frames of each one."""
+    """Makes ``growth`` frames out of each frame."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ class Grow(nn.Module):
         self.conv = nn.Conv2d(channels, growth * channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [growth * N, C, H, W] from ``x`` [N, C, H, W]."""
+        """Return the frames [growth * N, C, H, W] that are made from ``x`` [N, C, H, W]."""
         frames: Tensor = self.conv(x).unflatten(1, (self.growth, -1))
         return frames.flatten(0, 1)
 
@@ -110,7 +113,7 @@ class TinyDecode(nn.Module, ABC):
     Parameters
     ----------
     config : TaehvConfig
-        Dimensions.
+        Dimensions of the decoder.
     layers : dict of str to Module
         The layers that have weights, by their numbers in the checkpoint.
     first : bool
@@ -150,14 +153,14 @@ class TinyDecode(nn.Module, ABC):
         Parameters
         ----------
         latents : Tensor
-            [z, F, h, w] float32, normalised as the diffusion model returns them.
+            Latents of the chunk, [z, F, h, w] float32, normalised as the diffusion model returns them.
         *caches : Tensor
             The caches of the call before, [1, rows, columns, channels] each, in the weights' dtype; none for FIRST.
 
         Returns
         -------
         video : Tensor
-            [T, H, W, 3] uint8: red, green, blue, rounded to the nearest level.
+            Video frames, [T, H, W, 3] uint8: red, green, blue, rounded to the nearest level.
         *caches : Tensor
             The caches for the next call, in new memory.
 
@@ -194,7 +197,7 @@ class TinyDecode(nn.Module, ABC):
 
 
 class TaehvDecode(TinyDecode):
-    """TAEHV and LightTAE."""
+    """The decoder of TAEHV and LightTAE."""
 
     def __init__(self, config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> None:
         layers: dict[str, nn.Module] = {"1": _conv3(config.z_dim, config.widths[0])}
@@ -207,15 +210,15 @@ class TaehvDecode(TinyDecode):
         super().__init__(config, layers, first=first, dtype=dtype)
 
     def enter(self, latents: Tensor) -> Tensor:
-        """Bend large latents towards the limit, and convolve."""
+        """Bend large latents towards the limit, and apply the first convolution."""
         bent = torch.tanh(latents / _LIMIT) * _LIMIT
         return F.relu(self.decoder["1"](_images(bent, self.dtype)))
 
     def stage(self, x: Tensor, number: int, memory: Memory) -> Tensor:
-        """Run the blocks, then grow, enlarge and convolve.
+        """Run the blocks of a stage, then make more frames, enlarge the pictures and convolve.
 
-        The checkpoint's order is to enlarge before growing. Growing reads one pixel at a time, so the result is the
-        same with a quarter of the work.
+        The checkpoint's order is to enlarge pictures before making more frames. Making more frames reads one pixel at a
+        time, so this order gives the same result with a quarter of the work.
         """
         start = _TAEHV_STARTS[number]
         grown = self.decoder[str(start + 4)](self._blocks(x, start, memory))
@@ -228,7 +231,7 @@ class TaehvDecode(TinyDecode):
 
 
 class SuperDecode(TinyDecode):
-    """The super variant of TAEHV."""
+    """The decoder of the super variant of TAEHV."""
 
     def __init__(self, config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> None:
         layers: dict[str, nn.Module] = {"0": nn.Conv2d(config.z_dim, config.widths[0], 1, bias=False)}
@@ -241,12 +244,12 @@ class SuperDecode(TinyDecode):
         super().__init__(config, layers, first=first, dtype=dtype)
 
     def enter(self, latents: Tensor) -> Tensor:
-        """Mix the channels."""
+        """Mix the channels of the latents."""
         y: Tensor = self.decoder["0"](_images(latents, self.dtype))
         return y
 
     def stage(self, x: Tensor, number: int, memory: Memory) -> Tensor:
-        """Run the blocks, move channels into rows and columns, then grow."""
+        """Run the blocks of a stage, move channels into rows and columns, then make more frames."""
         start = _SUPER_STARTS[number]
         wide = F.relu(self.decoder[str(start + 3)](self._blocks(x, start, memory)))
         y: Tensor = self.decoder[str(start + 6)](F.pixel_shuffle(wide, 2))

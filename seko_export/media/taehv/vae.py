@@ -56,7 +56,8 @@ class Taehv(Vae[TaehvConfig]):
     }
 
     def recognise(self, path: Path) -> TaehvConfig | None:
-        """Return the config, with all sizes from the shapes; a file with ``lighttae`` in its name is a LightTAE."""
+        """Return the config of a tiny decoder, with all sizes from the shapes. A file with ``lighttae`` in its name is
+        a LightTAE."""
         shapes = {source.key: source.shape for source in open_files(path, self.layout).sources}
         is_super = _SIGN.format(1) in shapes and _SIGN.format(3) in shapes
         if _SIGN.format(3) not in shapes or "decoder.conv1.weight" in shapes:
@@ -79,7 +80,7 @@ class Taehv(Vae[TaehvConfig]):
         return _light(config) if LIGHTTAE in path.name.lower() else config
 
     def config(self, config_json: Mapping[str, Any], where: str) -> TaehvConfig | None:
-        """Return None: no tiny decoder has a config.json."""
+        """Return None, because no tiny decoder has a config.json."""
         del config_json, where
         return None
 
@@ -91,9 +92,10 @@ class Taehv(Vae[TaehvConfig]):
     def match(
         self, path: Path, opened: OpenedFiles, config: TaehvConfig, half: str
     ) -> tuple[str, Mapping[str, TensorSource]]:
-        """Return the format's name and the decoder's tensors. The file's encoder is not read.
+        """Return the format's name and the decoder's tensors. The encoder in the file of a tiny decoder is not read.
 
-        A layer that makes frames may be stored with the rows of more frames than it makes; the last rows are its own.
+        A layer that makes frames may be stored with the rows of more frames than it makes; its own rows are the last
+        ones.
         """
         del half
         shapes = decoder_shapes(config)

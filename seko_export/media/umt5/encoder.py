@@ -1,11 +1,12 @@
 """The UMT5 text encoder: from the token ids of a prompt to embeddings for the transformer.
 
 The encoder is written here instead of imported from transformers (a test checks that both give equal results), because
-an engine must not change with a library's internals, and a build needs no second model library. Attribute names are
-those of Wan's checkpoint; `keys.py` knows transformers' names. The tokenizer is shipped as a file.
+an engine must not change with a library's internals, and a build needs no second model library. Attribute names of the
+modules are those of Wan's checkpoint; the module `keys` knows transformers' names. The tokenizer of the text encoder is
+shipped as a file of the artifact.
 
-Shapes: T tokens, d width, H heads. Source of the maths: UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in
-every layer.
+In shapes T is the number of tokens, d the width, H the number of heads. The maths of the text encoder is from
+UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in every layer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Key table of the text encoder: Wan's names and shapes, and transformers' names for the same tensors.
+"""Key table of the text encoder, with Wan's names and shapes, and transformers' names for the same tensors.
 
 The exporter uses Wan's names, with the module's own shapes. Parts of transformers' full model that an encoder does
 not need (decoder, language head) are no error: published UMT5 checkpoints contain them.

@@ -1,4 +1,5 @@
-"""File layouts of a UMT5 encoder, without torch: error messages need them before torch is loaded."""
+"""File layouts of a UMT5 encoder, in a module without torch, because error messages need the layouts before torch is
+loaded."""
 
 from __future__ import annotations
 

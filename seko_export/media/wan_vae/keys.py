@@ -1,7 +1,7 @@
-"""Key table of the Wan VAEs: Wan's names and shapes, and diffusers' names for the same tensors.
+"""Key table of the Wan VAEs, with Wan's names and shapes, and diffusers' names for the same tensors.
 
-The exporter uses Wan's names, with the shapes of the modules, so the table always matches the code. diffusers' names
-follow by rule; its shapes are the same.
+The exporter uses Wan's names, with the shapes of the modules, so the table always matches the code. The names of
+diffusers follow by rule, and its shapes are the same.
 """
 
 from __future__ import annotations

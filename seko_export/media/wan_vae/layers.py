@@ -1,9 +1,10 @@
 """Layers of the Wan VAEs, and the caches of frames that these layers keep from call to call.
 
 A layer that looks back in time (`Streamed`) takes earlier frames from a `FrameCaches` and stores the frames for the
-next call there. Nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in
-channels-last memory; caches are [B, t, H, W, C] contiguous, the same bytes in a shape that a buffer table can state
-without strides. Attribute names are the original checkpoint's. Source of the maths: Wan 2.1 (arXiv 2503.20314).
+next call there. No layer of the VAE writes in place, so a call is a pure function. Activations of the VAE are [B, C, T,
+H, W] in channels-last memory. Caches are [B, t, H, W, C] contiguous, which are the same bytes in a shape that a buffer
+table can state without strides. Attribute names of these layers are the original checkpoint's. The maths of the layers
+is from Wan 2.1 (arXiv 2503.20314).
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class FrameCaches:
     def keep(self, x: Tensor) -> None:
         """Store a copy of ``x`` [B, C, t, H, W] as the next cache.
 
-        A view would keep the whole activation alive. The compiler removes a plain copy if the strides agree, but not
-        a copy through a clamp whose bounds change nothing. ``x`` should be a part of the result of ``torch.cat``,
-        never of its inputs: torch 2.13's compiler computes these inputs inside the result's memory, and keeps a copy
-        of equal size there after that memory was reused (seen in a CPU engine with two frames a call, which returned
-        caches of other layers).
+        A view in place of a copy would keep the whole activation in memory. torch's compiler removes a plain copy if
+        the strides agree. The compiler does not remove a copy through a clamp whose bounds change nothing. ``x`` should
+        be a part of the result of ``torch.cat``, never of its inputs. torch 2.13's compiler computes these inputs
+        inside the result's memory, and keeps a copy of equal size there after that memory was reused. A CPU engine with
+        two frames a call returned caches of other layers for this reason.
         """
         self.kept.append(x.permute(0, 2, 3, 4, 1).clamp(min=-torch.inf).contiguous())
 
@@ -218,7 +219,7 @@ class Upsample(Streamed):
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the upsampled frames [B, channels_out, T', 2*H, 2*W] for ``x`` [B, channels, T, H, W].
 
-        The first frame of a stream stays one frame, and the time convolution reads zeros in its place.
+        The first frame of a stream stays one frame, and the time convolution of `Upsample` reads zeros in its place.
         """
         if self.time_conv is not None:
             if not caches.starts:
@@ -279,8 +280,8 @@ class HalvingTimeConv(Streamed):
 
 
 def by_cudnn(x: Tensor) -> bool:
-    """Return whether cuDNN convolves ``x``. Tests override it on a CPU, to compare the cuDNN variants with plain
-    maths.
+    """Return whether cuDNN convolves ``x``. Tests override `by_cudnn` on a CPU, to compare the cuDNN variants with
+    plain maths.
     """
     return x.is_cuda
 
@@ -289,14 +290,13 @@ def conv_of_few_filters(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] | None = None
 ) -> Tensor:
     """Compute a convolution with few filters as one matmul of all taps with all pixels, and a sum of shifted rows.
+    cuDNN has no fast kernel for few filters. On an H200 the VAE's last convolution (96 channels to 3 at 480x832) took
+    3.7 ms for 12 frames, and changing the memory layout for it 1.5 ms (docs/LOG.md). Reading ``x`` takes 0.25 ms at
+    the memory's bandwidth.
 
-    cuDNN has no fast kernel for few filters: the VAE's last convolution, 96 channels to 3 at 480x832, took 3.7 ms on
-    an H200 for 12 frames, and changing the memory layout for it 1.5 ms (docs/LOG.md), while reading ``x`` takes 0.25
-    ms at the memory's bandwidth.
-
-    The matmul's result has taps * O numbers for each pixel, fewer than ``x`` has if O is 3 and C is 96. Each is read
-    once, in memory order: a row is one tap of one filter. The compiler fuses the sum with the following ops; margins
-    are conditions on its reads and need no copy.
+    The matmul's result has taps * O numbers for each pixel, fewer than ``x`` has if O is 3 and C is 96. Each number of
+    the matmul's result is read once, in memory order: a row is one tap of one filter. The compiler fuses the sum of
+    shifted rows with the following ops. Margins are conditions on the reads and need no copy.
 
     Parameters
     ----------

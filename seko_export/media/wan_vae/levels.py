@@ -1,9 +1,9 @@
 """Levels of the Wan 2.2 VAE, each with a shortcut around it, and its patches of pixels.
 
 A level is the residual blocks of one width and, except the last level, the layer that changes the size. A shortcut has
-no weights: where the size shrinks it averages, where the size grows it repeats. Sums are over activations [B, C, T, H,
-W] in channels-last memory. Attribute names are the original checkpoint's. Source of the maths: Wan 2.2,
-`wan/modules/vae2_2.py`.
+no weights: it averages where the size shrinks, and repeats values where the size grows. Shortcuts are added to
+activations [B, C, T, H, W] in channels-last memory. Attribute names of the levels are the original checkpoint's. The
+maths of the levels is from Wan 2.2, `wan/modules/vae2_2.py`.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ def repeated(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tenso
 
 
 def patched(video: Tensor, side: int) -> Tensor:
-    """Return squares of pixels as channels: [B, 3 * side**2, T, H / side, W / side] from [B, 3, T, H, W].
+    """Return squares of pixels as channels, in the shape [B, 3 * side**2, T, H / side, W / side] from [B, 3, T, H, W].
 
-    The order of the channels is: colours, then columns of a square, then rows of the square.
+    The order of the channels is colours first, then columns of a square, then rows of the square.
     """
     squares: Tensor = video.unflatten(4, (-1, side)).unflatten(3, (-1, side))  # [B, 3, T, h, row, w, column]
     return squares.permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)

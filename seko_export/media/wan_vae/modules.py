@@ -1,13 +1,15 @@
-"""The Wan VAEs as modules for a stream of chunks, without hidden state: `VaeDecode` and `VaeEncode`, with the shapes of
-their caches.
+"""The Wan VAEs as modules for a stream of chunks, without hidden state. The modules are `VaeDecode` and `VaeEncode`,
+with the shapes of their caches.
 
-Two graphs serve a stream of chunks of F latent frames. FIRST (``first=True``) takes the first chunk and no caches.
-STEADY takes every later chunk with the caches of the previous call. Both return the same caches, so a stream restarts
-by calling FIRST: nothing has to be zeroed, and no cache of an earlier stream can be read. Layers are in `layers.py`,
-the levels of Wan 2.2 in `levels.py`, checkpoint names in `keys.py`.
+Two graphs (FIRST and STEADY) decode a stream of chunks of F latent frames. The graph FIRST (``first=True``) takes the
+first chunk and no caches. The graph STEADY takes every later chunk with the caches of the previous call. FIRST and
+STEADY return the same caches, so a stream restarts by calling FIRST. At a restart nothing has to be zeroed, and no
+cache of an earlier stream can be read. The module `layers` has the layers, `levels` the levels of Wan 2.2, and `keys`
+the names in checkpoints.
 
-Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W pixels (8
-times the cells, 16 times in Wan 2.2), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
+In shapes B is the number of rows, F of latent frames, z of latent channels, h x w of latent cells, T of video
+frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W of pixels (8 times the cells, 16 times in Wan 2.2). The maths of the
+VAEs is from Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ class VaeDecode(_StreamedHalf):
     ) -> tuple[Tensor, ...]:
         """Decode a chunk as `forward` does, but return the video in the memory order of the last layer.
 
-        With a ``split``, the video and all caches have the pixel rows of one rank; the latents are whole.
+        With a ``split``, the video and all caches have the pixel rows of one rank, but the latents are whole.
         """
         carried = self._begin(latents, self.config.z_dim, self.frames, caches, split)
         if split is not None:
@@ -274,8 +276,8 @@ def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
 
 
 def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return by name the two parameters that no checkpoint holds, mean and deviation of the latents: [z], in the wider
-    of ``dtype`` and float32.
+    """Return by name the two parameters that no checkpoint holds, mean and deviation of the latents, each [z], in the
+    wider of ``dtype`` and float32.
 
     A module on the meta device has only the shapes of these parameters; their values come from this function.
     """

@@ -1,5 +1,5 @@
-"""The modules of the Wan VAE's engines, which decode or encode one row at a time, with pictures as bytes. The maths is
-in `modules.py`."""
+"""The modules of the Wan VAE's engines, which decode or encode one row at a time, with pictures as bytes. The module
+`modules` has the maths of the decoder and the encoder."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class EncodeImage(VaeEncode):
         Returns
         -------
         tuple of Tensor
-            Latents, [z, 1, h, w] float32, normalised.
+            Latents of the picture, [z, 1, h, w] float32, normalised.
         """
         pixels = video.permute(2, 0, 1).float() / _HALF_RANGE - 1
         latents = super().forward(pixels[None, :, None], *caches)[0]
@@ -122,7 +122,7 @@ class EncodePicture(VaeEncode):
 
 
 class EncodeGrey(VaeEncode):
-    """The module that encodes the grey frames of one latent frame that follows a picture."""
+    """The module that encodes the grey frames of one latent frame after a picture."""
 
     def __init__(self, vae: WanVaeConfig, height: int, width: int, dtype: torch.dtype) -> None:
         super().__init__(vae, first=False, frames=1, dtype=dtype)
@@ -139,11 +139,11 @@ class EncodeGrey(VaeEncode):
 
 
 class EncodeLast(VaeEncode):
-    """Encodes the latent frame with which a stream ends: three grey frames, then a picture."""
+    """The module that encodes the latent frame with which a stream ends: three grey frames, then a picture."""
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32 with levels as `EncodePicture` takes
-        them, from the caches of the call before.
+        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32, from the caches of the previous call.
+        The picture's levels are those that `EncodePicture` takes.
         """
         pixels = video.permute(2, 0, 1)[:, None] / _HALF_RANGE - 1  # [3, 1, H, W]
         grey = torch.zeros_like(pixels).expand(-1, self.video_frames - 1, -1, -1)

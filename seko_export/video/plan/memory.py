@@ -51,9 +51,8 @@ def memory_report(config: VideoBuild, gpu: Gpu, work: Work) -> dict[str, Any]:
 
 
 def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, int]:
-    """Return the bytes of the artifact's weights: ``transformer`` (with tables and scales), ``text``, ``vae``, and
-    ``audio``, ``image`` or
-    ``vae_encoder`` of a build with such an encoder.
+    """Return the bytes of the artifact's weights by part. The parts are ``transformer`` (with tables and scales),
+    ``text``, ``vae``, and ``audio``, ``image`` or ``vae_encoder`` of a build with such an encoder.
     """
     tables = config.workload.schedule.tables(config.workload.stream)
     sizes = weight_sizes(pieces) | {name: table.nbytes for name, table in tables.items()}

@@ -15,8 +15,8 @@ def home_bytes(config: VideoBuild) -> int:
 def chunk_offload_bytes(config: VideoBuild) -> int:
     """Return the bytes that a chunk copies between the host and a rank's device, both directions together.
 
-    Each pass copies every layer of the pass's cache to the device once. Each layer is copied back once, after the last
-    pass that writes it.
+    Each pass of a chunk copies every layer of the pass's cache to the device once. Each layer is copied back once,
+    after the last pass that writes it.
     """
     # If each pass has its own cache, a pass fetches only its own.
     fetches = 1 if config.workload.stream.pass_caches else len(config.workload.schedule.timesteps) + 1

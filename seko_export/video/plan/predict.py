@@ -1,7 +1,7 @@
 """`seko-export plan`: estimates memory and time of a build on a GPU that need not be present.
 
-Bytes are computed from the build's table of buffers and the shapes of its weights (`memory.py`), seconds from the work
-of its engines (`op_count.py`) and the rates in `gpus.py` (`seconds.py`).
+Bytes are computed by the module `memory` from the build's table of buffers and the shapes of its weights. Seconds are
+computed by `op_count` from the work of the engines, and by `seconds` from the rates in `gpus`.
 """
 
 from __future__ import annotations
@@ -55,22 +55,31 @@ class PlanRequest:
 def predict(request: PlanRequest) -> dict[str, Any]:
     """Estimate memory and time of a build on a GPU.
 
+    The first entries of the result repeat the request. The entries of the request are ``preset``, ``gpu``,
+    ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``, ``attention``, ``resident_window``, ``ranks``,
+    ``passes`` (denoise passes), ``stream`` and ``pool`` (``sessions`` and ``buckets``, or null).
+
+    The entries for memory are in bytes, for the GPU of each rank. ``weight_bytes`` are shared by all sessions,
+    ``call_bytes`` are allocated once in a pool, and ``session_bytes`` once for each session. ``peak_bytes`` is the sum
+    for one session or for the whole pool, and ``memory_bytes`` the size of the GPU's memory. ``fits`` and
+    ``sessions_fit`` compare both. ``would_fit`` is the result of `what_fits` for a build that does not fit.
+
+    For an offloaded cache ``host_bytes`` is its size in host memory, for all ranks together. ``stream_bytes`` are the
+    bytes of the cache that a chunk moves over one GPU's link.
+
+    The entries for time are in seconds, for the largest call of a pool. ``step`` is the mean of a chunk's passes, by
+    kind of launch. ``stream_s`` is the time of ``stream_bytes`` over the host link, which runs in parallel with the
+    steps, so that a step takes the longer of both times. Further times are ``step_s``, ``fill_step_s`` (a step while
+    the cache fills), ``decode_s`` (decoding a chunk of all rows) and ``chunk_s``. ``calls`` has these four times for
+    each size of a pool's calls. ``video_s`` is the time for which a chunk plays.
+
+    ``real_time_factor`` and ``real_time`` are for one session or for the whole pool. ``sessions_real_time`` is the
+    number of sessions that run in real time. ``notes`` are sentences on what these figures do not include.
+
     Returns
     -------
     dict
-        Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``,
-        ``kernels``, ``attention``, ``resident_window``, ``ranks``, ``passes`` (denoise passes), ``stream``,
-        ``pool`` (``sessions`` and ``buckets``, or null). Bytes, of each rank's GPU: ``weight_bytes`` (shared by
-        all sessions), ``call_bytes`` (what a pool has once), ``session_bytes``, ``peak_bytes`` of one session
-        or of the whole pool, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``, ``would_fit`` (what
-        `what_fits` gives, of a build that does not); ``host_bytes`` of a session's offloaded cache (of all ranks
-        together), ``stream_bytes`` of that cache that a chunk moves over one GPU's link. Seconds, of a pool's largest
-        call: ``step`` (the mean of a chunk's passes, by kind of launch), ``stream_s`` (the time of ``stream_bytes``
-        over the host link, in parallel with the steps: a step takes the longer of both times), ``step_s``,
-        ``fill_step_s`` (while the cache fills), ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the
-        last four of each size of a pool's calls); ``video_s`` (how long a chunk plays). ``real_time_factor`` and
-        ``real_time`` of one session or of the whole pool; ``sessions_real_time``. ``notes``: sentences on what these
-        figures do not include.
+        The report as plain data, with the entries that are described above.
 
     Raises
     ------
@@ -111,7 +120,7 @@ def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str,
     """Return the smallest set of option changes with which a build fits on its GPU.
 
     Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then pairs of
-    these changes, and so on; combinations whose savings cannot suffice are skipped.
+    these changes, and so on. Combinations whose savings cannot suffice are skipped.
 
     Parameters
     ----------

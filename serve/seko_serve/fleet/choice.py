@@ -2,9 +2,54 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from zlib import crc32
 
-from seko_serve.fleet.directory import BoxFacts
+from seko_serve.fleet.directory import BEAT_S, BoxFacts
+
+FRESH_S = 0.25  # for which the rows of boxes are kept
+TRIED = 3  # boxes that a request is sent to, one after another
+
+
+class KnownBoxes:
+    """The rows of boxes as a gateway last read them, and the sessions that it has sent to the boxes since.
+
+    Attributes
+    ----------
+    rows : list of BoxFacts
+        The rows, in the order of the boxes' names.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[BoxFacts] = []
+        self._read_at = float("-inf")
+        self._sent: defaultdict[str, list[float]] = defaultdict(list)  # times, by the box's name
+
+    def stale(self, now: float) -> bool:
+        """Return whether the rows are to be read again at this time, in seconds."""
+        return not self.rows or now - self._read_at > FRESH_S
+
+    def update(self, rows: list[BoxFacts], now: float) -> None:
+        """Take the rows that were read at this time. A row that has changed counts the sessions that were sent."""
+        before = {box.name: box for box in self.rows}
+        for box in rows:
+            if before.get(box.name) != box:
+                self._sent.pop(box.name, None)
+        self.rows, self._read_at = rows, now
+
+    def sent(self, box: str, now: float) -> None:
+        """Record that a session was sent to a box."""
+        self._sent[box].append(now)
+
+    def promised(self, now: float) -> dict[str, int]:
+        """Return how many sessions were sent to each box that its row does not count yet."""
+        oldest = now - 2 * BEAT_S
+        return {name: sum(at > oldest for at in times) for name, times in self._sent.items()}
+
+    def remove(self, box: str) -> None:
+        """Remove the row of a box that has ended."""
+        self.rows = [row for row in self.rows if row.name != box]
 
 
 def in_order(
@@ -14,6 +59,7 @@ def in_order(
     model: str | None = None,
     digest: str | None = None,
     retired: Collection[str] = (),
+    salt: str = "",
 ) -> list[BoxFacts]:
     """Return the boxes that a session may go to, the best first.
 
@@ -32,12 +78,16 @@ def in_order(
         The artifact of a session that comes back, to which retired boxes are open; None: the session is new.
     retired : collection of str
         Groups of boxes that take no new sessions.
+    salt : str
+        Decides the order of boxes that are equally good. Gateways do not know what other gateways have sent to a box
+        since its row was written, so each needs another order. Empty: the order of the boxes' names.
     """
 
-    def rank(box: BoxFacts) -> tuple[bool, float, str]:
+    def rank(box: BoxFacts) -> tuple[bool, float, int, str]:
         free = box.free - promised.get(box.name, 0)
         full = free <= 0
-        return full, float(box.waiting - free) if full else -free / box.capacity, box.name
+        value = float(box.waiting - free) if full else -free / box.capacity
+        return full, value, crc32(f"{salt}{box.name}".encode()) if salt else 0, box.name
 
     return sorted(
         (

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from seko_runtime import read_manifest
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.box import Box
-from seko_serve.fleet.config import MEMORY, FleetConfig, ModelConfig
+from seko_serve.fleet.config import MEMORY, FleetConfig, ModelConfig, read_config
 from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError, Lease, MemoryDirectory, Place
 from seko_serve.fleet.gateway import Gateway
 from seko_serve.fleet.redis_directory import RedisDirectory
@@ -215,6 +215,43 @@ def gateway_application(config: FleetConfig) -> serve.Application:
         ray_actor_options={"num_cpus": 0.1},
     )
     return deployment.bind(config)
+
+
+def boxes(arguments: dict[str, str]) -> serve.Application:
+    """Return the application of the boxes of one artifact, for a configuration file of Ray Serve.
+
+    Parameters
+    ----------
+    arguments : dict of str to str
+        The file's ``args``: ``config``, the fleet's configuration, a file on each machine; and ``artifact``, a name
+        from its models.
+
+    Raises
+    ------
+    ValueError, OSError
+        If the configuration cannot be read, or has no such artifact.
+    """
+    config = _config_of(arguments, ("config", "artifact"))
+    for model in config.models:
+        if model.artifact == arguments["artifact"]:
+            return box_application(config, model)
+    raise ValueError(f"artifact is {arguments['artifact']!r}, which is none of the configuration's models")
+
+
+def gateways(arguments: dict[str, str]) -> serve.Application:
+    """Return the gateways' application, for a configuration file of Ray Serve.
+
+    Parameters and errors are those of `boxes`, without ``artifact``.
+    """
+    return gateway_application(_config_of(arguments, ("config",)))
+
+
+def _config_of(arguments: Mapping[str, str], names: tuple[str, ...]) -> FleetConfig:
+    if set(arguments) != set(names):
+        raise ValueError(
+            f"args has {', '.join(sorted(arguments)) or 'nothing'}, expected {' and '.join(names)}"
+        )
+    return read_config(Path(arguments["config"]))
 
 
 def apply(config: FleetConfig) -> None:

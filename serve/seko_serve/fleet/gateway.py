@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -27,8 +27,8 @@ from starlette.types import ASGIApp
 import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
-from seko_serve.fleet.choice import in_order
-from seko_serve.fleet.directory import BEAT_S, BoxFacts, Directory, DirectoryError
+from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order
+from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals, raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES
@@ -37,8 +37,6 @@ from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
 from seko_serve.settings import Settings
 
-FRESH_S = 0.25  # for which the rows of boxes are kept
-TRIED = 3  # boxes that a request is sent to, one after another
 AGAIN_S = 1.0  # after which a client asks again
 GROUPS = ("model", "digest", "box")
 ADMIT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -68,11 +66,7 @@ class Gateway:
         self._access, self._open_directory, self._retired = Access(settings), open_directory, retired
         self._metrics = Metrics()
         self._refusals = Refusals(self._metrics)
-        self._rows: list[BoxFacts] = []
-        self._read_at = float("-inf")
-        self._sent: defaultdict[str, list[float]] = defaultdict(
-            list
-        )  # when sessions went to a box, by its name
+        self._rows, self._salt = KnownBoxes(), secrets.token_hex(4)
         self._reading = asyncio.Lock()
         self._registry = CollectorRegistry()
         self._admitting = Histogram(
@@ -167,7 +161,7 @@ class Gateway:
         box, answer = await self._first(waiting or boxes, "POST", "/v1/sessions", headers, body)
         self._admitting.observe(time.monotonic() - began)
         if answer.status < 400:
-            self._sent[box.name].append(time.monotonic())
+            self._rows.sent(box.name, time.monotonic())
         return _rewritten(answer, box)
 
     async def _queue(self, request: Request) -> Response:
@@ -206,7 +200,7 @@ class Gateway:
             # Its process has ended, or was silent for longer than its row lasts: others need not wait for the lease.
             await self._directory.release(name, "" if place is None else place.tenant, lease)
         if place is not None:
-            candidates = in_order(boxes, self._promised(), digest=place.digest)
+            candidates = in_order(boxes, self._promised(), digest=place.digest, salt=self._salt)
             if not candidates:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
@@ -274,26 +268,19 @@ class Gateway:
     async def _known(self) -> list[BoxFacts]:
         """Return the rows of all boxes, not older than `FRESH_S`."""
         async with self._reading:
-            if not self._rows or time.monotonic() - self._read_at > FRESH_S:
-                rows = await self._directory.boxes()
-                before = {box.name: box for box in self._rows}
-                for box in rows:
-                    if before.get(box.name) != box:  # the row counts what was sent there
-                        self._sent.pop(box.name, None)
-                self._rows, self._read_at = rows, time.monotonic()
-            return self._rows
+            if self._rows.stale(time.monotonic()):
+                self._rows.update(await self._directory.boxes(), time.monotonic())
+            return self._rows.rows
 
     def _promised(self) -> dict[str, int]:
-        """Return how many sessions went to each box that its row does not count yet."""
-        oldest = time.monotonic() - 2 * BEAT_S
-        return {name: sum(at > oldest for at in times) for name, times in self._sent.items()}
+        return self._rows.promised(time.monotonic())
 
     async def _with_model(self, body: bytes) -> list[BoxFacts]:
         """Return the boxes for what a body asks for, the best first; ServeError if no box has the model."""
         model, known = _model(body), await self._known()
         if known and model is not None and all(box.model != model for box in known):
             raise ServeError("not_found", "no box has this model")
-        return in_order(known, self._promised(), model=model, retired=self._retired)
+        return in_order(known, self._promised(), model=model, retired=self._retired, salt=self._salt)
 
     @staticmethod
     def _named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:
@@ -311,7 +298,7 @@ class Gateway:
                 answer = await self._boxes.ask(box, method, path, headers, body)
             except BoxGoneError:
                 await self._directory.withdraw(box.name)
-                self._rows = [other for other in self._rows if other.name != box.name]
+                self._rows.remove(box.name)
                 continue
             except BoxSilentError:
                 continue

@@ -37,7 +37,7 @@ class Access:
     Attributes
     ----------
     controls : Rate
-        Rate limit of the messages of one socket.
+        Rate limit of the control messages of one socket.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -88,8 +88,8 @@ class Access:
     def from_this_machine(self, connection: HTTPConnection) -> bool:
         """Return whether a request came from a loopback address and not through a proxy.
 
-        A proxy on this machine is recognised by the header with the address that it forwards. Requests through a Unix
-        socket always come from a proxy.
+        A proxy on this machine is recognised by the header with the client's address that the proxy adds. Requests
+        through a Unix socket always come from a proxy.
         """
         try:
             return not self._by_socket_file and ip_address(_address(connection)).is_loopback

@@ -48,7 +48,7 @@ class StreamConnection(WebSocketsSansIOProtocol):
     """A WebSocket connection that is also closed if its peer does not read the last messages."""
 
     def keepalive_timeout(self) -> None:
-        """End the connection of a peer that answers no ping."""
+        """End the connection of a client that answers no ping."""
         super().keepalive_timeout()
         self.transport.abort()
 

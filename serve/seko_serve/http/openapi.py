@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 import seko_serve
 from seko_serve.errors import KINDS
-from seko_serve.http.openings import MAX_FPS
+from seko_serve.http.openings import LAST_S, MAX_FPS, MAX_LAST_S
 from seko_serve.http.speech import MAX_INPUT_LETTERS
 from seko_serve.http.videos import MAX_LISTED, MAX_SECONDS
 from seko_serve.media.sound_files import FORMS
@@ -184,7 +184,9 @@ def _schemas() -> Table:
         ),
     }
     voice = {"anyOf": [UPLOAD, {"type": "array", "items": UPLOAD}]}
-    begins: Table = {"prompt": PROMPT, "seed": SEED, "image": UPLOAD, "voice": voice, "inputs": inputs}
+    pictures: Table = {"image": UPLOAD, "last_image": UPLOAD}
+    begins: Table = {"prompt": PROMPT, "seed": SEED, **pictures, "voice": voice, "inputs": inputs}
+    last_s = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LAST_S, "default": LAST_S}
     fps = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FPS}
     opened: Table = {
         "id": TEXT,
@@ -217,7 +219,7 @@ def _schemas() -> Table:
         "Models": _list_of(
             _object({"id": TEXT, "object": {"const": "model"}, "owned_by": TEXT}, further=True)
         ),
-        "SessionRequest": _object({}, {"model": TEXT, "fps": fps, **begins, **guidance}),
+        "SessionRequest": _object({}, {"model": TEXT, "fps": fps, "last_s": last_s, **begins, **guidance}),
         "SessionChange": _object({}, {"prompt": PROMPT, "recache": FLAG, "paused": FLAG}),
         "Session": _object(opened, counts),
         "OpenedSession": _object({**opened, **counts, "ticket": TEXT, "ticket_s": NUMBER}),

@@ -12,20 +12,22 @@ from numpy.typing import NDArray
 from seko_runtime import VideoManifest
 from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import SpeechManifest
-from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_picture
+from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
+from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_serve.errors import ServeError
 from seko_serve.live.content import Opening, SpeechOpening
 from seko_serve.live.kinds import Served
-from seko_serve.live.video import needs_picture, picture_place
+from seko_serve.live.video import last_frame_input, latent_frame, needs_picture, picture_place
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS
 
 MAX_FPS = 240.0
+LAST_S, MAX_LAST_S = 5.0, 600.0  # when the last picture is shown, from the stream's start on
 # Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
 MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
 SPEECH_FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text")
-FIELDS = ("model", "prompt", "seed", "fps", "image", "voice", "inputs")
+FIELDS = ("model", "prompt", "seed", "fps", "image", "last_image", "last_s", "voice", "inputs")
 
 
 def session_opening_of(table: dict[str, Any], manifest: Served) -> Opening | SpeechOpening:
@@ -47,14 +49,11 @@ def opening_of(table: dict[str, Any], manifest: Served) -> Opening:
     if not isinstance(manifest, VideoManifest):
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
     _check_fields(table, FIELDS, manifest.name)
-    return Opening(
-        _prompt(table.get("prompt"), manifest),
-        _seed(table.get("seed", 0)),
-        _fps(table.get("fps", manifest.workload.stream.fps), manifest),
-        _image(table.get("image"), manifest),
-        _inputs(table.get("inputs", {})),
-        _voice(table.get("voice"), manifest),
-    )
+    prompt, seed = _prompt(table.get("prompt"), manifest), _seed(table.get("seed", 0))
+    fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
+    image, of_pictures = _pictures(table, fps, manifest)
+    inputs = {**of_pictures, **_inputs(table.get("inputs", {}))}
+    return Opening(prompt, seed, fps, image, inputs, _voice(table.get("voice"), manifest))
 
 
 def speech_opening_of(table: dict[str, Any], manifest: SpeechManifest) -> SpeechOpening:
@@ -130,20 +129,50 @@ def _fps(fps: object, manifest: VideoManifest) -> float:
     return float(fps)
 
 
-def _image(value: object, manifest: VideoManifest) -> NDArray[Any] | None:
-    place = picture_place(manifest)
-    if value is None:
+def _pictures(
+    table: dict[str, Any], fps: float, manifest: VideoManifest
+) -> tuple[NDArray[Any] | None, dict[str, NDArray[Any]]]:
+    """Return the pictures of a request as a session takes them, and the session's inputs that follow from them."""
+    place, last_frame = picture_place(manifest), last_frame_input(manifest)
+    if last_frame is None and (table.get("last_image") is not None or table.get("last_s") is not None):
+        raise ServeError(
+            "unsupported", "this artifact takes no last picture: leave last_image and last_s out"
+        )
+    if table.get("image") is None:
         if needs_picture(manifest):
             raise ServeError("bad_request", "image is missing: this artifact's video begins with a picture")
-        return None
+        return None, {}
     if place is None:
         raise ServeError("unsupported", "this artifact takes no picture: leave image out")
-    picture = uploads.decoded_picture(uploads.data_of(value, "image", uploads.MAX_PICTURE_BYTES))
-    fit = fit_reference if place == "reference" else fit_start_picture
+    if last_frame is not None and table.get("last_image") is None:
+        raise ServeError(
+            "bad_request", "last_image is missing: this artifact's video leads from one picture to another"
+        )
+    names = ["image"] if last_frame is None else ["image", "last_image"]
+    pictures = [
+        uploads.decoded_picture(uploads.data_of(table[name], name, uploads.MAX_PICTURE_BYTES), name)
+        for name in names
+    ]
     try:
-        return fit(manifest, picture)[0]
+        if place == "reference":
+            return fit_reference(manifest, pictures[0])[0], {}
+        squashed = squashed_pictures(manifest, pictures)
+        inputs = {name: np.asarray(array) for name, array in squashed.items()}
+        if last_frame is not None:
+            inputs[last_frame] = np.array([_last_latent(table.get("last_s", LAST_S), fps, manifest)])
+        return fit_start_pictures(manifest, pictures, names)[0], inputs
     except UsageError as error:
         raise ServeError("unsupported", str(error)) from None
+
+
+def _last_latent(seconds: object, fps: float, manifest: VideoManifest) -> int:
+    """Return the latent frame that shows the last picture after so many seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_LAST_S:
+        raise ServeError("bad_request", f"last_s is no number above 0 and at most {MAX_LAST_S:g}")
+    frame = latent_frame(manifest, seconds, fps)
+    if frame < 1:
+        raise ServeError("bad_request", "last_s is so early that the first picture is still shown")
+    return frame
 
 
 def _inputs(value: object) -> dict[str, NDArray[Any]]:

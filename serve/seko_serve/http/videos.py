@@ -25,7 +25,9 @@ from seko_serve.live.manager import SessionManager
 MAX_SECONDS = 60.0
 MAX_LISTED = 100
 INTEGER = re.compile("-?[0-9]{1,19}")
-FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed", "image", "voice", "inputs"})
+FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed", "image", "last_image", "voice", "inputs"})
+
+FILES = ("input_reference", "last_image")  # fields of a form that are files
 
 
 class VideoRoutes:
@@ -64,7 +66,10 @@ class VideoRoutes:
         size = f"{video.width}x{video.height}"
         if table.pop("size", size) != size:
             raise ServeError("unsupported", f"this artifact makes videos of {size}")
-        frames = _frames(table.pop("seconds", 4), manifest.workload.stream.fps)
+        fps = manifest.workload.stream.fps
+        frames = _frames(table.pop("seconds", 4), fps)
+        if "last_image" in table:
+            table["last_s"] = frames / fps
         opening = await asyncio.to_thread(opening_of, table, manifest)
         if self._manager.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=5.0)
@@ -154,7 +159,7 @@ async def _fields(request: Request) -> dict[str, Any]:
 
 
 def form_fields(kind: str, body: bytes) -> dict[str, Any]:
-    """Return the fields of a multipart form; the file ``input_reference`` becomes base64 text.
+    """Return the fields of a multipart form; the files ``input_reference`` and ``last_image`` become base64 text.
 
     Parameters
     ----------
@@ -166,7 +171,7 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
     Raises
     ------
     ServeError
-        If the body is not a multipart form, or a field other than ``input_reference`` is not text.
+        If the body is not a multipart form, or a field that is no file is not text.
     """
     head = b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n"
     form = BytesParser(EmailMessage, policy=HTTP).parsebytes(head + body)
@@ -179,7 +184,7 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
         if not isinstance(name, str) or not isinstance(content, bytes):
             raise ServeError("bad_request", "a part of the form has no name")
         try:
-            text = b64encode(content).decode() if name == "input_reference" else content.decode()
+            text = b64encode(content).decode() if name in FILES else content.decode()
         except UnicodeDecodeError:
             raise ServeError("bad_request", "a part of the form is no text") from None
         fields[name] = int(text) if name == "seed" and INTEGER.fullmatch(text) else text

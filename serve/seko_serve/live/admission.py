@@ -1,8 +1,8 @@
 """Admission: a session begins only if, by measured call times, the chunks of all sessions can still be made in time;
 other requests wait in a fair queue.
 
-All functions of this module return at once and take the time from a clock that the caller passes. Only the event loop's
-thread calls them.
+All functions of the admission module return at once, and take the time from a clock that the caller passes. Only the
+event loop's thread calls the functions of the admission module.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def call_seconds(sessions: int, times: Mapping[int, float]) -> float:
     Parameters
     ----------
     sessions : int
-        Number of sessions; for 0 the result is 0 s.
+        Number of sessions; for 0 sessions the result is 0 seconds.
     times : mapping of int to float
-        Measured seconds of a call, by its number of rows; if empty, the result is 0 s.
+        Measured seconds of a call, by its number of rows; if empty, the result is 0 seconds.
     """
     shortest = [0.0]
     for count in range(1, sessions + 1):
@@ -74,10 +74,10 @@ class Admission:
     is at most the shortest period of these sessions. The first session is always admitted, since no other session can
     be late.
 
-    Rows are given by max-min fairness: the next waiting request is one whose tenant holds the fewest rows; among equal
-    tenants, the request that has waited longest. A request that cannot be admitted now because its period is too short
-    is passed over. If the queue is full, a new request replaces the last request of the tenant with the most waiting
-    requests, if that makes the tenants' numbers more equal.
+    Rows are given by max-min fairness. The next waiting request is one whose tenant holds the fewest rows; among equal
+    tenants, it is the request that has waited longest. A request that cannot be admitted now because its viewer plays
+    chunks too fast is passed over. If the queue is full, a new request may replace the last request of the tenant with
+    the most waiting requests, if that makes the tenants' numbers more equal.
 
     Parameters
     ----------
@@ -132,8 +132,8 @@ class Admission:
             self._departures.append(self._clock())
 
     def ask(self, demand: Demand, token: str | None, session: str) -> None:
-        """Admit a session, which from now on counts as holding a row; or, if ``token`` is not None, give the request a
-        place in the queue.
+        """Admit a session, which from now on counts as holding a row. If the session is not admitted and ``token`` is
+        not None, give the request a place in the queue.
 
         Parameters
         ----------
@@ -170,13 +170,13 @@ class Admission:
         raise ServeError("full", FULL, retry_after=self._again(place), facts=facts)
 
     def look(self, tenant: str, token: str) -> dict[str, object]:
-        """Return the place of a request in the queue. The call also keeps the place, as `ask` does.
+        """Return the place of a request in the queue. `look` also keeps the place of the request, as `ask` does.
 
         Returns
         -------
         dict
-            ``place``, ``waiting``, ``wait_s``, an estimate or None, and ``admitted``: whether `ask` would admit the
-            request now.
+            The entries ``place`` and ``waiting`` (numbers of requests), ``wait_s`` (an estimate in seconds, or None),
+            and ``admitted``, which says whether `ask` would admit the request now.
 
         Raises
         ------

@@ -4,50 +4,81 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
-from seko_runtime import Pool
+from seko_runtime import Pool, Session
 from seko_runtime.errors import SekoRuntimeError
-from seko_serve.live.content import Opening
+from seko_runtime.speech.pool import SpeechPool
+from seko_runtime.speech.session import SpeechSession
 from seko_serve.live.device import ServedPool
-from seko_serve.live.video import VideoContent, opening_picture
+from seko_serve.live.video import VideoContent, blank_opening
 
 LONGEST_S = 30.0  # a device that is slower is measured further by its first sessions
+TENANT = "calibration"
+TEXT = "hallo"
 _LOG = logging.getLogger("seko_serve")
 
 
 def calibrate(pool: ServedPool) -> None:
-    """Run the pool's calls until all buckets (numbers of rows) and full caches were measured; the results are in the
-    pool's `call_times`.
+    """Run the pool's calls until all buckets (numbers of rows) were measured, of a video artifact with full caches; the
+    results are in the pool's `call_times`.
 
-    Inputs that a viewer would send are zeros and silence during this measurement. If the artifact refuses these inputs,
-    no call is measured.
+    Inputs that a viewer would send are zeros and silence during this measurement, and a speech artifact speaks a short
+    text. If the artifact refuses these inputs of zeros and silence, no call is measured.
     """
-    if not isinstance(pool, Pool):  # speech: its first sessions measure it
-        return
-    manifest = pool.manifest
-    stream, buckets = (
-        manifest.workload.stream,
-        (pool.capacity,) if manifest.pool is None else manifest.pool.buckets,
-    )
-    opening = Opening(
-        None if manifest.workload.text is None else "", 0, float(stream.fps), image=opening_picture(manifest)
-    )
-    rows = min(buckets[-1], pool.capacity)
-    contents = [VideoContent(manifest, opening) for _ in range(rows)]
-    sessions, began = [], time.monotonic()
+    sessions: list[Any] = []
     try:
-        for number, content in enumerate(contents):
-            sessions.append(content.open(pool, f"calibration-{number}", "calibration"))
-        filling = -(-stream.cache_frames // stream.chunk_frames)
-        for count in [*[rows] * (filling + 1), *reversed([bucket for bucket in buckets if bucket < rows])]:
-            if time.monotonic() - began > LONGEST_S:
-                break
-            for content, session in zip(contents[:count], sessions[:count], strict=True):
-                content.ask(session, 0.0)
-            for session, chunk in pool.serve_next(in_one=True):
-                contents[sessions.index(session)].made(chunk)
+        if isinstance(pool, Pool):
+            _measure_video(pool, sessions)
+        else:
+            _measure_speech(pool, sessions)
     except SekoRuntimeError as error:
         _LOG.warning("calls are not measured before the first session: %s", type(error).__name__)
     finally:
         for session in sessions:
             session.close()
+
+
+def _measure_video(pool: Pool, sessions: list[Session]) -> None:
+    """Measure the calls of a video artifact. Sessions that the function opens are appended to ``sessions``."""
+    manifest = pool.manifest
+    stream, buckets = (
+        manifest.workload.stream,
+        (pool.capacity,) if manifest.pool is None else manifest.pool.buckets,
+    )
+    rows, began = min(buckets[-1], pool.capacity), time.monotonic()
+    contents = [VideoContent(manifest, blank_opening(manifest)) for _ in range(rows)]
+    for number, content in enumerate(contents):
+        sessions.append(content.open(pool, f"{TENANT}-{number}", TENANT))
+    filling = -(-stream.cache_frames // stream.chunk_frames)
+    for count in [*[rows] * (filling + 1), *reversed([bucket for bucket in buckets if bucket < rows])]:
+        if time.monotonic() - began > LONGEST_S:
+            break
+        for content, session in zip(contents[:count], sessions[:count], strict=True):
+            content.ask(session, 0.0)
+        for session, chunk in pool.serve_next(in_one=True):
+            contents[sessions.index(session)].made(chunk)
+
+
+def _measure_speech(pool: SpeechPool, sessions: list[SpeechSession]) -> None:
+    """Measure the calls of a speech artifact that make patches; see `_measure_video`."""
+    buckets = (pool.capacity,) if pool.manifest.pool is None else pool.manifest.pool.buckets
+    began = time.monotonic()
+    for number in range(min(buckets[-1], pool.capacity)):
+        session = pool.open_session(name=f"{TENANT}-{number}", tenant=TENANT)
+        sessions.append(session)
+        session.begin(TEXT)
+    for session in sessions:
+        patch = None
+        while patch is None:  # parts of its prompt come first
+            if time.monotonic() - began > LONGEST_S:
+                return
+            session.request_patch(0.0)
+            ((_, patch),) = pool.serve_next(among=[session])
+    for count in buckets:
+        speaking = [session for session in sessions if session.speaks][:count]
+        if len(speaking) < count or time.monotonic() - began > LONGEST_S:
+            return
+        for session in speaking:
+            session.request_patch(0.0)
+        pool.serve_next(among=speaking, in_one=True)

@@ -9,7 +9,7 @@ from seko_serve.errors import ServeError
 
 
 class Connection:
-    """The messages for one socket. The session's lock guards the object; only the event loop's thread waits for
+    """The messages for one socket. The session's lock guards the connection. Only the event loop's thread waits for
     messages.
 
     Attributes

@@ -27,7 +27,8 @@ class Opening:
     fps : float
         Number of video frames that the viewer shows in a second.
     image : numpy.ndarray, optional
-        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3].
+        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3]; for a model of
+        first and last picture both, [2, H, W, 3].
     inputs : mapping of str to numpy.ndarray
         Further model inputs that the caller supplies for the session, by name.
     voice : numpy.ndarray, optional
@@ -91,7 +92,7 @@ def arrays_of(tables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class SpeechOpening:
-    """The conditions with which a speech session begins.
+    """The conditions with which a speech session begins, after the package `http` has checked them.
 
     Parameters
     ----------
@@ -114,8 +115,8 @@ class SpeechOpening:
 
 
 class Piece(Protocol):
-    """A result of a session's call (a chunk of video, a patch of sound) that is to be sent to the viewer; a worker
-    calls `read`, then `encode`."""
+    """A result of a session's call (a chunk of video, a patch of sound) that is to be sent to the viewer. A worker
+    thread calls `read`, then `encode`."""
 
     def read(self) -> int:
         """Wait for the result, and return its length in units of the viewer's clock: video frames or sound samples."""

@@ -1,5 +1,5 @@
-"""The thread that owns the artifact and its pool. No other thread calls the runtime, so the event loop never waits for
-the device.
+"""The thread that owns the artifact and its pool. No thread other than this one calls the runtime, so the event loop
+never waits for the device.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LOG = logging.getLogger("seko_serve")
 def step_seconds(pool: ServedPool) -> Mapping[int, float]:
     """Return the measured seconds, by number of rows, of the calls that make a session's chunks.
 
-    Calls that run the model over a part of a prompt are not counted: such a call carries one session, once a sentence,
-    whatever the number of rows.
+    Calls that run the model over a part of a prompt are not counted. A call over a part of a prompt carries one
+    session, once a sentence, whatever the number of rows.
     """
     return pool.call_times.slowest(but=(PREFILL,))
 
@@ -52,7 +52,8 @@ def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = N
 
 
 class Streamed(Protocol):
-    """The interface through which the device's thread runs a stream. The thread calls every method."""
+    """The interface through which the device's thread runs a stream. The device's thread calls every method of a
+    stream."""
 
     def ready(self) -> bool:
         """Return whether the stream's next chunk may be made now."""
@@ -78,8 +79,8 @@ class Watched(Streamed, Protocol):
 
 
 class Behind(Streamed, Protocol):
-    """A stream without a viewer, such as a video job: it runs only while that makes no live session late, on a row
-    that no live session needs.
+    """A stream without a viewer, such as a video job. A `Behind` runs only while that makes no live session late, on a
+    row of the pool that no live session needs.
     """
 
     @property
@@ -169,7 +170,8 @@ class Device:
         return await asyncio.wrap_future(done)
 
     async def beside(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
-        """Run a function in a separate thread while the pool makes chunks. The method is for large reads and copies."""
+        """Run a function in a separate thread while the pool makes chunks. The method `beside` is for large reads and
+        copies."""
         pool = self._pool
         if pool is None:
             raise RuntimeError("the device's thread has ended")
@@ -177,7 +179,7 @@ class Device:
 
     def wake(self) -> None:
         """Make the device's thread check again which sessions are ready, after a control or an acknowledgement. Any
-        thread may call this method.
+        thread may call `wake`.
         """
         with self._desk:
             self._desk.notify()

@@ -17,7 +17,7 @@ from seko_serve.protocol import message
 
 @dataclass(frozen=True)
 class MadeChunk:
-    """A chunk that the device has made.
+    """A chunk that the device has made, with the times and controls that belong to it.
 
     Parameters
     ----------
@@ -38,7 +38,8 @@ class MadeChunk:
 
 
 class ChunkEncoder:
-    """Encodes the chunks of one session and sends them to the viewer. Only one worker thread does so at a time.
+    """Encodes the chunks of one session and sends them to the viewer. Only one worker thread encodes and sends at a
+    time.
 
     Parameters
     ----------

@@ -154,8 +154,9 @@ class SessionManager:
         opening : Opening
             The conditions with which the session begins.
         queue_token : str
-            `JOIN` to wait in the queue if the server is full; in later calls the token that came with the first
-            refusal, which keeps the place; empty: the request does not wait.
+            Token of the request's place in the queue. `JOIN` asks for a place if the server is full. In later calls it
+            is the token that came with the first refusal, which keeps the place. If it is empty, the request does not
+            wait.
         resumable : bool
             Whether a client may come back to the session; otherwise the session is never saved.
 
@@ -219,7 +220,9 @@ class SessionManager:
 
     def _take_row(self, session: LiveSession, pool: ServedPool) -> None:
         self.device.make_room(pool)
+        began = time.monotonic()
         session.open(pool)
+        self.device.metrics.opening.observe(time.monotonic() - began)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
         """Return a session that has a row of the pool; ServeError if there is no such session, or the session is
@@ -292,7 +295,9 @@ class SessionManager:
             await self._leases.claim(name, record.tenant)
             record = await self._taken_over(record)
             await self.device.call(self.device.make_room)
+            began = time.monotonic()
             session = await self.device.beside(lambda pool: self._restored(pool, record))
+            self.device.metrics.snapshot.labels("read").observe(time.monotonic() - began)
             session.tokens = tokens
             await self._add(session, record)
         except PoolFullError:

@@ -1,5 +1,5 @@
 """The pace of a viewer: the time at which the next chunk is due. At most two chunks are made ahead of the chunks that
-were shown."""
+the viewer has been shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CREDIT = 2  # chunks that were made and not shown yet
 
 @dataclass
 class Pace:
-    """The viewer's clock of one session. Times are seconds of a monotonic clock.
+    """The viewer's clock of one session. All times of a `Pace` are seconds of a monotonic clock.
 
     Parameters
     ----------

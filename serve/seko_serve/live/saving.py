@@ -38,7 +38,8 @@ class _Kept:
 
 
 class Saving:
-    """The snapshots of a server's sessions. Only the event loop's thread calls the methods, except for `captured`.
+    """The snapshots of a server's sessions. Only the event loop's thread calls the methods of `Saving`, except for
+    `captured`.
 
     Parameters
     ----------
@@ -86,13 +87,14 @@ class Saving:
         loop.call_soon_threadsafe(begin)
 
     async def write(self, session: LiveSession, capture: Capture) -> None:
-        """Write a session's captured state. If writing fails, a StoreError or SekoRuntimeError is raised and the
-        previous snapshot is kept. The session ends if another process has taken it over.
+        """Write a session's captured state. If writing the state fails, a StoreError or SekoRuntimeError is raised and
+        the previous snapshot is kept. The session ends if another process has taken the session over.
         """
         try:
             kept, saved = self._kept.get(session.name), self._saved
             if kept is None or saved is None:
                 return
+            began = time.monotonic()
             row = await self._run(capture.row.blocks)
             state = {**capture.state, "period_s": session.content.period_s}
             name = await self._run(lambda: saved.put(session.name, Saved(state, capture.messages, row)))
@@ -113,6 +115,7 @@ class Saving:
                         session.finish(ServeError("conflict", TAKEN))
                     raise
             self._metrics.snapshots.labels("written").inc()
+            self._metrics.snapshot.labels("write").observe(time.monotonic() - began)
         except (StoreError, SekoRuntimeError):
             self._metrics.snapshots.labels("failed").inc()
             raise
@@ -152,8 +155,8 @@ class Saving:
             raise ServeError("lost", "the saved session is damaged") from None
 
     async def take_over(self, record: Record) -> Record:
-        """Make this process the owner of a saved session; return the newest record of the session. Errors are those of
-        `SavedSessions.take_over`.
+        """Make this process the owner of a saved session; return the newest record of the session. The errors are those
+        of `SavedSessions.take_over`.
         """
         saved = self._saved
         if saved is None:
@@ -161,8 +164,8 @@ class Saving:
         return await self._run(lambda: saved.take_over(record))
 
     def read(self, record: Record) -> Saved:
-        """Return the snapshot that a record names; StoreError if the snapshot cannot be read. Any thread may call this
-        method.
+        """Return the snapshot that a record names; StoreError if the snapshot cannot be read. Any thread may call
+        `read`.
         """
         if self._saved is None:
             raise StoreError("there is no store")

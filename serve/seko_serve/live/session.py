@@ -1,8 +1,9 @@
 """A live session of the server: its row of the pool, the controls that wait for the next chunk, and pauses.
 
-Three threads meet here. The event loop takes controls and acknowledgements from the socket. The device's thread applies
-controls and makes chunks. A worker encodes and sends them. The `Viewer`, the `ChunkEncoder` and the session each have
-one lock for the state that these threads share; no lock is held during long work.
+Three threads work on a live session. The event loop takes controls and acknowledgements from the socket. The device's
+thread applies controls and makes chunks. A worker thread encodes finished chunks and sends them. The `Viewer`, the
+`ChunkEncoder` and the session each have one lock for the state that the three threads share. No lock is held during
+long work.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -107,7 +109,7 @@ class LiveSession:
         self.name, self.tenant, self.content = name, tenant, content
         self.viewer, self.tokens = Viewer(content.rate, loop), ResumeTokens()
         self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake)
-        self._wake = wake
+        self._wake, self._metrics = wake, metrics
         self.savable, self._save = save is not None, save
         self._every = snapshot_every if self.savable else 0
         self._unsaved, self._saving = 0, False  # chunks since the last snapshot; whether one is being written
@@ -117,6 +119,7 @@ class LiveSession:
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
         self._made = 0  # chunks that the device has made
         self._row: RowSession | None = None
+        self._waits_since: float | None = None  # when the chunk that is made next was first requested
 
     @property
     def end(self) -> ServeError | None:
@@ -124,8 +127,8 @@ class LiveSession:
         return self.viewer.end
 
     def finish(self, error: ServeError) -> None:
-        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call this
-        method; only the first call has an effect.
+        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call
+        `finish`; only the first call has an effect.
         """
         self.viewer.finish(error)
 
@@ -139,8 +142,8 @@ class LiveSession:
         buffer: int,
         codecs: Sequence[Codec],
     ) -> None:
-        """Begin or resume a stream with these codecs; ``ready`` returns the message ``ready``. For the other parameters
-        and the errors see `Viewer.attach`.
+        """Begin or resume a stream with these codecs; ``ready`` returns the message ``ready``. The other parameters and
+        the errors are those of `Viewer.attach`.
         """
 
         def begin() -> str:
@@ -178,7 +181,7 @@ class LiveSession:
         self._wake()
 
     def hold(self, held: bool = True) -> None:
-        """Stop making chunks with ``held`` True; continue with False."""
+        """Stop making chunks if ``held`` is True; continue if it is False."""
         with self._lock:
             self._held = held
         self._wake()
@@ -217,8 +220,8 @@ class LiveSession:
         self._row = self.content.open(pool, self.name, self.tenant)
 
     def reopen(self, pool: Any, state: Mapping[str, Any], messages: Sequence[bytes], row: memoryview) -> None:
-        """Take a row of the pool, and continue from a `Capture`. Any thread may call this method; other sessions
-        continue meanwhile.
+        """Take a row of the pool, and continue from a `Capture`. Any thread may call `reopen`. Other sessions continue
+        meanwhile.
 
         Raises
         ------
@@ -247,7 +250,7 @@ class LiveSession:
         SekoRuntimeError
             If the state of the session's row cannot be stored.
         """
-        row = self._own_row()
+        row, began = self._own_row(), time.monotonic()
         self._apply_waiting(row)
         snapshot = row.snapshot()
         with self._lock:
@@ -259,6 +262,7 @@ class LiveSession:
             "applied": list(self._applied),
             "content": self.content.state(),
         }
+        self._metrics.snapshot.labels("capture").observe(time.monotonic() - began)
         return Capture(state, messages, snapshot)
 
     def close(self) -> None:
@@ -288,11 +292,12 @@ class LiveSession:
     def request(self, now: float) -> RowSession | None:
         """Apply waiting controls, request the next chunk, and return the pool's session that makes it.
 
-        The result is None if the chunk lacks something that the viewer must still send.
+        For a viewer that does not play yet, the chunk is due when it was first requested, not when the request is
+        repeated: otherwise viewers that play, but get no chunk in time, would always be due before it. The result is
+        None if the chunk lacks something that the viewer must still send.
         """
         row = self._own_row()
         self._apply_waiting(row)
-        due = self.viewer.due(now, self._made)
         with self._lock:
             wants_snapshot = self._snapshot_due()
         if wants_snapshot and self._save is not None and not len(self._encoder):
@@ -303,11 +308,14 @@ class LiveSession:
                 self._every = 0
         if self.content.starved():
             return None
-        self.content.ask(row, due)
+        if self._waits_since is None:
+            self._waits_since = now
+        self.content.ask(row, self.viewer.due(self._waits_since, self._made))
         return row
 
     def made(self, chunk: Any, now: float) -> None:
         """Take the chunk that was requested, and queue its encoding."""
+        self._waits_since = None
         applied, self._applied = self._applied, []
         made = MadeChunk(self._made, self.content.made(chunk), applied, now)
         self._made += 1

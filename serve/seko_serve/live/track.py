@@ -1,4 +1,4 @@
-"""The sound of one session, encoded in order."""
+"""The encoder of one session's sound, which is encoded in order."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class SoundTrack:
         self._begun = False
 
     def encode(self, samples: NDArray[np.float32], number: int, first: int) -> list[Media]:
-        """Encode a chunk's samples, and return the packets that are now complete. ``first`` is the number of the first
-        sample.
+        """Encode a chunk's samples, and return the packets that are now complete. The argument ``first`` is the number
+        of the first sample in the session.
         """
         if not self._begun:
             self._position = max(self._position, first * self._encoder.packet_rate // self._rate)
         return self._media(self._encoder.encode(samples), number)
 
     def finish(self, number: int) -> list[Media]:
-        """Return the remaining packets, padded with silence, with the last one marked as the last. Later samples begin
-        a new stream.
+        """Return the remaining packets, padded with silence. The last packet that `finish` returns is marked as the
+        last. Samples after `finish` begin a new stream of sound.
 
-        There is always a last packet, which may be empty.
+        `finish` always returns a last packet, which may be empty.
         """
         media = self._media(self._encoder.finish(), number)
         if not media:

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime import Chunk, Pool, Session, VideoManifest
+from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
+from seko_runtime.video.conditioning.squashed import squashed_input
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
-from seko_runtime.video.contract import picture_input
+from seko_runtime.video.contract import picture_input, start_pictures
 from seko_serve.errors import ServeError
 from seko_serve.live.camera import ViewersCamera
 from seko_serve.live.content import Opening, array_tables, arrays_of
@@ -23,8 +25,8 @@ CAMERA = "camera"  # name of the input
 
 
 def picture_place(manifest: VideoManifest) -> str | None:
-    """Return the name of the argument by which a session of an artifact takes a picture: ``reference``, ``image``, or
-    none."""
+    """Return the name of the argument by which a session of an artifact takes a picture, which is ``reference``,
+    ``image``, or none."""
     if manifest.workload.stream.reference_frames:
         return "reference" if "encode" in manifest.programs else None
     return "image" if {"encode", "condition"} & set(manifest.programs) else None
@@ -43,6 +45,7 @@ def described(manifest: VideoManifest) -> dict[str, object]:
             "prompt": manifest.workload.text is not None,
             "keys": any(spec.name == CAMERA for spec in manifest.caller_inputs),
             "image": "no" if place is None else "required" if needs_picture(manifest) else "may",
+            "last_image": last_frame_input(manifest) is not None,
             "voice": 0 if windows is None else windows.speakers,
         },
     }
@@ -54,12 +57,32 @@ def needs_picture(manifest: VideoManifest) -> bool:
     return picture_place(manifest) == "reference" or (spec is not None and spec.default == "required")
 
 
-def opening_picture(manifest: VideoManifest) -> NDArray[np.uint8] | None:
-    """Return a black picture if every session of the artifact must begin with a picture; otherwise None."""
-    stream = manifest.workload.stream
-    if not needs_picture(manifest):
-        return None
-    return np.zeros((stream.height, stream.width, 3), np.uint8)
+def last_frame_input(manifest: VideoManifest) -> str | None:
+    """Return the name of the input that says at which latent frame a stream shows its last picture; None if the model
+    takes no last picture."""
+    names = [spec.name for spec in manifest.caller_inputs if spec.kind == LAST_FRAME_KIND]
+    return names[0] if names else None
+
+
+def latent_frame(manifest: VideoManifest, seconds: float, fps: float) -> int:
+    """Return the number of the latent frame that holds the last video frame of the stream's first ``seconds``."""
+    table, per_latent = manifest.workload.video, manifest.workload.stream.video_frames_per_latent
+    lacking = 0 if table is None else table.chunk_frames - table.first_frames  # of the first latent frame
+    return (max(1, round(seconds * fps)) - 1 + lacking) // per_latent
+
+
+def blank_opening(manifest: VideoManifest) -> Opening:
+    """Return an opening with seed 0 and an empty sentence, whose pictures are black where the artifact needs
+    pictures."""
+    stream, last = manifest.workload.stream, last_frame_input(manifest)
+    picture = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
+    return Opening(
+        None if manifest.workload.text is None else "",
+        0,
+        float(stream.fps),
+        image=(picture[0] if len(picture) == 1 else picture) if needs_picture(manifest) else None,
+        inputs={} if last is None else {last: np.zeros(1, np.int64)},
+    )
 
 
 class VideoContent:
@@ -233,6 +256,9 @@ class VideoContent:
     def _restart(self, row: Session, seed: int | None) -> None:
         picture = self.opening.image if picture_place(self.manifest) == "image" else None
         row.restart(seed=seed, image=picture)
+        squashed = squashed_input(self.manifest)
+        if squashed is not None and squashed.name in self.opening.inputs:
+            row.set_inputs({squashed.name: self.opening.inputs[squashed.name]})
         if self._camera is not None:
             self._camera.reset()
         if self._voice is not None:

@@ -47,7 +47,7 @@ class Timing:
 
 
 class Viewer:
-    """The viewer of one session, who may lose the socket and come back. Any thread may call the methods.
+    """The viewer of one session, who may lose the socket and reconnect. Any thread may call the methods of `Viewer`.
 
     Messages about a chunk are kept until the viewer has shown the chunk, so that a resumed socket gets them again.
 
@@ -142,7 +142,7 @@ class Viewer:
         self._notify(connection)
 
     def leave(self, connection: Connection) -> None:
-        """Record that a socket is gone. No chunks are made until another socket is attached."""
+        """Record that a socket is gone. After `leave` no chunks are made until another socket is attached."""
         with self._lock:
             connection.open = False
             if self._connection is connection:
@@ -157,7 +157,7 @@ class Viewer:
             self._deliver([text])
 
     def finish(self, error: ServeError) -> None:
-        """End the session: the socket closes with this error. Only the first call has an effect."""
+        """End the session: the socket closes with this error. Only the first call of `finish` has an effect."""
         with self._lock:
             self.end = self.end or error
             connection = self._connection

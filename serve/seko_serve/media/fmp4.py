@@ -1,4 +1,5 @@
-"""Fragmented MP4 with one H.264 frame a segment, for MediaSource. Times are counted in frames."""
+"""Fragmented MP4 with one segment for each H.264 frame, for the browser's MediaSource. Times in the fragmented MP4 are
+counted in frames."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _KEY_FLAGS, _DELTA_FLAGS = (
 
 
 def nal_units(annex_b: bytes) -> list[bytes]:
-    """Return the NAL units of a frame in Annex B."""
+    """Return the NAL units (H.264's packets) of a frame in the format Annex B."""
     marks = [(found.start(), found.end()) for found in _START.finditer(annex_b)]
     return [annex_b[begin:end] for (_, begin), (end, _) in pairwise([*marks, (len(annex_b), 0)])]
 

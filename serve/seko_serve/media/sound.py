@@ -1,4 +1,4 @@
-"""Encoders of sound: they take any number of samples at a time, and return packets of a fixed number of samples."""
+"""Encoders of sound, which take any number of samples at a time and return packets of a fixed number of samples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SoundEncoder(ABC):
         Parameters
         ----------
         samples : numpy.ndarray
-            float32 [n] in -1..1; values outside this range are clipped.
+            The samples, float32 [n] in -1..1; values outside this range are clipped.
 
         Returns
         -------

@@ -1,4 +1,5 @@
-"""Sound files that are sent while they are written: WAV, MP3, AAC, Opus, FLAC and samples without a header."""
+"""Sound files that are sent while they are written, in the formats WAV, MP3, AAC, Opus, FLAC and samples without a
+header."""
 
 from __future__ import annotations
 

@@ -94,7 +94,8 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
-    """Return an uploaded picture, uint8 [H, W, 3]. The size in the header is checked before the picture is decoded.
+    """Return an uploaded picture, uint8 [H, W, 3]. The size in the picture's header is checked before the picture is
+    decoded.
 
     Raises
     ------

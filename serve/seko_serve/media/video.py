@@ -167,7 +167,7 @@ class MjpegEncoder(VideoEncoder):
 class Fmp4Encoder(H264Encoder):
     """Segments of fragmented MP4 with H.264, for MediaSource, which also works on pages without HTTPS.
 
-    Each key frame's segment comes behind an initialisation, so that a player can begin there.
+    Each key frame's segment comes after an initialisation segment, so that a player can begin there.
     """
 
     codec = Codec.FMP4

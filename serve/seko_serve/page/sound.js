@@ -112,7 +112,8 @@ export class Microphone {
 /** Read a sound file as one voice, and send it in pieces; the last one ends the voice. */
 export async function sendFile(file, send) {
   const context = new OfflineAudioContext(1, 1, VOICE_RATE);
-  const decoded = await context.decodeAudioData(await file.arrayBuffer());
+  const decoded = await context.decodeAudioData(await file.arrayBuffer())
+    .catch(() => { throw new Error(`${file.name} cannot be read as sound`); });
   const mixed = new OfflineAudioContext(1, Math.max(1, decoded.length), VOICE_RATE);
   const source = new AudioBufferSourceNode(mixed, { buffer: decoded });
   source.connect(mixed.destination);

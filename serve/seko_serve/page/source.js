@@ -2,7 +2,8 @@
 const VIDEO = 'video/mp4; codecs="avc1.42E01F"', SOUND = "audio/aac";
 const KEPT_S = 10; // of what was shown
 
-export const playsVideo = () => "MediaSource" in window && MediaSource.isTypeSupported(VIDEO);
+export const playsVideo = () => "MediaSource" in window && MediaSource.isTypeSupported(VIDEO)
+  && "requestVideoFrameCallback" in HTMLVideoElement.prototype;
 export const playsSound = () => playsVideo() && MediaSource.isTypeSupported(SOUND);
 
 /** One kind of media, appended in order. A sequence: each part begins where the one before it ends. */

@@ -18,7 +18,7 @@ let player = worker, screen = find("video");
 
 let model, connection, sound, microphone, recorder;
 let paused = false, hiddenPause = false, muted = false, attempt = 0, begun = false;
-let picture, pictureSent, voice; // a data URL each
+let picture, lastPicture, picturesSent = "", voice; // a data URL each; what the session began with
 const sent = new Map(); // by id: when a control was sent, and the chunk that follows it
 const times = []; // when the last frames were painted
 
@@ -36,8 +36,9 @@ function showRunning(now) {
 }
 
 function invite() {
-  const needs = model.takes.image === "required" && !picture;
-  hint(needs ? "Choose a picture to begin with, then press Start."
+  const needs = (model.takes.image === "required" && !picture) || (model.takes.last_image && !lastPicture);
+  hint(needs ? model.takes.last_image ? "Choose a picture to begin with and a last one, then press Start."
+    : "Choose a picture to begin with, then press Start."
     : model.takes.prompt ? "Write what you want to see, then press Start." : "Press Start.");
   find("start").disabled = needs;
 }
@@ -73,6 +74,12 @@ function control(type, fields) {
 
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
 
+/** The pictures that a session begins with. */
+const pictures = () => ({
+  ...(picture && { image: picture }),
+  ...(lastPicture && { last_image: lastPicture, last_s: Number(find("last-seconds").value) }),
+});
+
 /** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
   const mine = ++attempt;
@@ -80,7 +87,7 @@ async function start(prompt) {
   const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
   const hello = { codecs, audio: model.takes.voice ? audio : [] };
   const session = {
-    seed: seed(), ...(prompt && { prompt }), ...(picture && { image: picture }), ...(voice && { voice }),
+    seed: seed(), ...(prompt && { prompt }), ...pictures(), ...(voice && { voice }),
   };
   say("Opening");
   find("stop").disabled = false;
@@ -90,7 +97,7 @@ async function start(prompt) {
     connection = trial;
     try {
       await trial.open(session, hello, place);
-      pictureSent = picture;
+      picturesSent = JSON.stringify(pictures());
     } catch (error) {
       if (connection === trial) connection = undefined;
       if (error.code === "unauthorized") find("access").open = true;
@@ -241,7 +248,7 @@ find("prompt").addEventListener("keydown", (event) => {
 });
 find("pause").onclick = () => control(paused ? "play" : "pause");
 find("restart").onclick = () => attempted(async () => {
-  if (picture !== pictureSent) await reopen(find("prompt").value.trim());
+  if (JSON.stringify(pictures()) !== picturesSent) await reopen(find("prompt").value.trim());
   else control("restart", { seed: seed() });
 });
 find("another").onclick = () => {
@@ -282,14 +289,18 @@ async function finishRecording() {
   save(blob);
 }
 
-async function take(file) {
-  if (file.type.startsWith("image/")) {
-    picture = await pictureUrl(file);
-    find("thumbnail").src = picture;
-    find("thumbnail").hidden = false;
-    find("picture-name").textContent = connection ? `${file.name}: press Start over to begin with it` : file.name;
+async function take(file, last = false) {
+  const kind = file.type.split("/")[0], taken = { image: model.takes.image !== "no", audio: model.takes.voice };
+  if (!taken[kind]) throw new Error(`${file.name} is no ${taken.audio ? "picture or sound" : taken.image ? "picture" : "file that this model takes"}`);
+  if (kind === "image") {
+    const url = await pictureUrl(file), thumbnail = find(last ? "last-thumbnail" : "thumbnail");
+    if (last) lastPicture = url;
+    else picture = url;
+    thumbnail.src = url;
+    thumbnail.hidden = false;
+    find(last ? "last-name" : "picture-name").textContent = connection ? `${file.name}: press Start over to use it` : file.name;
     if (!connection) invite();
-  } else if (file.type.startsWith("audio/")) {
+  } else {
     if (connection) {
       const seconds = await sendFile(file, (samples, last) => connection?.sendVoice(samples, last));
       find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
@@ -299,9 +310,9 @@ async function take(file) {
     }
   }
 }
-for (const id of ["picture", "voice"]) {
+for (const id of ["picture", "last-picture", "voice"]) {
   find(id).addEventListener("change", ({ target }) => {
-    attempted(async () => { if (target.files[0]) await take(target.files[0]); target.value = ""; });
+    attempted(async () => { if (target.files[0]) await take(target.files[0], id === "last-picture"); target.value = ""; });
   });
 }
 for (const kind of ["dragover", "dragleave", "drop"]) {
@@ -349,6 +360,7 @@ async function meet() {
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
   find("prompt-box").hidden = !model.takes.prompt;
   find("picture-box").hidden = model.takes.image === "no";
+  find("last-box").hidden = !model.takes.last_image;
   find("voice-box").hidden = !model.takes.voice;
   find("picture-legend").textContent = model.takes.voice ? "Portrait"
     : `Picture to begin with${model.takes.image === "may" ? ", if you like" : ""}`;

@@ -1,1 +1,1 @@
-"""Access control of the server: API keys, tickets, resume tokens, origins, rates."""
+"""Access control of the server, with API keys, tickets, resume tokens, origins, rates."""

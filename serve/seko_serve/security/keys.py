@@ -1,4 +1,4 @@
-"""API keys of the server: kept as SHA-256 and compared in constant time. Each key is a tenant, whose sessions other
+"""API keys of the server: kept as SHA-256 and compared in constant time. Each API key is a tenant, whose sessions other
 tenants never see."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def tenant(self, authorization: str | None) -> str:
-        """Return the tenant of a request's ``Authorization`` header: ``Bearer KEY``.
+        """Return the tenant of a request's ``Authorization`` header, whose value is ``Bearer KEY``.
 
         Raises
         ------

@@ -1,5 +1,5 @@
-"""Check of origins: a browser says which page opens a socket, and pages of other sites are refused. CORS does not cover
-sockets."""
+"""Check of origins: a browser says which page opens a socket, and pages of other sites are refused. The browser's rules
+for other sites (CORS) do not cover sockets."""
 
 from __future__ import annotations
 

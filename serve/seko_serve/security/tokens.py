@@ -1,5 +1,5 @@
-"""Secrets with which a client opens a session's socket: tickets for the first time, resume tokens afterwards. Only
-hashes of them are kept."""
+"""Secrets with which a client opens a session's socket: tickets for the first time, resume tokens afterwards. The
+server keeps only hashes of tickets and resume tokens."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class ResumeTokens:
         return tuple(hashed for hashed, _ in self._issued)
 
     def rotate(self, next_chunk: int) -> str:
-        """Return a new token. The previous token becomes invalid once the client has shown a chunk that was made after
-        this call.
+        """Return a new resume token. The previous token becomes invalid once the client has shown a chunk that was made
+        after this call.
 
         Parameters
         ----------

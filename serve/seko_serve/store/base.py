@@ -15,7 +15,7 @@ class StoreError(Exception):
 
 
 class ExistsError(StoreError):
-    """Error: a file of this name was written before."""
+    """Error: a file of this name was written to the store before."""
 
 
 class TakenError(StoreError):
@@ -23,7 +23,7 @@ class TakenError(StoreError):
 
 
 class VainError(StoreError):
-    """Several processes ended before they saved what they had continued."""
+    """Error: several processes ended before they saved the session that they had continued."""
 
 
 class Store(Protocol):

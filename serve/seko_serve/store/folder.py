@@ -77,9 +77,10 @@ class FolderStore:
 
     def remove_older(self, seconds: float, keep: Collection[str]) -> None:
         """Remove files that were written more than ``seconds`` ago, except files whose name begins with an item of
-        ``keep`` and a dot. Those get a new time stamp, so that other processes of the folder keep them, too.
+        ``keep`` and a dot. The excepted files get a new time stamp, so that other processes of the folder keep them,
+        too.
 
-        Incomplete files that killed processes left behind are removed, too.
+        Incomplete files that killed processes left behind are also removed.
         """
         oldest = time.time() - seconds
         try:

@@ -6,9 +6,10 @@ record exists at every moment. Each snapshot has a new name, and is removed once
 
 A session's files are ``ID.record0``, ``ID.record1`` and ``ID.snapshot-NUMBER``. Each further process that continues the
 session first makes the file ``ID.owner-EPOCH``, where EPOCH counts these processes, and writes its records to
-``ID.record0-EPOCH`` and ``ID.record1-EPOCH``. As only one process can make a file of a name, each epoch has one owner.
-An owner removes a snapshot only while there is no file of the next epoch, which it looks for behind its own record: so
-the next owner, which reads records behind its own file, never reads of a snapshot that is then removed.
+``ID.record0-EPOCH`` and ``ID.record1-EPOCH``. As only one process can make a file of a given name, each epoch has one
+owner. An owner removes a snapshot only while there is no file of the next epoch. The owner looks for this file after it
+wrote its own record. The next owner reads records after it made its own file, so it never reads of a snapshot that is
+then removed.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ class SavedSessions:
         TakenError
             If another process takes the session over at the same time, or the session is gone.
         VainError
-            If `VAIN_OWNERS` processes ended after they had taken over from the same snapshot: the session may be what
-            ends them.
+            If `VAIN_OWNERS` processes ended after they had taken over from the same snapshot, so that the session may
+            be what ends them.
         StoreError
             If the store cannot be read or written.
         """
@@ -193,8 +194,8 @@ class SavedSessions:
             self._store.delete(snapshot)
 
     def read(self, record: Record) -> Saved:
-        """Return the snapshot that a record names; StoreError if the snapshot is missing or damaged. The runtime
-        checks its own part.
+        """Return the snapshot that a record names; StoreError if the snapshot is missing or damaged. The runtime checks
+        its own part of the snapshot.
         """
         content = self._store.get(record.snapshot)
         if content is None:
@@ -225,8 +226,8 @@ class SavedSessions:
         return Saved(state, messages, [row])
 
     def forget(self, record: Record) -> None:
-        """Remove a session's records and snapshot; missing files are ignored. Files of owners stay, so that an earlier
-        owner that still runs cannot save the session again.
+        """Remove a session's records and snapshot; missing files are ignored. The files of owners stay, so that an
+        earlier owner that still runs cannot save the session again.
         """
         session = record.session
         for epoch in range(max(record.epoch, self._epoch(session)) + 1):

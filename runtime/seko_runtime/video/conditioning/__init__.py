@@ -1,4 +1,5 @@
-"""Conditions of a stream besides text: conditioning frames, and cameras from keys or recorded paths. Numpy only."""
+"""Conditions of a video stream besides text: conditioning frames, and cameras from keys or recorded paths. Numpy
+only."""
 
 from seko_runtime.video.conditioning.camera_path import CameraPath
 from seko_runtime.video.conditioning.conditioning_frames import (

@@ -44,8 +44,8 @@ class ConditioningFrames:
     def set_image(self, device: VideoDevice, rows: Sequence[int], image: object) -> None:
         """Make a picture the beginning of some streams.
 
-        The picture becomes the first latent frame. If the model has an input per session for the picture, it becomes
-        that input instead, and the first latent frame is generated like the others.
+        The start picture becomes the first latent frame of the stream. If the model has an input per session for the
+        start picture, the picture becomes that input, and the first latent frame is generated like the other frames.
 
         Parameters
         ----------
@@ -54,9 +54,9 @@ class ConditioningFrames:
         rows : sequence of int
             Numbers of k rows of the pool, each with one stream.
         image : array
-            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes
-            float32 levels of 0 to 255; a bicubic resize may exceed that range. A model with a last picture takes
-            [2, H, W, 3] or [k, 2, H, W, 3], the first and the last one.
+            The start picture, uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture
+            also takes float32 levels of 0 to 255; a bicubic resize may exceed that range. A model with a last picture
+            takes [2, H, W, 3] or [k, 2, H, W, 3], the first and the last one.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class ConditioningFrames:
             self.counts[target] = int(levels_input is None)
 
     def set_latents(self, device: VideoDevice, rows: Sequence[int], latents: object) -> None:
-        """Make latents the beginning of some streams.
+        """Make latents the beginning of some video streams.
 
         Parameters
         ----------
@@ -151,8 +151,8 @@ class ConditioningFrames:
 def per_row(
     array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return pairs of a row and its array. ``array`` is either one array for all rows or a stack with an array for each
-    row."""
+    """Return pairs of a row number and the array for this row. ``array`` is either one array for all rows or a stack
+    with an array for each row."""
     each = (len(rows), *shape)
     if array.dtype != dtype or array.shape not in (shape, each):
         raise UsageError(

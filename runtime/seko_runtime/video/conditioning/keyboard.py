@@ -80,7 +80,7 @@ class KeySettings:
 
     @property
     def length(self) -> float:
-        """The distance that becomes 1 in the model's camera input."""
+        """The distance of camera movement that becomes 1 in the model's camera input."""
         return self.unit or self.steps_per_frame * self.move or 1.0
 
 
@@ -193,7 +193,8 @@ class KeyboardCamera:
         self._pressed |= pressed
 
     def release(self, keys: Iterable[str]) -> None:
-        """Release keys. A key that was pressed since the last chunk still counts for a latent frame."""
+        """Release keys that are held down. A key that was pressed since the last chunk still counts for a latent
+        frame."""
         self._pressed -= _checked(keys)
 
     def next_chunk(self) -> dict[str, NDArray[np.float32]]:
@@ -219,7 +220,8 @@ class KeyboardCamera:
         return inputs_of(moved, self._intrinsics)
 
     def state(self) -> dict[str, Any]:
-        """Return the camera's state as a JSON value, for `load`. Snapshots of a session do not contain it."""
+        """Return the camera's state as a JSON value, for `load`. Snapshots of a session do not contain the camera's
+        state."""
         return {
             "place": self._place.tolist(),
             "yaw": self._yaw,

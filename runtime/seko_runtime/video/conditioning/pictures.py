@@ -1,4 +1,4 @@
-"""Fits a picture of any size to an artifact: as the picture that a stream begins with, or as a reference."""
+"""Fits a picture of any size to an artifact, either as the picture that a stream begins with, or as a reference."""
 
 from __future__ import annotations
 

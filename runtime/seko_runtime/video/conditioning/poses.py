@@ -1,6 +1,7 @@
-"""Camera poses relative to the previous pose, and camera intrinsics for a picture's size. All in float64.
+"""Camera poses relative to the previous pose, and camera intrinsics for a picture's size. The poses and intrinsics of
+this module are float64.
 
-A pose [4, 4] takes points from the camera to the world. x points right, y down, z forward.
+A pose [4, 4] transforms points from the camera to the world. x points right, y down, z forward.
 """
 
 from __future__ import annotations

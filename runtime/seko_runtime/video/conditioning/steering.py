@@ -34,7 +34,7 @@ def steered(
     camera: Camera | None,
 ) -> MadeT:
     """Make a chunk with the caller's inputs and the camera inputs that ``camera`` gives for the chunk. If the chunk
-    fails, the camera has not moved.
+    fails, the camera keeps its old position.
 
     Raises
     ------

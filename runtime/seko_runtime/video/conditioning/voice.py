@@ -64,7 +64,7 @@ class AudioWindows:
 
     @classmethod
     def of(cls, manifest: VideoManifest) -> AudioWindows | None:
-        """Return the audio windows of an artifact; None if the artifact has no input of one of `KINDS`."""
+        """Return the audio windows of an artifact; None if no input of the artifact has one of the kinds `KINDS`."""
         spec = next((spec for spec in manifest.caller_inputs if spec.kind in KINDS), None)
         if spec is None:
             return None
@@ -172,10 +172,10 @@ class AudioWindows:
 
 
 class SampleBuffer:
-    """A buffer of consecutive audio samples, in blocks that are copied on write: a copy of the buffer shares its blocks
-    until one of the two buffers changes them.
+    """A buffer of consecutive audio samples, stored in blocks that are copied on write. A copy of the buffer shares its
+    blocks until one of the two buffers changes them.
 
-    The cost of writing and dropping grows with the samples moved, not with the samples held.
+    The cost of writing and dropping audio samples grows with the samples moved, not with the samples held.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ class Voice:
 
     def take(self, array: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
         """Append samples [speakers, N] that `check_push` returned; ``replaces`` says whether they replace earlier
-        samples from ``begin`` on.
+        samples from number ``begin`` on.
         """
         if not len(self._samples):
             self.first = begin
@@ -391,7 +391,7 @@ class Voice:
         return (samples // self.windows.frame_samples - 1) // self.windows.per_latent + 1
 
     def forget(self, first_frame: int) -> None:
-        """Drop the samples that are used by no chunk from this latent frame on."""
+        """Drop the audio samples that no chunk uses from this latent frame on."""
         gone = min(self.windows.needed(first_frame)[0], self.end) - self.first
         if gone > 0:
             self._samples.drop(gone)

@@ -1,0 +1,296 @@
+"""A simulated box: admission, the device's thread, and snapshots beside it."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+
+from simpy import Environment, Event, Resource
+
+from seko_runtime.sessions.call_times import KEPT, CallTimes
+from seko_runtime.sessions.scheduler import Waiting, next_call
+from seko_serve.errors import ServeError
+from seko_serve.fleet.directory import BEAT_S, BoxFacts
+from seko_serve.live.admission import Admission
+from seko_serve.live.manager import AGAIN_S, DRAIN_S
+from seko_serve.live.saving import WRITERS
+from seko_serve.simulation.directory import Rows
+from seko_serve.simulation.durations import BoxTimes
+from seko_serve.simulation.meters import Meters
+from seko_serve.simulation.session import KILLED, STOPPED, Session, Steps
+from seko_serve.simulation.traffic import STORE, Traffic
+
+MODEL, DIGEST = "model", "digest"
+
+
+class Box:
+    """One box.
+
+    Parameters
+    ----------
+    env : Environment
+        The simulation's clock.
+    name : str
+        Name of the box.
+    times : BoxTimes
+        How long things take.
+    queue, snapshot_every : int
+        Requests that may wait; chunks from a session's snapshot to the next.
+    rows : Rows
+        The directory.
+    dice : random.Random
+        Draws the durations.
+    traffic, meters : Traffic, Meters
+        Counters.
+
+    Attributes
+    ----------
+    alive, silent, stopping : bool
+        Whether its process runs; whether nothing says that it has ended; whether it refuses sessions because it ends.
+    sessions : dict of str to Session
+        The sessions that have a row.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        name: str,
+        times: BoxTimes,
+        queue: int,
+        snapshot_every: int,
+        rows: Rows,
+        dice: random.Random,
+        traffic: Traffic,
+        meters: Meters,
+    ) -> None:
+        self._env, self.name, self._times, self._every = env, name, times, snapshot_every
+        self._rows, self._dice, self._traffic, self._meters = rows, dice, traffic, meters
+        self.alive, self.silent, self.stopping = True, False, False
+        self.sessions: dict[str, Session] = {}
+        self._born = env.now
+        self._busy_since: float | None = None
+        self._measured = CallTimes(sorted(times.call_s))
+        for bucket in times.call_s:  # as `calibrate` does
+            for _ in range(KEPT if bucket == max(times.call_s) else 1):
+                self._measured.record(None, bucket, self._draw(times.call_s[bucket]))
+        self.admission = Admission(times.rows, queue, self._measured.slowest, lambda: env.now)
+        self._work: deque[tuple[float, Event]] = deque()
+        self._ready: list[Session] = []
+        self._asked: dict[Session, float] = {}  # with the time at which the chunk is due
+        self._bell: Event = env.event()
+        self._writers = Resource(env, WRITERS)
+        self._expected: Mapping[int, float] = self._measured.expected()
+        self._free: int | None = None  # None: to be computed again
+        env.process(self._device())
+        env.process(self._beat())
+
+    def facts(self) -> BoxFacts:
+        """Return the box's row."""
+        return BoxFacts(
+            self.name,
+            "",
+            "",
+            "",
+            MODEL,
+            DIGEST,
+            self._times.rows,
+            0 if self.stopping else self._free_rows(),
+            self.admission.waiting,
+            len(self.sessions),
+            not self.stopping,
+        )
+
+    def _free_rows(self) -> int:
+        if self._free is None:
+            self._free = self.admission.free
+        return self._free
+
+    # -- sessions ----------------------------------------------------------------------------------------------
+
+    def open(self, session: Session, token: str | None) -> Steps:
+        """Give a new session a row; ServeError as `Admission.ask`. Returns False if the box ends meanwhile."""
+        self._check_open()
+        self.admission.ask(session.demand, token, session.name)
+        self._claim(session)
+        return bool((yield self._do(self._draw(self._times.open_s))))
+
+    def reopen(self, session: Session) -> Steps:
+        """Give a saved session a row; ServeError as `Admission.ask`. Returns False if the box ends meanwhile."""
+        self._check_open()
+        self.admission.ask(session.demand, f"session {session.name}", session.name)
+        self._claim(session)
+        yield self._env.timeout(self._draw(self._times.read_s))
+        return self.alive
+
+    def serve(self, session: Session) -> None:
+        """Make the session's chunks from now on."""
+        session.attach(self._take)
+
+    def leave(self, session: Session) -> None:
+        """Free the session's row."""
+        if self.sessions.pop(session.name, None) is not None:
+            self._meters.rows.change(-1)
+            self.admission.finish(session.name)
+            self._free = None
+            session.lease = ""
+            self._asked.pop(session, None)
+            self._traffic.directory("release")
+
+    def _claim(self, session: Session) -> None:
+        self._traffic.directory("claim")
+        session.lease, self._free = self.name, None
+        self.sessions[session.name] = session
+        self._meters.rows.change(1)
+
+    def _check_open(self) -> None:
+        if self.stopping:
+            raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def kill(self, *, silent: bool = False) -> None:
+        """End the process at once; ``silent``: its machine answers nothing, not even that nobody listens."""
+        if not self.alive:
+            return
+        self.finish()
+        self.alive, self.silent = False, silent
+        self._meters.rows.change(-len(self.sessions))
+        for session in list(self.sessions.values()):
+            session.detach(KILLED)
+        self.sessions.clear()
+        for _, done in self._work:
+            done.succeed(False)
+        self._ring()
+
+    def drain(self) -> Steps:
+        """Save all sessions, end their sockets, and end the process."""
+        self.stopping = True
+        sessions, until = list(self.sessions.values()), self._env.now + DRAIN_S
+        for session in sessions:
+            session.held = True
+        for session in sessions:
+            if self._env.now < until and self.alive and session.name in self.sessions:
+                yield from self._save(session)
+        for session in sessions:
+            if self.alive and session.name in self.sessions:
+                self.leave(session)
+                session.detach(STOPPED)
+        if self.alive:
+            self._rows.withdraw(self.name)
+            self.kill()
+
+    # -- the device's thread -----------------------------------------------------------------------------------
+
+    def _take(self, session: Session) -> None:
+        if self.alive and session.may_run:
+            session.asked = True
+            self._ready.append(session)
+            self._ring()
+
+    def _do(self, seconds: float) -> Event:
+        """Return the event of so many seconds of the device's thread: True when done, False if the box has ended."""
+        done = self._env.event()
+        if self.alive:
+            self._work.append((seconds, done))
+            self._ring()
+        else:
+            done.succeed(False)
+        return done
+
+    def _ring(self) -> None:
+        if not self._bell.triggered:
+            self._bell.succeed()
+
+    def _device(self) -> Steps:
+        while self.alive:
+            if self._work:
+                seconds, done = self._work[0]
+                yield from self._busy(seconds)
+                if self.alive:
+                    self._work.popleft()
+                    done.succeed(True)
+            elif self._ready or self._asked:
+                yield from self._call()
+            else:
+                self._bell = self._env.event()
+                yield self._bell
+
+    def _busy(self, seconds: float) -> Steps:
+        self._busy_since = began = self._env.now
+        yield self._env.timeout(seconds)
+        if self.alive:
+            self._meters.busy.add(began, self._env.now)
+            self._busy_since = None
+
+    def _call(self) -> Steps:
+        """Take the requests for chunks, with snapshots that are due, and make one call."""
+        ready, self._ready = self._ready, []
+        for session in ready:
+            if session.over.triggered or session.held:
+                continue
+            self._asked[session] = session.due()
+            if 0 < self._every <= session.unsaved and not session.saving:
+                chunks, session.unsaved, session.saving = session.made_chunks, 0, True
+                yield from self._busy(self._draw(self._times.capture_s))
+                self._env.process(self._write(session, chunks))
+        if not self._asked or not self.alive:
+            return
+        waiting = list(self._asked)
+        if len(waiting) == 1:
+            chosen, bucket = waiting, min(self._expected)
+        else:
+            call = next_call(
+                [Waiting(self._asked[session]) for session in waiting], {None: self._expected}, self._env.now
+            )
+            assert call is not None  # sessions wait
+            chosen, bucket = [waiting[place] for place in call.sessions], call.bucket
+        durations = self._times.call_s[bucket]
+        seconds = self._draw(durations)
+        yield from self._busy(seconds)
+        if not self.alive:
+            return
+        if len(durations) > 1:  # else nothing new was measured
+            self._measured.record(None, bucket, seconds)
+            self._expected, self._free = self._measured.expected(), None
+        for session in chosen:
+            if self._asked.pop(session, None) is not None:
+                session.made(self._draw(self._times.encode_s))
+                self._take(session)
+
+    # -- snapshots and the directory ---------------------------------------------------------------------------
+
+    def _write(self, session: Session, chunks: int) -> Steps:
+        with self._writers.request() as writer:
+            yield writer
+            self._traffic.count(STORE)
+            yield self._env.timeout(self._draw(self._times.write_s))
+        session.saving = False
+        if self.alive and session.lease == self.name:
+            session.saved = chunks
+
+    def _save(self, session: Session) -> Steps:
+        """Save a session that makes no further chunk."""
+        if (yield self._do(self._draw(self._times.capture_s))):
+            self._asked.pop(session, None)
+            yield from self._write(session, session.made_chunks)
+
+    def _beat(self) -> Steps:
+        """Repeat the row and the leases."""
+        self._rows.enter(self.facts())
+        yield self._env.timeout(self._dice.uniform(0, BEAT_S))
+        while self.alive:
+            self._rows.announce(self.facts())
+            self._traffic.directory("renew", len(self.sessions))
+            self._traffic.directory("renewals", bool(self.sessions))
+            yield self._env.timeout(BEAT_S)
+
+    def finish(self) -> None:
+        """Count the box's time at the end of the simulation."""
+        if self.alive:
+            self._meters.boxes.add(self._born, self._env.now)
+            if self._busy_since is not None:
+                self._meters.busy.add(self._busy_since, self._env.now)
+
+    def _draw(self, seconds: tuple[float, ...]) -> float:
+        return seconds[0] if len(seconds) == 1 else self._dice.choice(seconds)

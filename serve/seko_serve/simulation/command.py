@@ -1,0 +1,96 @@
+"""The command ``seko-serve simulate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from urllib.request import urlopen
+
+from seko_serve.simulation.durations import read_times
+from seko_serve.simulation.scenario import LENGTHS, Scenario, option
+
+MEANINGS = {
+    "boxes": "boxes, each one GPU",
+    "sessions": "viewers that arrive",
+    "arrivals": "viewers a second, at random; 0: all at once",
+    "seconds": "of video that a viewer watches, as a mean",
+    "lengths": "whether these seconds are random",
+    "buffer": "chunks collected before playing, 1 to 8",
+    "wait_s": "seconds for which a viewer waits in the queue; 0: it leaves",
+    "queue": "requests that may wait at a box",
+    "snapshot_every": "chunks from a snapshot of a session to the next; 0: none",
+    "gateways": "gateways",
+    "box_failure_h": "mean hours until a box's process is killed; 0: never",
+    "machine_failure_h": "mean hours until a machine is lost; 0: never",
+    "boxes_per_machine": "boxes that a machine takes with it",
+    "drain_at_s": "second from which boxes are replaced, one after another",
+    "drained": "boxes that are replaced",
+    "warm_up_s": "seconds that figures leave out",
+    "seed": "of all random numbers",
+}
+ARTIFACT = {"rows": int, "fps": float, "chunk_frames": int, "first_frames": int}
+URL_S = 10.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    argument_parser = argparse.ArgumentParser(
+        "seko-serve simulate", description="Simulate a fleet, to choose its size from measured durations."
+    )
+    argument_parser.add_argument(
+        "times", help="measured durations: a JSON file, or the address or a copy of a box's /metrics"
+    )
+    artifact = argument_parser.add_argument_group("the artifact, where the durations do not say it")
+    for name, kind in ARTIFACT.items():
+        artifact.add_argument(option(name), type=kind)
+    for entry in fields(Scenario):
+        assert entry.default is not MISSING  # each field has one
+        argument_parser.add_argument(
+            option(entry.name),
+            dest=entry.name,
+            type=type(entry.default),
+            default=entry.default,
+            choices=LENGTHS if entry.name == "lengths" else None,
+            metavar=None if entry.name == "lengths" else option(entry.name)[2:].upper().replace("-", "_"),
+            help=f"{MEANINGS[entry.name]} (default: {entry.default:g})"
+            if isinstance(entry.default, int | float)
+            else f"{MEANINGS[entry.name]} (default: {entry.default})",
+        )
+    argument_parser.add_argument("--json", action="store_true", help="one line of JSON")
+    return argument_parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``seko-serve simulate``; return the exit code."""
+    chosen = parser().parse_args(arguments)
+    try:
+        from seko_serve.simulation.run import simulate
+    except ImportError:
+        print("seko-serve: a simulation needs SimPy: pip install 'seko-serve[simulate]'", file=sys.stderr)
+        return 3
+    given = {name: getattr(chosen, name) for name in ARTIFACT if getattr(chosen, name) is not None}
+    try:
+        times = read_times(_text(chosen.times), given)
+    except (ValueError, OSError) as error:
+        print(f"seko-serve: {chosen.times}: {error}", file=sys.stderr)
+        return 3
+    try:
+        scenario = Scenario(**{entry.name: getattr(chosen, entry.name) for entry in fields(Scenario)})
+    except ValueError as error:
+        print(f"seko-serve: {error}", file=sys.stderr)
+        return 3
+    figures = simulate(scenario, times)
+    print(json.dumps(asdict(figures)) if chosen.json else figures.text())
+    return 0
+
+
+def _text(source: str) -> str:
+    """Return the text of a file, or of an address that begins with http:// or https://."""
+    if source.startswith(("http://", "https://")):
+        with urlopen(source, timeout=URL_S) as answer:
+            return str(answer.read().decode("utf-8"))
+    return Path(source).read_text(encoding="utf-8")

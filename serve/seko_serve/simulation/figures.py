@@ -1,0 +1,154 @@
+"""The results of a simulation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seko_serve.load import percentile
+from seko_serve.simulation.meters import Meters
+from seko_serve.simulation.session import Session
+from seko_serve.simulation.traffic import BOX, DIRECTORY, GATEWAY, STORE, Traffic
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures over all viewers that arrived after the warm-up.
+
+    Parameters
+    ----------
+    sessions, served : int
+        Numbers of viewers: that arrived; that saw a chunk.
+    refused : mapping of str to int
+        Number of viewers that were refused, by the error's code.
+    lost, resumes : int
+        Sessions that ended with their box because no snapshot of them was there; sockets that ended and were resumed.
+    cpr : float or None
+        Continuous playback rate as ``seko-serve load`` defines it. A viewer whose socket ended begins to play again;
+        the first chunk then counts as late.
+    ttfc_ms_p50, ttfc_ms_p99 : float or None
+        Milliseconds from a viewer's request to the first frame, with the time in the queue.
+    resume_s_p50, resume_s_p99 : float or None
+        Seconds from a socket's end to the next frame.
+    repeated_chunks : int
+        The most chunks that came again after a socket's end, because they were behind the last snapshot.
+    gpu_use : float
+        Share of the boxes' time in which their device was busy.
+    mean_sessions : float
+        Rows that sessions held, as a mean over time.
+    span_s : float
+        Length of the measured part, in seconds: from the warm-up's end to the last arrival.
+    ended_boxes : int
+        Boxes that ended, by failures or to be replaced.
+    gateway_rps, box_rps, directory_rps, store_rps : float
+        Requests a second: from viewers to all gateways, from gateways to all boxes, commands to Redis, and snapshots
+        to the store, as means.
+    gateway_rps_peak, box_rps_peak, directory_rps_peak, store_rps_peak : int
+        The same in the fullest second.
+    """
+
+    sessions: int
+    served: int
+    refused: dict[str, int]
+    lost: int
+    resumes: int
+    cpr: float | None
+    ttfc_ms_p50: float | None
+    ttfc_ms_p99: float | None
+    resume_s_p50: float | None
+    resume_s_p99: float | None
+    repeated_chunks: int
+    gpu_use: float
+    mean_sessions: float
+    span_s: float
+    ended_boxes: int
+    gateway_rps: float
+    gateway_rps_peak: int
+    box_rps: float
+    box_rps_peak: int
+    directory_rps: float
+    directory_rps_peak: int
+    store_rps: float
+    store_rps_peak: int
+
+    @classmethod
+    def of(
+        cls,
+        sessions: Sequence[Session],
+        buffer: int,
+        meters: Meters,
+        traffic: Traffic,
+        ended: int,
+        now: float,
+    ) -> Figures:
+        """Return the figures of a simulation that is over at the time ``now``."""
+        counted = [session for session in sessions if session.opened_at >= meters.begin]
+        served = [session for session in counted if session.views and session.views[0].first_at is not None]
+        shares = [share for session in served if (share := in_time(session, buffer)) is not None]
+        ttfc = [
+            1e3 * (first.first_at - first.opened_at)
+            for first in (session.views[0] for session in served)
+            if first.first_at is not None
+        ]
+        waits = [wait for session in counted for wait in session.waits]
+        end = min(meters.end, now)
+        rates = {
+            receiver: traffic.a_second(receiver, meters.begin, end)
+            for receiver in (GATEWAY, BOX, DIRECTORY, STORE)
+        }
+        return cls(
+            sessions=len(counted),
+            served=len(served),
+            refused=dict(Counter(session.refused for session in counted if session.refused)),
+            lost=sum(session.lost for session in counted),
+            resumes=len(waits),
+            cpr=sum(shares) / len(shares) if shares else None,
+            ttfc_ms_p50=percentile(ttfc, 50),
+            ttfc_ms_p99=percentile(ttfc, 99),
+            resume_s_p50=percentile(waits, 50),
+            resume_s_p99=percentile(waits, 99),
+            repeated_chunks=max((chunks for session in counted for chunks in session.again), default=0),
+            gpu_use=meters.busy.seconds / meters.boxes.seconds if meters.boxes.seconds else 0.0,
+            mean_sessions=meters.rows.span.seconds / (end - meters.begin) if end > meters.begin else 0.0,
+            span_s=end - meters.begin,
+            ended_boxes=ended,
+            gateway_rps=rates[GATEWAY][0],
+            gateway_rps_peak=rates[GATEWAY][1],
+            box_rps=rates[BOX][0],
+            box_rps_peak=rates[BOX][1],
+            directory_rps=rates[DIRECTORY][0],
+            directory_rps_peak=rates[DIRECTORY][1],
+            store_rps=rates[STORE][0],
+            store_rps_peak=rates[STORE][1],
+        )
+
+    def text(self) -> str:
+        """Return the figures as text for a terminal."""
+        refused = ", ".join(f"{count} {code}" for code, count in self.refused.items()) or "none"
+        lines = [
+            f"viewers   {self.served} of {self.sessions} served; refused: {refused}",
+            f"CPR       {_shown(self.cpr, 4)}",
+            f"TTFC      p50 {_shown(self.ttfc_ms_p50, 0)} ms, p99 {_shown(self.ttfc_ms_p99, 0)} ms",
+            f"GPU use   {100 * self.gpu_use:.1f} %; {self.mean_sessions:.1f} sessions at a time in "
+            f"{self.span_s:.0f} s",
+            f"boxes     {self.ended_boxes} ended; {self.resumes} sockets resumed after "
+            f"p50 {_shown(self.resume_s_p50, 1)} s, p99 {_shown(self.resume_s_p99, 1)} s; {self.lost} sessions lost",
+            "a second  mean, and in the fullest second:",
+            f"          {self.gateway_rps:.1f}, {self.gateway_rps_peak} requests to the gateways",
+            f"          {self.box_rps:.1f}, {self.box_rps_peak} requests from gateways to boxes",
+            f"          {self.directory_rps:.1f}, {self.directory_rps_peak} commands to Redis",
+            f"          {self.store_rps:.1f}, {self.store_rps_peak} snapshots to the store",
+        ]
+        return "\n".join(lines)
+
+
+def in_time(session: Session, buffer: int) -> float | None:
+    """Return the share of a session's chunks that were in time; None if no chunk had a due time."""
+    lates = [late > 0 for view in session.views for late in view.late(buffer)]
+    lates += [True] * sum(bool(view.came_at) for view in session.views[1:])
+    return 1 - sum(lates) / len(lates) if lates else None
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

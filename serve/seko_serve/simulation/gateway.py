@@ -1,0 +1,105 @@
+"""A simulated gateway: it sends a viewer to a box, by the rule of the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simpy import Environment
+
+from seko_serve.errors import ServeError
+from seko_serve.fleet.boxes import CONNECT_S
+from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order
+from seko_serve.fleet.directory import BoxFacts
+from seko_serve.fleet.gateway import AGAIN_S
+from seko_serve.simulation.box import DIGEST, MODEL, Box
+from seko_serve.simulation.directory import Rows
+from seko_serve.simulation.session import Session, Steps
+from seko_serve.simulation.traffic import BOX, GATEWAY, Traffic
+
+
+class Gateway:
+    """One gateway.
+
+    Parameters
+    ----------
+    env : Environment
+        The simulation's clock.
+    name : str
+        Name of the gateway.
+    rows : Rows
+        The directory.
+    boxes : mapping of str to Box
+        All boxes that there are or were, by name.
+    traffic : Traffic
+        Counts requests.
+    """
+
+    def __init__(
+        self, env: Environment, name: str, rows: Rows, boxes: Mapping[str, Box], traffic: Traffic
+    ) -> None:
+        self._env, self._name, self._rows, self._boxes, self._traffic = env, name, rows, boxes, traffic
+        self._known = KnownBoxes()
+
+    def open(self, session: Session, token: str | None) -> Steps:
+        """Return the box that has opened a session; with a token, a viewer waits in the queue of ``session.place``.
+
+        Raises
+        ------
+        ServeError
+            If no box takes the session: the first one's refusal.
+        """
+        self._traffic.count(GATEWAY)
+        known = self._read()
+        candidates = [row for row in known if row.name == session.place]
+        session.place = ""
+        refused: ServeError | None = None
+        if not candidates:
+            candidates = in_order(known, self._known.promised(self._env.now), model=MODEL, salt=self._name)
+        for row in candidates[:TRIED]:
+            box = self._boxes[row.name]
+            if (yield from self._answers(box)):
+                try:
+                    if (yield from box.open(session, token)):
+                        self._known.sent(row.name, self._env.now)
+                        return box
+                except ServeError as error:
+                    refused = refused or error
+                    if "place" in error.facts:
+                        session.place = row.name
+                        break
+        raise refused or ServeError("full", "no box answers", retry_after=AGAIN_S)
+
+    def find(self, session: Session) -> Steps:
+        """Return the box that has a session or may continue it; ServeError if no box answers."""
+        self._traffic.count(GATEWAY)
+        self._traffic.directory("find")
+        known = self._read()
+        if session.lease:
+            holder = self._boxes[session.lease] if any(row.name == session.lease for row in known) else None
+            if holder is not None and (yield from self._answers(holder)):
+                return holder
+            if holder is not None and holder.silent:
+                raise ServeError("full", "the session's box does not answer", retry_after=AGAIN_S)
+            self._traffic.directory("release")
+            session.lease = ""
+        promised = self._known.promised(self._env.now)
+        for row in in_order(self._known.rows, promised, digest=DIGEST, salt=self._name)[:TRIED]:
+            if (yield from self._answers(self._boxes[row.name])):
+                return self._boxes[row.name]
+        raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
+
+    def _answers(self, box: Box) -> Steps:
+        """Ask a box; return whether it answers. The row of one at whose address nothing listens is removed."""
+        self._traffic.count(BOX)
+        if not box.alive:
+            if box.silent:
+                yield self._env.timeout(CONNECT_S)
+            else:
+                self._rows.withdraw(box.name)
+                self._known.remove(box.name)
+        return box.alive
+
+    def _read(self) -> list[BoxFacts]:
+        if self._known.stale(self._env.now):
+            self._known.update(self._rows.boxes(), self._env.now)
+        return self._known.rows

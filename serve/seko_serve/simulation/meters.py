@@ -1,0 +1,68 @@
+"""Times that are summed over a part of the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Span:
+    """Seconds of intervals, as far as they lie in the measured part of a simulation.
+
+    Parameters
+    ----------
+    begin, end : float
+        The measured part.
+    """
+
+    def __init__(self, begin: float, end: float) -> None:
+        self._begin, self._end, self.seconds = begin, end, 0.0
+
+    def add(self, begin: float, end: float, times: int = 1) -> None:
+        """Add an interval ``times`` times."""
+        self.seconds += times * max(0.0, min(end, self._end) - max(begin, self._begin))
+
+
+class Level:
+    """A number that changes, and its integral over the measured part.
+
+    Parameters
+    ----------
+    span : Span
+        Sums the integral.
+    clock : callable
+        Returns the time in seconds.
+    """
+
+    def __init__(self, span: Span, clock: Callable[[], float]) -> None:
+        self.span, self._clock = span, clock
+        self._number, self._since = 0, 0.0
+
+    def change(self, by: int) -> None:
+        """Change the number; 0 only sums."""
+        now = self._clock()
+        self.span.add(self._since, now, self._number)
+        self._number, self._since = self._number + by, now
+
+
+class Meters:
+    """What boxes measure.
+
+    Parameters
+    ----------
+    begin, end : float
+        The measured part of the simulation, in seconds.
+    clock : callable
+        Returns the time in seconds.
+
+    Attributes
+    ----------
+    busy, boxes : Span
+        Seconds of calls, and of boxes that run.
+    rows : Level
+        Rows that sessions hold.
+    """
+
+    def __init__(self, begin: float, end: float, clock: Callable[[], float]) -> None:
+        self.begin, self.end = begin, end
+        self.busy, self.boxes = Span(begin, end), Span(begin, end)
+        self.rows = Level(Span(begin, end), clock)

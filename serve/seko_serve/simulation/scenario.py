@@ -1,0 +1,106 @@
+"""What a simulation is asked: how many boxes there are, who arrives, and what fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LENGTHS = ("exponential", "fixed")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fleet and its viewers.
+
+    Parameters
+    ----------
+    boxes : int
+        Number of boxes.
+    sessions : int
+        Number of viewers that arrive.
+    arrivals : float
+        Mean number of viewers a second of a Poisson process; 0: all arrive at once.
+    seconds : float
+        Seconds of video that a viewer watches, as a mean.
+    lengths : str
+        Whether these seconds are ``exponential``, that is, random, or ``fixed``.
+    buffer : int
+        Chunks that a viewer collects before it plays.
+    wait_s : float
+        Seconds for which a viewer waits in the queue of a full fleet; 0: it leaves at once.
+    queue : int
+        Requests that may wait at a box.
+    snapshot_every : int
+        Chunks from a session's snapshot to the next; 0: none while it runs.
+    gateways : int
+        Number of gateways.
+    box_failure_h : float
+        Mean hours until a box's process is killed; 0: never.
+    machine_failure_h : float
+        Mean hours until a machine with all its boxes is lost; 0: never. It answers nothing from then on.
+    boxes_per_machine : int
+        Number of boxes of a machine.
+    drain_at_s : float
+        Second from which boxes are replaced one after another, as for a change of their settings.
+    drained : int
+        Number of boxes that are replaced.
+    warm_up_s : float
+        Seconds at the beginning of which figures count nothing.
+    seed : int
+        Seed of all random numbers.
+
+    Raises
+    ------
+    ValueError
+        If a field is out of range; the message names the option.
+    """
+
+    boxes: int = 3
+    sessions: int = 1000
+    arrivals: float = 1.0
+    seconds: float = 60.0
+    lengths: str = "exponential"
+    buffer: int = 1
+    wait_s: float = 0.0
+    queue: int = 16
+    snapshot_every: int = 8
+    gateways: int = 1
+    box_failure_h: float = 0.0
+    machine_failure_h: float = 0.0
+    boxes_per_machine: int = 8
+    drain_at_s: float = 0.0
+    drained: int = 0
+    warm_up_s: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("boxes", 1),
+            ("sessions", 1),
+            ("arrivals", 0),
+            ("seconds", 1e-3),
+            ("buffer", 1),
+            ("wait_s", 0),
+            ("queue", 0),
+            ("snapshot_every", 0),
+            ("gateways", 1),
+            ("box_failure_h", 0),
+            ("machine_failure_h", 0),
+            ("boxes_per_machine", 1),
+            ("drain_at_s", 0),
+            ("drained", 0),
+            ("warm_up_s", 0),
+        ):
+            value = getattr(self, name)
+            if not least <= value < 1e9:
+                raise ValueError(f"{option(name)} is {value}, expected {least} or more")
+        if self.buffer > 8:
+            raise ValueError(f"{option('buffer')} is {self.buffer}, expected 1 to 8")
+        if self.drained > self.boxes:
+            raise ValueError(f"{option('drained')} is {self.drained}, and there are {self.boxes} boxes")
+        if self.lengths not in LENGTHS:
+            raise ValueError(f"{option('lengths')} is {self.lengths}, expected {' or '.join(LENGTHS)}")
+
+
+def option(field: str) -> str:
+    """Return the option of the command line for a field of `Scenario`."""
+    return "--" + field.removesuffix("_s").removesuffix("_h").replace("_", "-")

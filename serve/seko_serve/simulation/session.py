@@ -1,0 +1,170 @@
+"""A simulated session: the server's clock of its viewer, its snapshots, and the chunks that its viewer received."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+from simpy import Environment, Event
+
+from seko_serve.live.admission import Demand
+from seko_serve.live.pace import Pace
+from seko_serve.load import View
+from seko_serve.simulation.durations import BoxTimes
+
+Steps = Generator[Event, Any, Any]  # a process of SimPy, or a part of one
+TENANT = "viewers"
+DONE, KILLED, STOPPED = "done", "killed", "stopped"  # why a socket ends
+
+
+class Session:
+    """A session and its viewer, who plays chunks as they come and acknowledges each when it was shown.
+
+    Parameters
+    ----------
+    env : Environment
+        The simulation's clock.
+    name : str
+        Id of the session.
+    times : BoxTimes
+        Sizes of chunks.
+    seconds : float
+        Seconds of video that the viewer watches.
+    buffer : int
+        Chunks that the viewer collects before it plays.
+
+    Attributes
+    ----------
+    over : Event
+        Ends with the reason when the socket has ended.
+    lease, place : str
+        Name of the box that has the session, and of the box in whose queue its viewer waits; empty: none.
+    refused : str
+        Code of the error with which the viewer was not let in.
+    lost : bool
+        Whether the session ended with its box, because there was no snapshot of it.
+    views : list of View
+        What the viewer recorded, a part for each socket.
+    waits : list of float
+        Seconds from the end of each socket to the next chunk.
+    again : list of int
+        Chunks that came again after the end of each socket.
+    saved : int or None
+        Chunks that the last snapshot follows.
+    """
+
+    def __init__(self, env: Environment, name: str, times: BoxTimes, seconds: float, buffer: int) -> None:
+        self._env, self.name, self._times, self._buffer = env, name, times, buffer
+        self.demand = Demand(TENANT, times.period_s)
+        self._wanted = math.ceil(seconds * times.fps)
+        self._first = times.first_frames or times.chunk_frames
+        self.opened_at = env.now
+        self.over: Event = env.event()
+        self.lease = self.place = self.refused = ""
+        self.lost = False
+        self.views: list[View] = []
+        self.waits: list[float] = []
+        self.again: list[int] = []
+        self.saved: int | None = None
+        self.unsaved, self.saving, self.asked, self.held = 0, False, False, False
+        self._pace = Pace(times.fps, buffer)
+        self._end: float | None = None  # when what the viewer plays is over; None while it collects chunks
+        self._collected: list[tuple[int, int]] = []  # numbers and frames of chunks
+        self._lost_at: float | None = None
+        self._socket = 0  # acknowledgements of earlier sockets are lost
+        self._ready: Callable[[Session], None] = _nobody
+
+    @property
+    def made_chunks(self) -> int:
+        """Number of chunks that were made."""
+        return self._pace.chunks
+
+    def frames(self, chunks: int) -> int:
+        """Return the video frames of the first chunks of a stream."""
+        return 0 if chunks == 0 else self._first + (chunks - 1) * self._times.chunk_frames
+
+    def attach(self, ready: Callable[[Session], None]) -> None:
+        """Begin to receive chunks; ``ready`` is called with the session whenever its next chunk may be made."""
+        self.over, self._socket, self._ready = self._env.event(), self._socket + 1, ready
+        self._end, self._collected = None, []
+        self.asked = self.held = False
+        if self._lost_at is not None:  # it continues from the snapshot
+            chunks = self.saved or 0
+            self.again.append(self.made_chunks - chunks)
+            frames = self.frames(chunks)
+            self._pace = Pace(
+                self._times.fps, self._buffer, chunks, frames, self._times.chunk_frames, chunks, first=frames
+            )
+            self.unsaved = 0
+        self.views.append(View(self.opened_at if not self.views else self._env.now, self._times.fps))
+        ready(self)
+
+    def detach(self, reason: str) -> None:
+        """End the socket."""
+        if not self.over.triggered:
+            self._ready = _nobody
+            self._socket += 1
+            self._lost_at = self._env.now
+            self.over.succeed(reason)
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the next chunk may be made."""
+        return not (self.asked or self.held or self.over.triggered) and self._pace.may_run()
+
+    def due(self) -> float:
+        """Return the time at which the viewer needs the next chunk."""
+        return self._pace.due(self._env.now)
+
+    def made(self, encode_s: float) -> None:
+        """Take a chunk that the device has made; it arrives when it is encoded."""
+        self.asked = False
+        if self.over.triggered:
+            return
+        number, now = self._pace.chunks, self._env.now
+        frames = self._times.chunk_frames if number else self._first
+        self._pace.made(frames, now)
+        self.unsaved += 1
+        came, view = now + encode_s, self.views[-1]
+        if view.first_at is None:
+            view.first_at = came
+        if self._lost_at is not None:
+            self.waits.append(came - self._lost_at)
+            self._lost_at = None
+        view.came_at.append(came)
+        view.frames.append(frames)
+        if self._end is not None:
+            self._play(number, frames, came)
+            return
+        self._collected.append((number, frames))
+        if len(self._collected) == self._buffer:
+            self._end = came
+            for held, count in self._collected:
+                self._play(held, count, came)
+
+    def _play(self, chunk: int, frames: int, came: float) -> None:
+        """Show a chunk behind those that are there, and acknowledge it when it was shown."""
+        assert self._end is not None  # the viewer plays
+        view = self.views[-1]
+        if came > self._end:
+            view.underruns += 1
+            view.stall_s += came - self._end
+        self._end = max(self._end, came) + frames / self._times.fps
+        shown = self._env.timeout(self._end - self._env.now)
+        assert shown.callbacks is not None  # it has not happened
+        shown.callbacks.append(partial(self._shown, chunk, self._socket))
+
+    def _shown(self, chunk: int, socket: int, _: Event) -> None:
+        if socket != self._socket:
+            return
+        self._pace.acknowledge(chunk)
+        if self.frames(chunk + 1) >= self._wanted:
+            self.detach(DONE)
+        else:
+            self._ready(self)
+
+
+def _nobody(_: Session) -> None:
+    """Make no chunk: the session has no box."""

@@ -1,0 +1,115 @@
+"""Examples of clusters: what `ray up` and KubeRay's operator read, as far as files show it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from seko_serve.fleet.config import read_config
+
+yaml = pytest.importorskip("yaml", reason="needs seko-serve[ray]")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "serve" / "examples"
+SCHEMA = json.loads((Path(__file__).parent / "rayservice.schema.json").read_text(encoding="utf-8"))
+
+
+def resources() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The resources of the example for Kubernetes: the fleet's configuration, and the service."""
+    config, service = yaml.safe_load_all((EXAMPLES / "kuberay.yaml").read_text(encoding="utf-8"))
+    return config, service
+
+
+def test_the_cluster_of_machines_is_one_that_ray_up_takes() -> None:
+    """By Ray's own defaults and schema, which `ray up` applies before it does anything."""
+    pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    cluster = yaml.safe_load((EXAMPLES / "ray-cluster.yaml").read_text(encoding="utf-8"))
+    prepared = prepare_config(copy.deepcopy(cluster))
+    validate_config(prepared)
+    (nodes,) = prepared["available_node_types"].values()
+    assert nodes["min_workers"] == len(cluster["provider"]["worker_ips"])
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config({**prepared, "head_start_ray_command": []})
+    (mounted,) = cluster["file_mounts"].values()
+    config = read_config(ROOT / mounted / "fleet.yaml")
+    assert config.models[0].boxes == 1 + len(cluster["provider"]["worker_ips"])
+
+
+def test_the_service_has_only_fields_that_its_definition_has() -> None:
+    _, service = resources()
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(service, SCHEMA)
+    for path in (
+        ("serveConfig",),
+        ("rayClusterConfig", "workerGroupSpec"),
+        ("rayClusterConfig", "headGroupSpec", "gpus"),
+    ):
+        wrong = copy.deepcopy(service)
+        table = wrong["spec"]
+        for name in path[:-1]:
+            table = table[name]
+        table[path[-1]] = "1"
+        with pytest.raises(jsonschema.ValidationError, match=path[-1]):
+            jsonschema.validate(wrong, SCHEMA)
+
+
+def test_the_service_mounts_the_configuration_that_it_names(tmp_path: Path) -> None:
+    resource, service = resources()
+    assert (resource["apiVersion"], resource["kind"]) == ("v1", "ConfigMap")
+    ((name, text),) = resource["data"].items()
+    (tmp_path / name).write_text(text)
+    config = read_config(tmp_path / name)
+    cluster = service["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        assert pod["volumes"][0]["configMap"]["name"] == resource["metadata"]["name"]
+        (mount,) = pod["containers"][0]["volumeMounts"]
+        for application in yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]:
+            assert application["args"]["config"] == f"{mount['mountPath']}/{name}"
+    (workers,) = cluster["workerGroupSpecs"]
+    assert workers["replicas"] == sum(model.boxes for model in config.models)
+
+
+def test_the_services_applications_are_made_of_its_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    from ray.serve.schema import ServeDeploySchema
+
+    from seko_serve.fleet import deployments
+
+    resource, service = resources()
+    (tmp_path / "fleet.yaml").write_text(resource["data"]["fleet.yaml"])
+    serving = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    made = {}
+    for application in serving.applications:
+        module, _, builder = str(application.import_path).partition(":")
+        assert module == deployments.__name__
+        arguments = {**application.args, "config": str(tmp_path / "fleet.yaml")}
+        made[builder] = getattr(deployments, builder)(arguments)._bound_deployment
+    assert (made["boxes"].name, made["boxes"].num_replicas) == (deployments.BOX, 4)
+    assert made["gateways"].name == "gateway"
+    assert serving.http_options.port == read_config(tmp_path / "fleet.yaml").port
+    for builder, arguments, sentence in (
+        (deployments.boxes, {"config": "x"}, "args has config, expected config and artifact"),
+        (deployments.boxes, {"config": str(tmp_path / "fleet.yaml"), "artifact": "y"}, "artifact is 'y'"),
+        (deployments.gateways, {}, "args has nothing, expected config"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            builder(arguments)
+
+
+def test_the_service_runs_the_ray_that_is_tested() -> None:
+    _, service = resources()
+    version = service["spec"]["rayClusterConfig"]["rayVersion"]
+    pins = (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"ray=={version}" in pins
+    extras = tomllib.loads((ROOT / "serve" / "pyproject.toml").read_text(encoding="utf-8"))
+    (ray,) = (line for line in extras["project"]["optional-dependencies"]["ray"] if line.startswith("ray"))
+    assert ray == f"ray[serve]>={version.rpartition('.')[0]},<2.61"
