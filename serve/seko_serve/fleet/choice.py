@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from math import log
 from random import Random
 
 from seko_serve.fleet.directory import BEAT_S, BoxFacts
@@ -89,7 +90,7 @@ def in_order(
         if free <= 0:
             return True, float(box.waiting - free), box.name
         share = free / box.capacity
-        return False, -share if dice is None else dice.expovariate(share), box.name
+        return False, -share if dice is None else -log(1 - dice.random()) / share, box.name
 
     return sorted(
         (
