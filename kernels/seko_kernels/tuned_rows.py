@@ -80,7 +80,8 @@ class Product(NamedTuple):
     channels, products : int
         Numbers of output channels, and of products of a sum.
     form : str
-        ``norm``: behind a norm; ``gated``: behind a norm, with gate and up; ``added``: before a residual sum.
+        Kind of the linear layer. ``norm``: after a norm. ``gated``: after a norm, with gate and up. ``added``: before a
+        residual sum.
     weights : str
         Dtype of the weight: ``bf16`` or ``e4m3``.
     """

@@ -1,7 +1,8 @@
 """Prediction of a speech build's memory on a GPU, and of the least time of its steps, for `seko-export plan`.
 
 A step takes at least the time for reading its weights and caches at the GPU's full bandwidth, and at least the time for
-its matmuls at full rate. Launches, norms and the decoder's convolutions add to the longer of the two times.
+its matmuls at full rate. Launches, norms and the decoder's convolutions are not counted; they would add to the least
+time.
 """
 
 from __future__ import annotations

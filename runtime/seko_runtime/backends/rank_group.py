@@ -37,7 +37,7 @@ def join_ranks(
     Parameters
     ----------
     device : str
-        ``cpu`` or ``cuda:N``.
+        Device of this rank: ``cpu`` or ``cuda:N``.
     rank, ranks : int
         Rank of this process, and number of ranks.
     meeting : Path

@@ -77,7 +77,7 @@ class RowClock:
     first_frames : tuple of int
         Absolute number of the first frame of the chunk in each kept slot.
     cut : Cut
-        The row's cuts.
+        The cuts of the row to other scenes.
     """
 
     first: int
