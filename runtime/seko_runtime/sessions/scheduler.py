@@ -29,8 +29,8 @@ time grows:
 - The call with the session that is due first moves to the front. The calls that it overtakes have later due times, and
   end no later than this call ended before.
 
-In such a changed schedule only the bucket of each call is left to choose. A state of the search is the number of
-sessions served of each variant. Dynamic programming over these states finds the best schedule.
+In a schedule that was changed by these rules only the bucket of each call is left to choose. A state of the search is
+the number of sessions served of each variant. Dynamic programming over these states finds the best schedule.
 """
 
 from __future__ import annotations
