@@ -28,11 +28,11 @@ class Gateway:
     dice : random.Random
         Draws the order of boxes.
     rows : Rows
-        The directory.
+        The rows of the simulated directory.
     boxes : mapping of str to Box
         All boxes that there are or were, by name.
     traffic : Traffic
-        Counts requests.
+        Counter of the requests to gateways and boxes.
     """
 
     def __init__(
