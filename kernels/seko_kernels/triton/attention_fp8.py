@@ -67,13 +67,13 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     """Write the attention ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and the chunk's
     own T keys.
 
-    `seko_kernels.fused_reference.attention_fp8` defines the result of this kernel. A program handles a tile of queries
-    of a head and a row, and a part of the keys. After the chunk's own keys, the queries are rounded to int8, with the
-    largest number of each row as its scale; their products with the cached keys are integers. A tile of keys has one
-    scale, which is multiplied into the softmax factor of the scores. All tiles are loaded through tensor descriptors
-    whose shape ends at the last valid token. Later positions are read as zero, so that bytes that were never written
-    (possibly NaN) have no effect. Scores of positions after the last valid token are masked in the last tile only,
-    because masking every tile would take an eighth of the time.
+    `seko_kernels.fused_reference.attention_fp8` defines the result of `attention_fp8_kernel`. A program handles a tile
+    of queries of a head and a row, and a part of the keys. After the chunk's own keys, the queries are rounded to int8,
+    with the largest number of each row as its scale; their products with the cached keys are integers. A tile of keys
+    has one scale, which is multiplied into the softmax factor of the scores. All tiles are loaded through tensor
+    descriptors whose shape ends at the last valid token. Later positions are read as zero, so that bytes that were
+    never written (possibly NaN) have no effect. Scores of positions after the last valid token are masked in the last
+    tile only, because masking every tile would take an eighth of the time.
 
     The chunk's own keys are handled before the loop over cached keys, where few registers are in use.
 

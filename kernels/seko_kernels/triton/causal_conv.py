@@ -101,10 +101,11 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``out[b, t] = sum over taps of W[tap] * x[b, t + tap]``, where frames before ``x`` are those of EARLIER.
 
-    `seko_kernels.conv_reference` defines the result of this kernel. A program handles several tiles of BH x BW pixels
-    of one frame and BN + BN_MORE filters, one after another; the grid may have any number of programs. The filters are
-    in two parts because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring programs take
-    the same pixels of successive frames, so that they read the same frames of X while these are in the GPU's cache.
+    `seko_kernels.conv_reference` defines the result of `causal_conv_kernel`. A program handles several tiles of BH x BW
+    pixels of one frame and BN + BN_MORE filters, one after another; the grid may have any number of programs. The
+    filters are in two parts because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring
+    programs take the same pixels of successive frames, so that they read the same frames of X while these are in the
+    GPU's cache.
 
     The tap in time is the outermost of the loop, so all steps that read EARLIER come first. The convolution has two
     loops over taps, of which the first does nothing except for the first TAPS_T - 1 frames.

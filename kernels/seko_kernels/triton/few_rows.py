@@ -1,5 +1,5 @@
 """The kernel of a linear layer on few rows, with the norm before or the residual after it. The module `few_rows` checks
-the arguments of this kernel.
+the arguments of `few_rows_kernel`.
 
 Reading the weights takes nearly all of the kernel's time, so a launch has many small programs. Each program computes
 some output channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum
@@ -81,9 +81,9 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write a linear layer's result ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its two halves, or ``hidden + y``.
 
-    `seko_kernels.few_rows_reference` defines the results of this kernel. Sums of the linear layer are in fp32. Numbers
-    that torch would store are rounded. The norm's factor of a row multiplies the row's sums at the end, because its
-    squares are summed in the same loop, so that rows are read once.
+    `seko_kernels.few_rows_reference` defines the results of `few_rows_kernel`. Sums of the linear layer are in fp32.
+    Numbers that torch would store are rounded. The norm's factor of a row multiplies the row's sums at the end, because
+    its squares are summed in the same loop, so that rows are read once.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 """The kernel that expands an NVFP4 cache to the scratch buffer of 8-bit attention. The module `scratch` checks the
-arguments of this kernel."""
+arguments of `fp8_expand_kernel`."""
 
 from __future__ import annotations
 
@@ -256,8 +256,8 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     """Write int8 keys and e4m3 values (``value / V_FP8_SCALE``) of the cached tokens below VALID_TOKENS and outside
     WRITE_SLOTS.
 
-    `seko_kernels.scratch.fp8_expand` defines the results of this kernel. A program expands either keys or values. Keys
-    are converted from their codes to int8 in fp16 arithmetic, in units of the int8 scale
+    `seko_kernels.scratch.fp8_expand` defines the results of `fp8_expand_kernel`. A program expands either keys or
+    values. Keys are converted from their codes to int8 in fp16 arithmetic, in units of the int8 scale
     (`seko_kernels.fused_reference.key_codes`). Scales of values are powers of two, so the quotient is exact and the
     cast rounds once. KEY_TILE tokens share a key scale. All programs of a tile compute the same scale from the scale
     bytes of the whole tile (an eighth of the codes' bytes, mostly in L2), and the first program stores it. The output

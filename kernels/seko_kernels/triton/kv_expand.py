@@ -1,5 +1,5 @@
 """The kernel that expands a cache of any `NumberFormat`; for keys it adds the mean and rotates. The module `kv_ops`
-checks the arguments of this kernel."""
+checks the arguments of `kv_expand_kernel`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the numbers that ``CODES`` and ``SCALES`` encode; if SLOT_PAIRS is not 0, add ``MEAN`` and rotate.
 
-    `kv_reference.decode` and `reference.rotate_centred_keys` define the results of this kernel. The products of the
-    rotation are exact in fp32, so fused or not they give the same bits. A program handles consecutive (token, unit)
+    `kv_reference.decode` and `reference.rotate_centred_keys` define the results of `kv_expand_kernel`. The products of
+    the rotation are exact in fp32, so fused or not they give the same bits. A program handles consecutive (token, unit)
     pairs of a group of heads. Cosine and sine depend on token and channel only, so they are loaded once for all heads
     of the group. The two rotary tables and the mean stay in the GPU's L2 cache. The two tables and the mean take 0.5 MB
     at 21 slots of 1560 tokens, where one table as long as the cache would take 17 MB a layer.

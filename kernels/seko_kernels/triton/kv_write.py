@@ -1,5 +1,5 @@
 """The kernel that quantises keys or values to any `NumberFormat` and writes them to given places of a cache. The module
-`kv_ops` checks the arguments of this kernel."""
+`kv_ops` checks the arguments of `kv_write_kernel`."""
 
 from __future__ import annotations
 

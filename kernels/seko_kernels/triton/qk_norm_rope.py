@@ -1,5 +1,5 @@
 """The kernel that normalises and rotates q and k and writes k into its cache slots. The module `qk_norm_rope` of the
-ops checks the arguments of this kernel."""
+ops checks the arguments of `qk_norm_rope_kernel`."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``rope(rms_norm(q))`` of each token, and ``rope(rms_norm(k))`` into its slot of the ring.
 
-    `seko_kernels.fused_reference.qk_norm_rope` defines the results of this kernel. The results are RMSNorm over the
-    full width, and rotation of neighbouring channels, all in fp32, rounded once. A program handles q or k of one token
-    of the chunk.
+    `seko_kernels.fused_reference.qk_norm_rope` defines the results of `qk_norm_rope_kernel`. The results are RMSNorm
+    over the full width, and rotation of neighbouring channels, all in fp32, rounded once. A program handles q or k of
+    one token of the chunk.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the quantised GELU ``e4m3(gelu(x) / scale)`` and its scale. A program of the GELU kernel handles one row.
 
-    `seko_kernels.fused_reference.gelu_quantise` defines the results of this kernel.
+    `seko_kernels.fused_reference.gelu_quantise` defines the results of `row_gelu_kernel`.
 
     Parameters
     ----------

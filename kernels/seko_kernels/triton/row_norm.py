@@ -139,9 +139,9 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     """Write the residual sum ``hidden = x + y * gate`` and the modulated norm ``out = layer_norm(hidden) * (1 + scale)
     + shift``.
 
-    `seko_kernels.fused_reference` defines the results of this kernel. All computation of this kernel is in fp32.
-    ``hidden`` is rounded to its dtype before it is normalised, so that the norm sees the stored numbers. A program
-    handles several rows, one after another.
+    `seko_kernels.fused_reference` defines the results of `row_norm_kernel`. All computation of `row_norm_kernel` is in
+    fp32. ``hidden`` is rounded to its dtype before it is normalised, so that the norm sees the stored numbers. A
+    program handles several rows, one after another.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ MODULE_NAMES = {
 
 @dataclass(frozen=True)
 class PictureBranch:
-    """A model's picture branch, as its family describes it.
+    """Description of a model's picture branch: the layers that attend to a picture's features.
 
     Parameters
     ----------

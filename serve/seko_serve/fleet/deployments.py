@@ -38,7 +38,7 @@ STOP_S = DRAIN_S + CLOSING_S + 30.0  # behind which Ray kills a box that saves i
 
 
 class DirectoryActor:
-    """A `MemoryDirectory` in a process of its own."""
+    """A `MemoryDirectory` that runs in a separate process of Ray."""
 
     def __init__(self) -> None:
         self._directory = MemoryDirectory(time.monotonic)

@@ -1,6 +1,6 @@
 """The gateway: one address for all boxes. It says which box a session is at; sockets go to the boxes themselves.
 
-A gateway keeps nothing that another gateway lacks: there may be several, and each may be killed.
+A gateway has no state of its own, so there may be several gateways, and each may be killed.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Saving:
             session.snapshot_done()
 
     async def token(self, session: LiveSession) -> str:
-        """Return the session's next resume token, which a later server process accepts, too; ServeError if another
+        """Return the session's next resume token, which later server processes also accept; ServeError if another
         process continues the session.
         """
         kept, saved = self._kept.get(session.name), self._saved

@@ -38,7 +38,7 @@ class Level:
         self._number, self._since = 0, 0.0
 
     def change(self, by: int) -> None:
-        """Change the number by an amount; an amount of 0 only sums up the time."""
+        """Add ``by`` to the number, and add the time until now to the integral; ``by`` may be 0."""
         now = self._clock()
         self.span.add(self._since, now, self._number)
         self._number, self._since = self._number + by, now
