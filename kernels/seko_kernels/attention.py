@@ -83,8 +83,8 @@ def attention_fp8(
     Parameters
     ----------
     q : Tensor
-        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; D a
-        power of two, at least 32.
+        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32, contiguous. D
+        is a power of two, at least 32.
     k : Tensor
         Cached keys, ``[B, N, H, D]`` int8, contiguous, for N cached tokens of each row.
     k_scale : Tensor

@@ -29,7 +29,7 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     Parameters
     ----------
     q : Tensor
-        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; on
+        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32, contiguous. On
         a GPU D is 128.
     k, v : Tensor
         Keys and values, ``[B, N, H, D]`` of q's dtype, contiguous, for N cached tokens of each row.

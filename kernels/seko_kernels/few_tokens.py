@@ -89,7 +89,8 @@ def decode_attention(
         Queries, keys and values of the new tokens, ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous: H query
         heads, K key heads, D channels.
     cos, sin : Tensor or None
-        Rotary tables, ``[B, D]`` float32; the first and the second half of the D channels are equal; None: no rotation.
+        Rotary tables, ``[B, D]`` float32, in which the first and the second half of the D channels are equal. None:
+        queries and keys are not rotated.
     k_cache, v_cache : Tensor
         The cache of keys and of values, ``[S, K, D]`` of qkv's dtype, contiguous, with S places that the rows share;
         written in place.

@@ -97,7 +97,7 @@ def key_codes(
     """Quantise NVFP4 keys to int8 without expanding them first: all arithmetic is in fp16, in units of the int8
     scale.
 
-    With ``i = 1 / key_scale`` of its tile, a key's number is ``x = fma(e2m1(code), s, m)``. The factor of a block is
+    A key's number is ``x = fma(e2m1(code), s, m)``, with ``i = 1 / key_scale`` of its tile. The factor of a block is
     ``s = fp16(e4m3(scale) * (global_scale * i))``, and ``m = fp16(mean * i)``. A pair of numbers becomes ``fma(x_even,
     cos, -fp16(x_odd * sin))`` and ``fma(x_even, sin, fp16(x_odd * cos))``, with cosine and sine in fp16. A code is the
     nearest whole number, ties to even. All operations on keys are fp16 operations (an fma rounds once), so that every
@@ -169,11 +169,12 @@ def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor 
     """Return an upper bound of the key magnitudes in each tile of tokens, computed from the keys' scale bytes alone.
 
     A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``. A pair of channels, to which a mean m is added,
-    lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``. After rotation by any angle it lies within ``hypot(a,
-    b)``. The square root in ``hypot`` is replaced by two chords. With t = max(a, b) and s = min(a, b) the bound is
-    ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``, which is exact if a or b is 0 and at most 3 % too large. With a and b
-    rounded to 12 bits, like all factors of a rotation, each product is exact and each sum rounds once, fused or not. A
-    maximum does not depend on the order. Every program that computes a tile's bound therefore gets the same bits.
+    lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``. After rotation by any angle the pair lies within
+    ``hypot(a, b)``. The square root in ``hypot`` is replaced by two chords. With t = max(a, b) and s = min(a, b) the
+    bound is ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``, which is exact if a or b is 0 and at most 3 % too large.
+    With a and b rounded to 12 bits, like all factors of a rotation, each product is exact and each sum rounds once,
+    fused or not. A maximum does not depend on the order. Every program that computes a tile's bound therefore gets the
+    same bits.
 
     The rounding errors of `key_codes` and of a and b add up to less than 1/300. The rounding errors cannot exceed
     int8's range, because a bound is divided by 127, and only numbers from 127.5 on would be rounded to a larger code.

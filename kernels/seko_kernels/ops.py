@@ -60,10 +60,10 @@ def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     Parameters
     ----------
     by_name : Mapping[str, Callable]
-        Functions by the name of the op that they replace. ``nvfp4_write`` and ``fp8_expand`` take the op's tensors, and
-        return new tensors in place of those that the op writes. ``nvfp4_expand`` and ``nvfp4_expand_keys`` take codes,
-        scales, global scale, the keys' mean and rotary tables, and the dtype. Other functions have the arguments and
-        results of their op.
+        Functions by the name of the op that they replace. The functions ``nvfp4_write`` and ``fp8_expand`` take the
+        op's tensors, and return new tensors in place of those that the op writes. The functions ``nvfp4_expand`` and
+        ``nvfp4_expand_keys`` take codes, scales, global scale, the keys' mean and rotary tables, and the dtype. Other
+        functions have the arguments and results of their op.
     """
     token = _STAND_INS.set(by_name)
     try:

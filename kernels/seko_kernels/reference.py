@@ -32,8 +32,8 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) ->
     """Quantise to NVFP4: scale ``s = e4m3(amax * (1/top) * (1/g))``, codes nearest on ``s * g`` times e2m1.
 
     The method "four over six" tries both tops of `NVFP4_TOPS` for each block and keeps the one with the smaller squared
-    error. Where the errors are equal it keeps 6. The squared errors are compared in whole parts of the block's power of
-    two (`nvfp4_error`).
+    error. Where the squared errors of both tops are equal, the method keeps the top 6. The squared errors are compared
+    in whole parts of the block's power of two (`nvfp4_error`).
 
     Codes are found by comparing ``|x|`` with the product of midpoint and scale. The product of midpoint and scale is
     exact in fp32, because a midpoint has at most 3 significant bits, an e4m3 scale 4, and ``g`` is a power of two. The
@@ -164,7 +164,7 @@ def nvfp4_decode_keys(
     A key is ``r(e2m1(code) * (e4m3(scale) * g) + mean)``. The sum is rounded to fp32 once, and r rounds to
     `ROTARY_FACTOR_BITS` significant bits, as do cosines and sines. Channel pairs (even, odd) become ``(even * cos - odd
     * sin, even * sin + odd * cos)``. The products of the rotation are exact, so there is one rounding to fp32, fused or
-    not.
+      not.
 
     A token's angles come from two small tables: the first pairs of a head depend on its slot (time), the others on its
     patch (height, width). Because of the two small tables, no table as long as the cache is needed.

@@ -121,8 +121,8 @@ def fp8_expand(
     Parameters
     ----------
     k_codes, v_codes : Tensor
-        Codes of the cached keys and values, ``[B * N, H, D // 2]`` uint8, contiguous; D a power of two; N a whole
-        number of slots.
+        Codes of the cached keys and values, ``[B * N, H, D // 2]`` uint8, contiguous. D is a power of two, and N a
+        whole number of slots.
     k_scales, v_scales : Tensor
         Scale bytes of the cached keys and values, ``[B * N, H, D // 16]`` uint8, contiguous.
     k_global_scale, v_global_scale : Tensor

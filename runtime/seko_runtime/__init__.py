@@ -86,8 +86,8 @@ def open_artifact(
         variable ``SEKO_TRUST`` names; without either, signatures are not checked.
     copy_weights : bool
         Whether to read the weights into the process's own memory and hash them there, instead of mapping their files.
-        This is for hosts on which others may truncate the files, which would end a process that reads a mapped file
-        with SIGBUS. On a CPU the copy stays, and processes do not share it; on a GPU it is freed after the upload.
+        Use this on hosts where others may truncate the files, because reading a truncated mapped file ends the process
+        with SIGBUS. On a CPU the copy stays, and processes do not share it. On a GPU it is freed after the upload.
     ranks : int, optional
         Number of processes, one for each GPU, that run each call of the engines together. It must be the number for
         which the artifact was built, which is the default. The call starts the processes, and they end with the

@@ -44,8 +44,8 @@ class TornStreamError(SekoRuntimeError):
     """The state of a session on the host may not match the device. Restart the session, or follow the advice in the
     message.
 
-    This happens if Ctrl-C came between decoding a chunk and counting it, or if an engine failed while a session was
-    decoded, restarted or given a prompt.
+    The error is raised after Ctrl-C came between decoding a chunk and counting it, or after an engine failed while a
+    session was decoded, restarted or given a prompt.
     """
 
 

@@ -101,8 +101,8 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
 def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None = None) -> Signed:
     """Check every hash of an artifact, then write a signature of its digest and the time beside the manifest.
 
-    Signatures of other keys stay if they belong to this manifest. Otherwise they are removed. An earlier signature of
-    the same key is replaced.
+    Signatures of other keys stay if they belong to this manifest. Signatures of other keys that belong to another
+    manifest are removed. An earlier signature of the same key is replaced.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""Error classes of checkpoints that a caller handles separately. All of these errors end the command with exit code
-3."""
+"""Error classes of checkpoints that a caller handles separately. All errors of this module end the command with exit
+code 3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from seko_export.errors import CheckpointError
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """Nothing exists at the checkpoint's path, or this process may not read the path."""
+    """Nothing exists at the path of the checkpoint, or this process may not read the path."""
 
 
 class NotACheckpointError(CheckpointError):

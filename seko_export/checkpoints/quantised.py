@@ -1,12 +1,12 @@
 """Expansion of matrices that a file stores in 8 bits with separate scales: codes and scales become one tensor.
 
-- LightX2V stores a matrix as ``X.weight`` in e4m3 or int8. Its scales ``X.weight_scale`` are [out, 1] in float32,
-  bfloat16 or float16.
-- Older files of ComfyUI store a matrix as ``X.weight`` in e4m3. Its scale ``X.scale_weight`` is one number, and the
-  file is marked with ``scaled_fp8``.
+- LightX2V stores a matrix as ``X.weight`` in e4m3 or int8. The scales ``X.weight_scale`` of LightX2V are [out, 1] in
+  float32, bfloat16 or float16.
+- Older files of ComfyUI store a matrix as ``X.weight`` in e4m3. The scale ``X.scale_weight`` of these files is one
+  number, and the file is marked with ``scaled_fp8``.
 - Newer files of ComfyUI store a matrix as ``X.weight`` in e4m3, e5m2 or int8, with a scale ``X.weight_scale``. The
   tensor ``X.comfy_quant`` or the header names the format.
-- A plain cast stores a matrix as ``X.weight`` in e4m3 or e5m2. It has no scale, so its scale counts as 1.
+- A plain cast stores a matrix as ``X.weight`` in e4m3 or e5m2. A plain cast has no scale, so its scale counts as 1.
 
 Formats whose plain expansion would give wrong numbers are refused by name.
 """

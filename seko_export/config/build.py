@@ -16,7 +16,7 @@ from seko_export.config.target import TargetConfig
 @dataclass(frozen=True)
 class ModelIdentity:
     """Base class of the dimensions of a model: a name, and the family that builds the model. Each kind of model derives
-    its own class.
+    its own class from `ModelIdentity`.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class WorkloadConfig(ABC):
-    """Base class of a workload's part of a build. Each workload derives a frozen dataclass."""
+    """Base class of a workload's part of a build. Each workload derives a frozen dataclass from `WorkloadConfig`."""
 
     workload: ClassVar[str]
     """The workload, as `workloads.registry.workload_named` takes it."""

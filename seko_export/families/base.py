@@ -1,8 +1,8 @@
 """The interface between Seko and a model family, such as Wan: checkpoints, modules and programs.
 
 A family is a module with a `FAMILY`: an object of a class derived from `Family`. A model family defines its
-checkpoints, modules and programs. The code that compiles, records, writes and replays is the same for all families. It
-uses only the methods that `Family` declares.
+checkpoints, modules and programs. The code that compiles, records, writes and replays is the same for all families. The
+shared code of a build uses only the methods that `Family` declares.
 """
 
 from __future__ import annotations

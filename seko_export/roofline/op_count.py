@@ -40,7 +40,7 @@ _UNFILLED = ("aten::empty", "aten::new_empty")  # empty, empty_like, empty_strid
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch of a call.
+    """The counts of one kernel launch of a call.
 
     Parameters
     ----------

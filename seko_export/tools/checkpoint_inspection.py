@@ -68,7 +68,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     Parameters
     ----------
     path : Path
-        Path of a checkpoint, as `load_checkpoint` takes it; or a folder with all files of a model; or a LoRA; or the
+        Path of a checkpoint, as `load_checkpoint` takes it, of a folder with all files of a model, of a LoRA, or of the
         file or folder of a VAE.
     gpu : str, optional
         Name of a GPU in `roofline.gpus.GPUS`.

@@ -17,8 +17,8 @@ from seko_kernels.scratch import scratch_constants
 
 
 def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the constants that fused kernels need in addition to the constants of the cache format. Their names are
-    ``blocks.{layer}.kv.NAME``.
+    """Return the constants that fused kernels need in addition to the constants of the cache format. The names of these
+    constants are ``blocks.{layer}.kv.NAME``.
 
     Parameters
     ----------

@@ -50,9 +50,9 @@ def place_of(  # type: ignore[no-untyped-def]
     QUERIES: gl.constexpr,
     HEADS: gl.constexpr,
 ):
-    """Return the work of a program. The first values are whether it handles a part of the keys, its head and its row.
-    Then follow the index of its part among all parts, the number of parts, and the index of the part's results. The
-    last are its first query in the output and in the input.
+    """Return the work of a program. The first values of the work are whether the program handles a part of the keys,
+    its head and its row. The next values are the index of the program's part among all parts, the number of parts, and
+    the index of the part's results. The last values are the program's first query in the output and in the input.
 
     Programs below number `whole_ctas` handle a tile of queries and all keys. Programs from number `whole_ctas` on
     handle a tile of the `rest_tokens` queries from `first_query` on, and one of `splits` parts of the keys.
@@ -95,8 +95,8 @@ def targets(  # type: ignore[no-untyped-def]
 def seen_by_products():  # type: ignore[no-untyped-def]
     """Make shared memory that the threads of a warpgroup have written visible to the warpgroup's matrix products.
 
-    The function includes a barrier. Without the barrier the compiler inserts one in front of each product that reads
-    the memory, in each iteration of a loop.
+    The function includes a barrier. Without this barrier the compiler would insert one in front of each matrix product
+    that reads the memory, in each iteration of a loop.
     """
     fence_async_shared()
     gl.thread_barrier()

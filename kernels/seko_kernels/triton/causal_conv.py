@@ -106,8 +106,8 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
     in two parts because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring programs take
     the same pixels of successive frames, so that they read the same frames of X while these are in the GPU's cache.
 
-    The tap in time is the outermost of the loop, so all steps that read EARLIER come first. There are two loops, of
-    which the first does nothing except for the first TAPS_T - 1 frames.
+    The tap in time is the outermost of the loop, so all steps that read EARLIER come first. The convolution has two
+    loops over taps, of which the first does nothing except for the first TAPS_T - 1 frames.
 
     Parameters
     ----------

@@ -45,8 +45,8 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     `kv_reference.decode` and `reference.rotate_centred_keys` define the results of this kernel. The products of the
     rotation are exact in fp32, so fused or not they give the same bits. A program handles consecutive (token, unit)
     pairs of a group of heads. Cosine and sine depend on token and channel only, so they are loaded once for all heads
-    of the group. The two rotary tables and the mean stay in the GPU's L2 cache. They take 0.5 MB at 21 slots of 1560
-    tokens, where one table as long as the cache would take 17 MB a layer.
+    of the group. The two rotary tables and the mean stay in the GPU's L2 cache. The two tables and the mean take 0.5 MB
+    at 21 slots of 1560 tokens, where one table as long as the cache would take 17 MB a layer.
 
     Parameters
     ----------

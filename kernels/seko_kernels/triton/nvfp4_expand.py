@@ -43,7 +43,8 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
         The expanded numbers, ``[N + N/row_tokens * left_out, H, D]``, contiguous; the first ``left_out`` tokens of each
         row are not written.
     blocks, row_tokens, left_out : int
-        Number of blocks ``N * H * D/16``, less than 2**31; number of tokens of a row; number of tokens left out in OUT.
+        Number of blocks ``N * H * D/16`` (less than 2**31), number of tokens of a row, and number of tokens left out in
+        OUT.
     HEADS, HEAD_BLOCKS, TILE : constexpr int
         Number H of heads, D/16, scale blocks per program.
     APART : constexpr bool

@@ -60,9 +60,9 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``rope(rms_norm(q))`` of each token, and ``rope(rms_norm(k))`` into its slot of the ring.
 
-    `seko_kernels.fused_reference.qk_norm_rope` defines the results of this kernel. They are RMSNorm over the full
-    width, rotation of neighbouring channels, all in fp32, rounded once. A program handles q or k of one token of the
-    chunk.
+    `seko_kernels.fused_reference.qk_norm_rope` defines the results of this kernel. The results are RMSNorm over the
+    full width, and rotation of neighbouring channels, all in fp32, rounded once. A program handles q or k of one token
+    of the chunk.
 
     Parameters
     ----------

@@ -48,7 +48,8 @@ def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
 
     The following times in us are for 4,680 rows of 1,536 and of 5,120 numbers, as fp8, on an H200. Residual, norm and
     modulation take 17 and 54 us with one row a program, 16 and 46 us with two rows, 16 and 58 us with four rows. With
-    gate and affine norm they take 16 and 52 us with one row a program, 18 and 73 us with two, 19 and 65 us with four.
+    gate and affine norm the times are 16 and 52 us with one row a program, 18 and 73 us with two, 19 and 65 us with
+    four.
     """
     part = min(width & -width, LONG_PART if width > SHORT_ROW else SHORT_PART)
     if part < LEAST_PART:

@@ -1,9 +1,9 @@
 """A second kernel of a linear layer on few rows, in which output channels are the long side of a product.
 
 `few_rows` multiplies tiles of 16 channels, each in registers. This kernel multiplies tiles of 64 channels by all rows
-in one instruction of a Hopper warpgroup, which reads weights and rows from shared memory. So a loaded byte of weights
-costs few instructions, and many loads run at the same time. The module `seko_kernels.few_rows` checks arguments and
-chooses between the kernels.
+in one instruction of a Hopper warpgroup, which reads weights and rows from shared memory. Through shared memory a
+loaded byte of weights costs few instructions, and many loads run at the same time. The module `seko_kernels.few_rows`
+checks arguments and chooses between the kernels.
 """
 
 from __future__ import annotations

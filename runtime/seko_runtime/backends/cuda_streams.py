@@ -23,7 +23,7 @@ class CudaCopies:
     page-locked memory.
 
     `forked` and `join` only record events and wait for them, so a capture of the main stream includes the copies.
-    During a capture no work may wait for an event from before the capture. For this reason `join` waits only for copies
+    During a capture no work may wait for an event from before the capture. In a capture `join` waits only for copies
     since the last `join`, and all copies that begin in a capture must be joined in the same capture. No tensor needs
     `record_stream`, because the tensors are allocated once, and freed after both CUDA streams were waited for.
     """

@@ -1,4 +1,5 @@
-"""Interfaces of a backend's memory, as sessions use them. This module does not refer to any tensor library."""
+"""Interfaces of a backend's memory, as sessions use them. The interfaces of memory do not refer to any tensor
+library."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The backends ``tensorrt`` and ``tensorrt-rtx``, which run TensorRT plans by one of TensorRT's libraries over the CUDA
 driver.
 
-This module uses no torch, no TensorRT builder and no plugin in Python. The module `tensorrt_libraries` has the two
-TensorRT libraries.
+The backend of TensorRT plans uses no torch, no TensorRT builder and no plugin in Python. The module
+`tensorrt_libraries` has the two TensorRT libraries.
 """
 
 from __future__ import annotations

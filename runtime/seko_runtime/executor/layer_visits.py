@@ -1,5 +1,5 @@
-"""The plan of copies for an offloaded KV cache: which engine call needs which layers. This module only plans copies and
-runs nothing."""
+"""The plan of copies for an offloaded KV cache: which engine call needs which layers. The plan of copies is computed
+without running an engine."""
 
 from __future__ import annotations
 

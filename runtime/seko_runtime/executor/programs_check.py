@@ -1,5 +1,5 @@
-"""Checks of programs: each reference names an existing tensor, matches the engine's signature, and may be written. This
-module only checks programs and runs nothing."""
+"""Checks of programs: each reference names an existing tensor, matches the engine's signature, and may be written. The
+checks of programs run no engine."""
 
 from __future__ import annotations
 

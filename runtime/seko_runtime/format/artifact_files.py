@@ -1,5 +1,5 @@
-"""The files of an artifact's folder: checks which files are there, and returns bytes whose hash was checked. This
-module loads no code of an artifact."""
+"""The files of an artifact's folder: checks which files are there, and returns bytes whose hash was checked. The checks
+of an artifact's files load no code of the artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Typed reading of untrusted JSON; every fault raises a ManifestError. This module does not know any field by name."""
+"""Typed reading of untrusted JSON; every fault raises a ManifestError. The typed reader of JSON does not know any field
+by name."""
 
 from __future__ import annotations
 

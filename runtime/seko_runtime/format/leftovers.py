@@ -50,7 +50,8 @@ def remove_leftovers(
 
     Only a file's lock decides whether its process lives, because process numbers mean nothing in another container or
     on another machine. On a file system without locks leftovers stay. Empty leftovers are removed without a message,
-    because a living process may have just made a file and not locked it yet. Such a process then makes another file.
+    because a living process may have just made a file and not locked it yet. The process whose file was removed then
+    makes another file.
 
     Parameters
     ----------

@@ -99,9 +99,9 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        ``cache``: state of the rows, written by calls. ``session``: state of the rows, written between calls.
-        ``host``: filled by the host before a call. ``state``: scratch of a call. ``lane``: used by programs that run
-        at the same time as calls.
+        Who writes the buffer, and when. ``cache`` is state of the rows that calls write. ``session`` is state of the
+        rows that is written between calls. ``host`` is filled by the host before a call. ``state`` is scratch of a
+        call. ``lane`` is used by programs that run at the same time as calls.
     row_axis : int
         The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
         together count the buffer's layers.

@@ -1,5 +1,5 @@
-"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. This module does not know any
-dataclass by name.
+"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. The reader of dataclasses does not
+know any dataclass by name.
 
 The type of a dataclass field says how the field is read from JSON. The types are ``str``, ``int`` (from 0), ``float``,
 ``bool``, ``object``, ``tuple[T, ...]``, ``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or

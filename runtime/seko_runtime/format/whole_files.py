@@ -99,8 +99,9 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Context manager with a file to write, which becomes ``output_path`` after a clean exit and is removed otherwise.
 
-    After a kill or a power loss the file is in the states that `whole_folder` describes. Two threads or processes that
-    write one path at once write to separate files. With ``replace`` the file that is finished last stays.
+    After a kill or a power loss the file written by `whole_file` is in one of the states that `whole_folder` describes.
+    Two threads or processes that write one path at once write to separate files. With ``replace`` the file that is
+    finished last stays.
 
     Parameters
     ----------

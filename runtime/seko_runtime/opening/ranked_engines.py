@@ -83,8 +83,8 @@ def open_ranked(
 class RankedEngines:
     """The engines of an open artifact in the processes of several ranks, with the interface `Engines`.
 
-    Only one session or pool of an artifact with several ranks can be open at a time. With two of them, ranks might
-    start their collectives in different orders.
+    Only one session or pool of an artifact with several ranks can be open at a time. If two sessions or pools were
+    open, ranks might start their collectives in different orders.
 
     Parameters
     ----------

@@ -1,49 +1,50 @@
 """The contract of the speech workload: its programs and buffers, and when the host writes and reads each buffer.
 
-Letters in shapes: B is the number of rows of a call, and R the number of rows of the pool with the spare row. L is the
-number of positions that a call can read, and S the number of places of a cache. A patch (a short piece of sound) has P
-latents of C channels. Numbers are int64 unless another dtype is named. "Model's dtype" is bfloat16 on a GPU.
+The letters in shapes are the following. B is the number of rows of a call, and R the number of rows of the pool with
+the spare row. L is the number of positions that a call can read, and S the number of places of a cache. A patch (a
+short piece of sound) has P latents of C channels. Numbers are int64 unless another dtype is named. "Model's dtype" is
+bfloat16 on a GPU.
 
 **A row** holds one session of a pool. On the device a row has three kinds of memory. The state of the language models
 is in `BASE_STATE` [R, d], `RESIDUAL_STATE` [R, d] and `LAST_PATCH` [R, P, C]. The state of the decoder's convolutions
-is in `VAE_STATES` [R, s] float32. In every cache the row has consecutive places. All these buffers have the role
-``cache``. Caches have S places on axis 1 ([layers, S, ...], ``row_axis`` 1); the other buffers have one entry for each
-row on axis 0 (``row_axis`` 0). The host keeps the row's first place, next position, number of the next patch, seed,
-guidance and temperature.
+is in `VAE_STATES` [R, s] float32. In every cache the row has consecutive places. All these device buffers of a row have
+the role ``cache``. Caches have S places on axis 1 ([layers, S, ...], ``row_axis`` 1); the other buffers have one entry
+for each row on axis 0 (``row_axis`` 0). The host keeps the row's first place, next position, number of the next patch,
+seed, guidance and temperature.
 
 **Batch indices without a session** get row R - 1, start S - 1, first position 0, count 1, and 0 for everything else,
 in any call. No session ever has the last row of a pool or the last place of a cache. `empty_numbers` returns the
 numbers of a batch index without a session.
 
-**A prefill** runs the language models over the next tokens of one row's prompt. Its program is ``prefill.T.L``
-(`prefill_program`), for at most T tokens whose last position is below L. An artifact has a prefill program for every
-pair of T and L with L at least T. A prompt may need several prefill calls, in order, with steps of other rows between
-them. Only the last part of a prompt leaves the state with which the row's first step begins. Before the first part of a
-prompt the host fills the row's entry of `VAE_STATES` with zeros. Caches and states need no zeros, because a row reads
-only what it wrote.
+**A prefill** runs the language models over the next tokens of one row's prompt. The program of a prefill is
+``prefill.T.L`` (`prefill_program`), for at most T tokens whose last position is below L. An artifact has a prefill
+program for every pair of T and L with L at least T. A prompt may need several prefill calls, in order, with steps of
+other rows between them. Only the last part of a prompt leaves the state with which the row's first step begins. Before
+the first part of a prompt the host fills the row's entry of `VAE_STATES` with zeros. Caches and states need no zeros,
+because a row reads only what it wrote.
 
-- Before each prefill call the host fills a host block of four numbers, [1] each. They are `PREFILL_ROWS`,
+- Before each prefill call the host fills a host block of four numbers, [1] each. The four numbers are `PREFILL_ROWS`,
   `PREFILL_STARTS`, `PREFILL_FIRST` (position of the part's first token) and `PREFILL_COUNT` (tokens of the part).
-- Between prefill calls the host writes buffers of the role ``session`` with ``Memory.write``. They are `IDS` [T],
-  `IS_AUDIO` [T] bool and `PROMPT_PATCHES` [T, P, C] (model's dtype), as `prompts.SpeechPrompt` has them. Padding tokens
-  are text, with any id below the vocabulary. The buffers have the length of the largest T; a call takes their leading
-  entries.
+- Between prefill calls the host writes buffers of the role ``session`` with ``Memory.write``. The written buffers are
+  `IDS` [T], `IS_AUDIO` [T] bool and `PROMPT_PATCHES` [T, P, C] (model's dtype), as `prompts.SpeechPrompt` has them.
+  Padding tokens are text, with any id below the vocabulary. The buffers have the length of the largest T; a call takes
+  their leading entries.
 - After a prefill call the row's position has moved by the count. A prefill has no results for the host to read.
 
-**The lead-in** runs the decoder over one patch of a continued voice (`SpeechPrompt.context`, oldest patch first). Its
-program is ``lead_in``. The host calls it after the row's `VAE_STATES` are zeros and before the row's first step. The
-host writes `LEAD_IN_PATCH` [1, P, C] (model's dtype) between calls; the host block of the call has `PREFILL_ROWS`. The
-program's samples, `LEAD_IN_SAMPLES`, are not used.
+**The lead-in** runs the decoder over one patch of a continued voice (`SpeechPrompt.context`, oldest patch first). The
+program of the lead-in is ``lead_in``. The host calls it after the row's `VAE_STATES` are zeros and before the row's
+first step. The host writes `LEAD_IN_PATCH` [1, P, C] (model's dtype) between calls; the host block of the call has
+`PREFILL_ROWS`. The program's samples, `LEAD_IN_SAMPLES`, are not used.
 
-**A step** makes the next patch and samples of each row of a call, and runs both language models over the patches. Its
-programs are ``begin.B``, ``solve.B`` (run once for each moving step of the solver), ``advance.B.L`` and ``decode.B``
-(`step_programs`). The programs of a step are captured as one CUDA graph for each pair of B and L. Every row's position
-is below L, which is one of `SpeechWorkload.step_lengths`.
+**A step** makes the next patch and samples of each row of a call, and runs both language models over the patches. The
+programs of a step are ``begin.B``, ``solve.B`` (run once for each moving step of the solver), ``advance.B.L`` and
+``decode.B`` (`step_programs`). The programs of a step are captured as one CUDA graph for each pair of B and L. Every
+row's position is below L, which is one of `SpeechWorkload.step_lengths`.
 
 - Before each step the host fills a host block of buffers with [call_rows] entries, of which a call takes the leading B.
-  They are `ROWS`, `STARTS`, `FIRST` (the row's position), `COUNT` (1), `SEEDS`, `PATCH_NUMBERS` (from 0),
-  `TEMPERATURE` and `GUIDANCE` (float32). The noise of a patch depends on seed and patch number alone, not on other rows
-  of the call.
+  The buffers of the host block are `ROWS`, `STARTS`, `FIRST` (the row's position), `COUNT` (1), `SEEDS`,
+  `PATCH_NUMBERS` (from 0), `TEMPERATURE` and `GUIDANCE` (float32). The noise of a patch depends on seed and patch
+  number alone, not on other rows of the call.
 - After each step the host reads results with a copy that is queued behind the call. The results are `STOP` [call_rows]
   uint8, `SAMPLES` [call_rows, n] float32, `PATCH` [call_rows, P, C] (model's dtype) and `STOP_LOGITS` [call_rows, 2]
   float32. A `STOP` of 1 means that the patch is the row's last; it is ignored before `SpeechLimits.least_patches`

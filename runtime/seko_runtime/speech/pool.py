@@ -96,8 +96,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             together; default: an equal share of the cache's places. A session with fewer positions leaves more places
             to other sessions.
         name, lease_s, tenant
-            Name of the session in error messages; seconds after which the session ends if it is neither run nor
-            renewed; name of the session's owner.
+            Name of the session in error messages, lease in seconds, and name of the session's owner. The session ends
+            if it is neither run nor renewed for the time of the lease.
 
         Raises
         ------
@@ -321,8 +321,8 @@ def _read_flags(patches: Sequence[Patch | None]) -> None:
 
 
 def speech_content(manifest: SpeechManifest) -> str:
-    """Return a SHA-256 over the weights and sizes on which a snapshot depends. It is equal for pools of any size, and
-    "" if the manifest has no hashes.
+    """Return a SHA-256 over the weights and sizes on which a snapshot depends. The SHA-256 is equal for pools of any
+    size, and "" if the manifest has no hashes.
     """
     workload = manifest.workload
     return content_digest(

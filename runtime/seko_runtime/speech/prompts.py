@@ -1,11 +1,13 @@
 """Prompts of speech: text and voices as one sequence of tokens, some of which are patches of latents.
 
-A patch of sound is a few latents [P, C]. In shapes, T is the number of tokens. The four kinds of prompts:
+A patch of sound is a few latents [P, C]. In shapes, T is the number of tokens. There are four kinds of prompts.
 
-    text alone              text, start
-    with a reference        reference start, reference patches, reference end, text, start
-    continuing a voice      text of the voice and text, start, patches of the voice
-    both                    reference start, reference patches, reference end, text of both, start, patches of the voice
+- A prompt of text alone is the text and the start token.
+- A prompt with a reference voice is the reference start, the reference patches, the reference end, the text and the
+  start token.
+- A prompt that continues a voice is the text of the voice, the text, the start token, and the patches of the voice.
+- A prompt with both is the reference start, the reference patches, the reference end, the text of the voice, the text,
+  the start token, and the patches of the voice.
 """
 
 from __future__ import annotations

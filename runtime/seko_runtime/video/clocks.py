@@ -138,8 +138,8 @@ class RowClocks:
     def next_slot_first(self, row: int) -> int:
         """Return the number of written frames from which `Ring` computes the slots of a row's next chunk.
 
-        The returned number differs from ``slot_first`` once the ring is full and a chunk is pinned. It then fills the
-        cache and gives the slots of the oldest chunk that is not pinned.
+        The returned number differs from ``slot_first`` once the ring is full and a chunk is pinned. The returned number
+        then fills the cache and gives the slots of the oldest chunk that is not pinned.
         """
         if not self._cuts[row].pinned or not self._ring_full(row):
             return int(self.slot_first[row])

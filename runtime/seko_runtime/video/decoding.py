@@ -1,8 +1,8 @@
 """The decoder: VAE programs that turn finished latents into video frames on the host, at the same time as the next
 chunk if the device can.
 
-This module does not import torch. CUDA streams, events and pinned memory for decoding belong to a lane (a queue of
-work) of the memory.
+The module of decoding does not import torch. CUDA streams, events and pinned memory for decoding belong to a lane (a
+queue of work) of the memory.
 """
 
 from __future__ import annotations

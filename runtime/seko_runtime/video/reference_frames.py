@@ -43,8 +43,8 @@ def set_reference(
     rows : sequence of int
         Numbers of k rows of the pool, each with one stream.
     reference : array or None
-        float32 latents [C, R, h, w] or [k, C, R, h, w]; or uint8 pictures [R, H, W, 3] or [k, R, H, W, 3], each
-        encoded separately; for R = 1 also [H, W, 3].
+        The reference frames of k streams. They are float32 latents [C, R, h, w] or [k, C, R, h, w], or uint8 pictures
+        [R, H, W, 3] or [k, R, H, W, 3], each encoded separately. For R = 1 pictures may also be [H, W, 3].
 
     Returns
     -------

@@ -123,10 +123,11 @@ def schedule_tables(
     Returns
     -------
     dict of str to numpy.ndarray
-        ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, of
-        which the ``sigma_next`` of a chunk's last pass is 0; ``schedule.draw`` [P, 1] int64, the number of the noise
-        that a pass adds; ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32. With the sampler
-        `UNIPC` also ``schedule.solver`` [P, 8] float32, of `unipc_weights`.
+        The tables by name. ``schedule.timestep`` is [P+1, B, F] float32. ``schedule.sigma`` and ``schedule.sigma_next``
+        are [P, 1] float32; the ``sigma_next`` of a chunk's last pass is 0. ``schedule.draw`` [P, 1] int64 is the number
+        of the noise that a pass adds, and ``schedule.first_draw`` [1] int64 that of the first noise.
+        ``schedule.context_timestep`` is [1] float32. With the sampler `UNIPC` there is also ``schedule.solver`` [P, 8]
+        float32, of `unipc_weights`.
 
     Raises
     ------
@@ -177,10 +178,9 @@ def unipc_weights(sigmas: Sequence[float]) -> NDArray[np.float64]:
 
     UniPC (arXiv 2302.04867) predicts clean latents and integrates exactly in the logarithm of the signal-to-noise
     ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i of UniPC first corrects the latents x that it was
-    given, then predicts the next latents. Each result is a sum, because noise levels alone determine the weights:
-
-    - corrected = w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]
-    - next = w5*corrected + w6*clean[i] + w7*clean[i-1]
+    given, then predicts the next latents. Each result is a sum, because noise levels alone determine the weights. The
+    corrected latents are ``w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]``.
+    The next latents are ``w5*corrected + w6*clean[i] + w7*clean[i-1]``.
 
     The first pass corrects nothing, and the first and the last predict with order 1.
 

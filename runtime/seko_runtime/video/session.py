@@ -250,8 +250,8 @@ class Session(RowSession):
 
         `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the voice. The prompt and inputs
         per session keep their present values after `rewind`. Until the cache evicts its first frame, `rewind` can reach
-        any chunk. After the first eviction `rewind` can reach only the last chunk. It can reach no chunk if a chunk
-        failed, a prompt rebuilt the cache, or video is decoded and not all chunks are kept any more.
+        any chunk. After the first eviction `rewind` can reach only the last chunk. `rewind` can reach no chunk if a
+        chunk failed, a prompt rebuilt the cache, or video is decoded and not all chunks are kept any more.
 
         Parameters
         ----------

@@ -1,8 +1,9 @@
 """A whole program, such as a pass, as one ONNX file: all calls in one graph, with the weights in the artifact's files.
 
-In the file of a whole program each engine is a function in the ONNX domain ``seko.piece``. It is stored once and called
-for each layer, so the file does not grow with depth. In the file of a whole program the cache of each layer is an input
-and an output of its own. The whole cache is therefore never copied, and each output may alias its input.
+In the file of a whole program each engine is a function in the ONNX domain ``seko.piece``. An engine's function is
+stored once and called for each layer, so the file does not grow with depth. In the file of a whole program the cache of
+each layer is an input and an output of its own. The whole cache is therefore never copied, and each output may alias
+its input.
 """
 
 from __future__ import annotations

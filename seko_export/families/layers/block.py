@@ -1,8 +1,8 @@
 """One transformer layer of the causal DiT in plain torch: self-attention over the KV cache and the chunk,
 cross-attention to the text, feed-forward.
 
-Letters in shapes are those of `causal_dit`: B is the number of rows, T of tokens, H of heads, D of channels of a head;
-d is the width.
+Letters in shapes are those of `causal_dit`, where B is the number of rows, T of tokens, H of heads, D of channels of a
+head; d is the width.
 """
 
 from __future__ import annotations

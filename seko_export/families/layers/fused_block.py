@@ -154,7 +154,7 @@ class FusedLayer(BlockWeights):
     ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; if ``token_index`` is passed, also write this layer's K and V.
 
-        ``hidden`` does not include the previous layer's FFN output ``update``. This method adds the gated residual of
+        ``hidden`` does not include the previous layer's FFN output ``update``. `FusedLayer` adds the gated residual of
         ``update`` to ``hidden``, fused with the norm.
 
         Parameters

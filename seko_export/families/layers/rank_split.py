@@ -6,7 +6,7 @@ entry for each frame are the same on all ranks, and an equal share of the heads,
 are functional, so that `torch.export` traces them. Engines find the ranks' process group by the name `CALL_GROUP`. All
 ranks run the same engines: a tensor with the rank's number selects the tokens of the rank.
 
-Inside attention tokens are in the order of ranks: all tokens of rank 0, then all of rank 1, and so on. This order by
+Inside attention tokens are in the order of ranks: all tokens of rank 0, then all of rank 1, and so on. The order by
 rank is the order after the all-to-all, and attention does not depend on the order of tokens. `as_exchanged` puts the
 indices of the tokens in the cache into the order of the ranks.
 
@@ -63,7 +63,7 @@ class RankSplit:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in a chunk that belong to one rank, with padding: T/R."""
+        """Number of tokens in a chunk that belong to one rank, with padding, which is T/R."""
         return self.chunk_frames * self.share
 
     def own_tokens(self, x: Tensor, rank: Tensor) -> Tensor:

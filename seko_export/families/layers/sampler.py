@@ -121,7 +121,7 @@ class Advance(nn.Module):
 
 
 class EulerAdvance(nn.Module):
-    """One step of Euler's method without fresh noise: ``x + (sigma' - sigma)*v``, as in LightX2V.
+    """One step of Euler's method without fresh noise, which computes ``x + (sigma' - sigma)*v``, as in LightX2V.
 
     The sampler does not change conditioning frames. The attributes have the meaning of those of `Advance`.
     """

@@ -38,7 +38,7 @@ class WanI2vFamily(WanLayoutFamily):
 
     @property
     def keys(self) -> KeyTable:
-        """Key formats: Key formats of image-to-video checkpoints: Wan's own names, and diffusers' names."""
+        """Key formats: Key formats of image-to-video checkpoints, which are Wan's own names, and diffusers' names."""
         return KEYS
 
     def recognise(

@@ -187,8 +187,8 @@ def with_picture_program(graph: ModelGraph, config: VideoBuild, *, last: bool = 
 
 
 def picture_pieces(config: VideoBuild, vae: VaeConfig, *, last: bool = False) -> list[Piece]:
-    """Return the engines of the program `condition`, in order. They encode the first picture, with ``last`` encode the
-    last picture as the end of a stream, encode a grey latent frame, and join the table."""
+    """Return the engines of the program `condition`, in order. The engines encode the first picture, with ``last``
+    encode the last picture as the end of a stream, encode a grey latent frame, and join the table."""
     s, z, kind, dtype = config.workload.stream, vae.latent_channels, vae_of(vae), config.target.dtype
     latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
     pixels = (s.height, s.width, PICTURE_CHANNELS)

@@ -103,11 +103,11 @@ class DepthwiseConv(nn.Module):
 class CausalTransposedConv(nn.Module):
     """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs.
 
-    An output depends on two inputs: the one at its place and the one before. So the module is a matrix product over
-    the channels of both inputs, with ``stride`` outputs for each channel; `as_matrix` makes the matrix from the
-    transposed convolution's weight. Libraries run a transposed convolution as the gradient of an ordinary one, in
-    float32 without tensor cores. Rows of few inputs are joined to one long row, because cuDNN computes rows of four
-    inputs at a fiftieth of the speed of tensor cores.
+    An output depends on two inputs: the one at its place and the one before. The transposed convolution is therefore a
+    matrix product over the channels of both inputs, with ``stride`` outputs for each channel. `as_matrix` makes the
+    matrix from the transposed convolution's weight. Libraries run a transposed convolution as the gradient of an
+    ordinary one, in float32 without tensor cores. Rows of few inputs are joined to one long row, because cuDNN
+    computes rows of four inputs at a fiftieth of the speed of tensor cores.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:

@@ -2,9 +2,9 @@
 
 A block of a tiny decoder reads its own input of the frame before. The last input of each block is a cache. Nine such
 tensors are all that a stream carries from call to call. The first call of a stream reads zeros in place of the caches.
-It drops the three frames that a decoder of four frames for each latent frame makes before the video begins. Parameters
-of the tiny decoders have the checkpoint's names. The maths of the tiny decoders is from github.com/madebyollin/taehv
-(MIT licence).
+The first call also drops the three frames that a decoder of four frames for each latent frame makes before the video
+begins. Parameters of the tiny decoders have the checkpoint's names. The maths of the tiny decoders is from
+github.com/madebyollin/taehv (MIT licence).
 
 In shapes F is the number of latent frames, h x w of latent cells, N of frames within the decoder, T of video
 frames, H x W of pixels.

@@ -62,10 +62,10 @@ class FrameCaches:
         """Store a copy of ``x`` [B, C, t, H, W] as the next cache.
 
         A view in place of a copy would keep the whole activation in memory. torch's compiler removes a plain copy if
-        the strides agree. It does not remove a copy through a clamp whose bounds change nothing. ``x`` should be a part
-        of the result of ``torch.cat``, never of its inputs. torch 2.13's compiler computes these inputs inside the
-        result's memory, and keeps a copy of equal size there after that memory was reused. A CPU engine with two frames
-        a call returned caches of other layers for this reason.
+        the strides agree. The compiler does not remove a copy through a clamp whose bounds change nothing. ``x`` should
+        be a part of the result of ``torch.cat``, never of its inputs. torch 2.13's compiler computes these inputs
+        inside the result's memory, and keeps a copy of equal size there after that memory was reused. A CPU engine with
+        two frames a call returned caches of other layers for this reason.
         """
         self.kept.append(x.permute(0, 2, 3, 4, 1).clamp(min=-torch.inf).contiguous())
 
@@ -290,10 +290,9 @@ def conv_of_few_filters(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] | None = None
 ) -> Tensor:
     """Compute a convolution with few filters as one matmul of all taps with all pixels, and a sum of shifted rows.
-
-    cuDNN has no fast kernel for few filters: the VAE's last convolution, 96 channels to 3 at 480x832, took 3.7 ms on
-    an H200 for 12 frames, and changing the memory layout for it 1.5 ms (docs/LOG.md), while reading ``x`` takes 0.25
-    ms at the memory's bandwidth.
+    cuDNN has no fast kernel for few filters. On an H200 the VAE's last convolution (96 channels to 3 at 480x832) took
+    3.7 ms for 12 frames, and changing the memory layout for it 1.5 ms (docs/LOG.md). Reading ``x`` takes 0.25 ms at
+    the memory's bandwidth.
 
     The matmul's result has taps * O numbers for each pixel, fewer than ``x`` has if O is 3 and C is 96. Each number of
     the matmul's result is read once, in memory order: a row is one tap of one filter. The compiler fuses the sum of

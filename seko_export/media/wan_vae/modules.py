@@ -3,9 +3,9 @@ with the shapes of their caches.
 
 Two graphs (FIRST and STEADY) decode a stream of chunks of F latent frames. The graph FIRST (``first=True``) takes the
 first chunk and no caches. The graph STEADY takes every later chunk with the caches of the previous call. FIRST and
-STEADY return the same caches, so a stream restarts by calling FIRST. Nothing has to be zeroed, and no cache of an
-earlier stream can be read. The module `layers` has the layers, `levels` the levels of Wan 2.2, and `keys` the names in
-checkpoints.
+STEADY return the same caches, so a stream restarts by calling FIRST. At a restart nothing has to be zeroed, and no
+cache of an earlier stream can be read. The module `layers` has the layers, `levels` the levels of Wan 2.2, and `keys`
+the names in checkpoints.
 
 In shapes B is the number of rows, F of latent frames, z of latent channels, h x w of latent cells, T of video
 frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W of pixels (8 times the cells, 16 times in Wan 2.2). The maths of the

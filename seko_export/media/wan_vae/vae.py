@@ -52,8 +52,8 @@ class WanVae(Vae[WanVaeConfig]):
     presets = VAE_PRESETS
 
     def recognise(self, path: Path) -> WanVaeConfig | None:
-        """Return the config of the VAE in a file. It is read from diffusers' config.json; without one, it is Wan's
-        config with the widths read from the shapes.
+        """Return the config of the VAE in a file. The config is read from diffusers' config.json; without one, it is
+        Wan's config with the widths read from the shapes.
 
         The names of the keys distinguish Wan 2.2 from Wan 2.1.
         """

@@ -54,9 +54,9 @@ class PlanRequest:
 def predict(request: PlanRequest) -> dict[str, Any]:
     """Estimate memory and time of a build on a GPU.
 
-    The first entries of the result repeat the request. They are ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``,
-    ``kv``, ``fp8``, ``kernels``, ``attention``, ``resident_window``, ``ranks``, ``passes`` (denoise passes), ``stream``
-    and ``pool`` (``sessions`` and ``buckets``, or null).
+    The first entries of the result repeat the request. The entries of the request are ``preset``, ``gpu``,
+    ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``, ``attention``, ``resident_window``, ``ranks``,
+    ``passes`` (denoise passes), ``stream`` and ``pool`` (``sessions`` and ``buckets``, or null).
 
     The entries for memory are in bytes, for the GPU of each rank. ``weight_bytes`` are shared by all sessions,
     ``call_bytes`` are allocated once in a pool, and ``session_bytes`` once for each session. ``peak_bytes`` is the sum

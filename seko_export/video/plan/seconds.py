@@ -28,9 +28,9 @@ def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> 
     video_s = s.chunk_frames * s.temporal_stride / s.fps
 
     def seconds(sessions: int) -> float:
-        """Return the seconds in which every one of ``sessions`` sessions gets a chunk: with one call for each session,
-        or in a pool with calls of the largest bucket and one call of the smallest bucket that holds the remaining
-        sessions.
+        """Return the seconds in which every one of ``sessions`` sessions gets a chunk. Without a pool each session has
+        one call. In a pool there are calls of the largest bucket, and one call of the smallest bucket that holds the
+        remaining sessions.
         """
         if config.workload.pool is None:
             return sessions * chunk_s[s.batch]

@@ -35,8 +35,8 @@ _LOG = logging.getLogger("seko_serve")
 def step_seconds(pool: ServedPool) -> Mapping[int, float]:
     """Return the measured seconds, by number of rows, of the calls that make a session's chunks.
 
-    Calls that run the model over a part of a prompt are not counted. Such a call carries one session, once a sentence,
-    whatever the number of rows.
+    Calls that run the model over a part of a prompt are not counted. A call over a part of a prompt carries one
+    session, once a sentence, whatever the number of rows.
     """
     return pool.call_times.slowest(but=(PREFILL,))
 
@@ -79,8 +79,8 @@ class Watched(Streamed, Protocol):
 
 
 class Behind(Streamed, Protocol):
-    """A stream without a viewer, such as a video job. It runs only while that makes no live session late, on a row of
-    the pool that no live session needs.
+    """A stream without a viewer, such as a video job. A `Behind` runs only while that makes no live session late, on a
+    row of the pool that no live session needs.
     """
 
     @property

@@ -154,8 +154,9 @@ class SessionManager:
         opening : Opening
             The conditions with which the session begins.
         queue_token : str
-            `JOIN` to wait in the queue if the server is full; in later calls the token that came with the first
-            refusal, which keeps the place; empty: the request does not wait.
+            Token of the request's place in the queue. `JOIN` asks for a place if the server is full. In later calls it
+            is the token that came with the first refusal, which keeps the place. If it is empty, the request does not
+            wait.
         resumable : bool
             Whether a client may come back to the session; otherwise the session is never saved.
 

@@ -41,8 +41,8 @@ class SoundTrack:
         return self._media(self._encoder.encode(samples), number)
 
     def finish(self, number: int) -> list[Media]:
-        """Return the remaining packets, padded with silence. The last packet is marked as the last. Samples after
-        `finish` begin a new stream of sound.
+        """Return the remaining packets, padded with silence. The last packet that `finish` returns is marked as the
+        last. Samples after `finish` begin a new stream of sound.
 
         `finish` always returns a last packet, which may be empty.
         """

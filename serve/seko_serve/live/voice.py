@@ -25,7 +25,8 @@ class ViewersVoice:
     """The voice of one stream: the samples that later chunks still use or play. Until the first sample arrives, the
     viewer's voice is silence.
 
-    A voice that has ended can continue. Its later samples follow the last sample that the stream has used by then.
+    A voice that has ended can continue. The later samples of a continued voice follow the last sample that the stream
+    has used by then.
 
     Parameters
     ----------

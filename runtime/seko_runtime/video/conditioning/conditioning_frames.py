@@ -54,9 +54,9 @@ class ConditioningFrames:
         rows : sequence of int
             Numbers of k rows of the pool, each with one stream.
         image : array
-            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes
-            float32 levels of 0 to 255; a bicubic resize may exceed that range. A model with a last picture takes
-            [2, H, W, 3] or [k, 2, H, W, 3], the first and the last one.
+            The start picture, uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture
+            also takes float32 levels of 0 to 255; a bicubic resize may exceed that range. A model with a last picture
+            takes [2, H, W, 3] or [k, 2, H, W, 3], the first and the last one.
 
         Raises
         ------

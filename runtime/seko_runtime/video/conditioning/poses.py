@@ -1,5 +1,5 @@
-"""Camera poses relative to the previous pose, and camera intrinsics for a picture's size. All pose computations of this
-module are in float64.
+"""Camera poses relative to the previous pose, and camera intrinsics for a picture's size. The poses and intrinsics of
+this module are float64.
 
 A pose [4, 4] transforms points from the camera to the world. x points right, y down, z forward.
 """
