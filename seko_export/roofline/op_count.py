@@ -23,8 +23,10 @@ from torch.utils.flop_counter import flop_registry
 
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.block import BlockWeights
+from seko_export.families.layers.few_row_ops import FewRowOps
 from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate, QuantisingLinear
 from seko_export.families.layers.past_window import WindowExpand
+from seko_export.roofline.op_count_few_rows import CountedFewRowOps
 from seko_export.roofline.op_count_fused import EXPAND, CountedOps
 from seko_kernels.kv_formats import ExactKv
 
@@ -103,6 +105,9 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
         if isinstance(part, FusedLayer | KeysAndValues | LastUpdate | QuantisingLinear | WindowExpand):
             replaced.append((part, "ops", part.ops))
             part.ops = CountedOps(recorder.add)
+        elif isinstance(own := getattr(part, "ops", None), FewRowOps):
+            replaced.append((part, "ops", own))
+            object.__setattr__(part, "ops", CountedFewRowOps(recorder.add))
     try:
         yield
     finally:

@@ -15,17 +15,22 @@ from seko_export.roofline.gpus import (
     CONVOLUTION_SHARE,
     EXCHANGE_S,
     EXPAND_SHARE,
+    FEW_ROW_S,
+    FEW_ROW_SHARE,
     FP8_ATTENTION_SHARE,
     FP8_EXPAND_SHARE,
     FP8_MATMUL_SHARE,
     FP32_MATMUL_SHARE,
     GATHER_SHARE,
     LAUNCH_S,
+    LOCAL_ATTENTION_S,
+    LOCAL_ATTENTION_SHARE,
     MASKED_ATTENTION_SHARE,
     MATMUL_SHARE,
     PEER_LINK_SHARE,
     ROW_KERNEL_SHARE,
     ROWS_SHARE,
+    TOKEN_ATTENTION_S,
     Gpu,
 )
 from seko_export.roofline.op_count import (
@@ -39,6 +44,7 @@ from seko_export.roofline.op_count import (
     ROWS,
     Launch,
 )
+from seko_export.roofline.op_count_few_rows import FEW_ROW_PRODUCT, LOCAL_ATTENTION, TOKEN_ATTENTION
 from seko_export.roofline.op_count_fused import (
     BF16_ATTENTION,
     FP8_ATTENTION,
@@ -48,6 +54,12 @@ from seko_export.roofline.op_count_fused import (
 )
 from seko_export.roofline.work import Work
 
+# Launches too short for one fixed time to fit all: their own fixed time, and share of the bandwidth.
+_SHORT = {
+    FEW_ROW_PRODUCT: (FEW_ROW_S, FEW_ROW_SHARE),
+    LOCAL_ATTENTION: (LOCAL_ATTENTION_S, LOCAL_ATTENTION_SHARE),
+    TOKEN_ATTENTION: (TOKEN_ATTENTION_S, EXPAND_SHARE),
+}
 SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attention", "matmul, float32"
 
 
@@ -56,6 +68,9 @@ def launch_seconds(launch: Launch, gpu: Gpu) -> float:
     if launch.kind == EXCHANGE:
         return EXCHANGE_S + launch.bytes_written / (gpu.peer_link * PEER_LINK_SHARE)
     moved = launch.bytes_read + launch.bytes_written
+    if launch.kind in _SHORT:
+        fixed, share_of_bandwidth = _SHORT[launch.kind]
+        return fixed + moved / (gpu.bandwidth * share_of_bandwidth)
     share = {
         ROWS: ROWS_SHARE,
         CACHE_WRITE: ROWS_SHARE,

@@ -1,24 +1,25 @@
-"""Prediction of a speech build's memory on a GPU, and of the least time of its steps, for `seko-export plan`.
+"""Prediction of a speech build's memory and step times on a GPU, for `seko-export plan`.
 
-A step takes at least the time for reading its weights and caches at the GPU's full bandwidth, and at least the time for
-its matmuls at full rate. Launches, norms and the decoder's convolutions add to the longer of the two times.
+A step's time is the sum of its launches' times (`roofline.seconds`) and of the time for reading the sessions' caches.
+The least time is the longer of two: for reading weights and caches at full bandwidth, and for all arithmetic at full
+rate.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from seko_export.config.speech import SpeechBuild
-from seko_export.engines.piece import Piece
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
 from seko_export.host.environment import Target
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.speech import resolve_speech
-from seko_export.roofline.gpus import Gpu, find_gpu
-from seko_export.roofline.work import nbytes, weight_sizes
+from seko_export.roofline.gpus import EXPAND_SHARE, Gpu, find_gpu
+from seko_export.roofline.op_count import count_piece
+from seko_export.roofline.seconds import program_parts
+from seko_export.roofline.work import Work, nbytes, weight_sizes
 from seko_export.speech.description import speech_workload
 from seko_runtime.speech import contract
 
@@ -26,7 +27,7 @@ from seko_runtime.speech import contract
 def predict_speech(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
-    """Return memory and least step times of a build on a GPU of `roofline.gpus.GPUS` that need not be present.
+    """Return memory and step times of a build on a GPU of `roofline.gpus.GPUS` that need not be present.
 
     Parameters
     ----------
@@ -47,8 +48,8 @@ def predict_speech(
 
 
 def report(config: SpeechBuild, gpu: Gpu) -> dict[str, Any]:
-    """Return memory in bytes by purpose, the number of sessions that fit, and the least time of a step of each number
-    of rows."""
+    """Return memory in bytes by purpose, the number of sessions that fit, and the time of a step of each number of
+    rows."""
     work, graph = config.workload, graph_of(config)
     weights = sum(weight_sizes(graph.pieces).values())
     caches = speech_workload(config).kv.pool_bytes
@@ -67,30 +68,28 @@ def report(config: SpeechBuild, gpu: Gpu) -> dict[str, Any]:
 
 
 def _step(config: SpeechBuild, gpu: Gpu, batch: int, position: int) -> dict[str, Any]:
-    """Return the least time of a step whose sessions are half full."""
+    """Return the predicted time of a step whose sessions are half full, and the least time."""
     graph, length = graph_of(config), config.step_lengths[-1]
     begin, solve, advance, decode = contract.step_programs(batch, length)
-    solves = speech_workload(config).solver.moving_steps
-    read, flops = 0, 0
-    for program, runs in ((begin, 1), (solve, solves), (advance, 1), (decode, 1)):
-        for call in graph.programs[program]:
-            piece = graph.pieces[call.engine]
-            read += runs * sum(nbytes(argument) for argument in piece.parameters)
-            flops += runs * _matmul_flops(piece)
+    runs = {begin: 1, solve: speech_workload(config).solver.moving_steps, advance: 1, decode: 1}
+    engines = {call.engine for program in runs for call in graph.programs[program]}
+    counts = {engine: count_piece(graph.pieces[engine]) for engine in engines}
+    parts = program_parts(Work(graph.pieces, graph.programs, counts), gpu, runs)
     cached = batch * position * config.workload.positions // 2
-    seconds = max((read + cached) / gpu.bandwidth, flops / gpu.bf16)
+    read = sum(
+        times * sum(nbytes(argument) for argument in graph.pieces[call.engine].parameters)
+        for program, times in runs.items()
+        for call in graph.programs[program]
+    )
+    flops = sum(part["flops"] for part in parts.values())
+    seconds = sum(part["seconds"] for part in parts.values()) + cached / (gpu.bandwidth * EXPAND_SHARE)
     return {
         "rows": batch,
         "weight_bytes": read,
         "cache_bytes": cached,
         "flops": flops,
-        "least_ms": 1000 * seconds,
-        "least_real_time_factor": seconds / config.model.patch.seconds,
+        "ms": 1000 * seconds,
+        "real_time_factor": seconds / config.model.patch.seconds,
+        "least_ms": 1000 * max((read + cached) / gpu.bandwidth, flops / gpu.bf16),
+        "parts_ms": {name: 1000 * part["seconds"] for name, part in parts.items()},
     }
-
-
-def _matmul_flops(piece: Piece) -> int:
-    """Return the number of FLOPs of an engine's matrices: twice the products, for as many rows as the engine's first
-    input has."""
-    rows = prod(piece.inputs[0].shape[:-1]) if len(piece.inputs[0].shape) > 1 else 0
-    return 2 * rows * sum(prod(weight.shape) for weight in piece.parameters if len(weight.shape) == 2)

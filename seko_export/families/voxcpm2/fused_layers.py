@@ -10,34 +10,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from seko_export.families.layers.few_row_ops import FewRowOps
 from seko_export.families.voxcpm2.config import NetConfig
 from seko_export.families.voxcpm2.layers import Fp8Weight, Layer, rotary
-from seko_kernels.few_rows import Weight, linear_added, norm_gated_linear, norm_linear
+from seko_kernels.few_rows import Weight
 from seko_kernels.few_rows_reference import rotate, split_heads
-from seko_kernels.few_tokens import (
-    QuantisedCache,
-    decode_attention,
-    local_attention,
-    quantised_decode_attention,
-)
+from seko_kernels.few_tokens import QuantisedCache
 from seko_kernels.formats import NumberFormat
 
 
 class FusedLayer(Layer):
     """Base class of the fused layers; subclasses add the attention."""
 
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool = False) -> None:
+        super().__init__(net, dtype, fp8=fp8)
+        self.ops = FewRowOps()
+
     def fused_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return q, k and v as one tensor [..., (H + 2K)*D] before rotation, and the layer's tickets (counters that
         kernels use to wait for each other)."""
         norm = self.input_layernorm
-        return norm_linear(hidden, norm.weight, norm.eps, _weight(self.self_attn.qkv_proj))
+        return self.ops.norm_linear(hidden, norm.weight, norm.eps, _weight(self.self_attn.qkv_proj))
 
     def fused_rest(self, hidden: Tensor, attended: Tensor, tickets: Tensor) -> Tensor:
         """Return the layer's output [..., d] from the layer's input and the result of its attention [..., H*D]."""
         norm, scale, mlp = self.post_attention_layernorm, self.net.branch_scale, self.mlp
-        hidden = linear_added(attended, _weight(self.self_attn.o_proj), hidden, scale, tickets)
-        inner = norm_gated_linear(hidden, norm.weight, norm.eps, _weight(mlp.gate_up_proj), tickets)
-        return linear_added(inner, _weight(mlp.down_proj), hidden, scale, tickets)
+        hidden = self.ops.linear_added(attended, _weight(self.self_attn.o_proj), hidden, scale, tickets)
+        inner = self.ops.norm_gated_linear(hidden, norm.weight, norm.eps, _weight(mlp.gate_up_proj), tickets)
+        return self.ops.linear_added(inner, _weight(mlp.down_proj), hidden, scale, tickets)
 
 
 class FusedLocalLayer(FusedLayer):
@@ -46,7 +46,7 @@ class FusedLocalLayer(FusedLayer):
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return the layer's output [B, T, d] for ``hidden`` [B, T, d] and rotary tables [T, D] float32."""
         qkv, tickets = self.fused_qkv(hidden)
-        attended = local_attention(qkv, cos, sin, self.net.heads, self.net.kv_heads)
+        attended = self.ops.local_attention(qkv, cos, sin, self.net.heads, self.net.kv_heads)
         return self.fused_rest(hidden, attended, tickets)
 
 
@@ -79,7 +79,7 @@ class FusedStepLayer(FusedLayer):
         """
         qkv, tickets = self.fused_qkv(hidden)
         cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
-        attended = decode_attention(
+        attended = self.ops.decode_attention(
             qkv.flatten(0, 1), cos, sin, k_cache, v_cache, starts, first, write_index, tickets
         )
         return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
@@ -118,10 +118,10 @@ class FusedQuantisedStepLayer(FusedLayer):
             QuantisedCache(self.form, v_codes, v_scales),
         )
         rotated = k if cos is None or sin is None else rotate(k, cos, sin)
-        keys.write(rotated.flatten(0, 1), write_index)
-        values.write(v.flatten(0, 1), write_index)
+        self.ops.write(keys, rotated.flatten(0, 1), write_index)
+        self.ops.write(values, v.flatten(0, 1), write_index)
         cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
-        attended = quantised_decode_attention(
+        attended = self.ops.quantised_decode_attention(
             qkv.flatten(0, 1), cos, sin, keys, values, starts, first, tickets
         )
         return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
