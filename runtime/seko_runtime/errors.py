@@ -28,6 +28,12 @@ class UsageError(SekoRuntimeError):
     exit_code = 2
 
 
+class InputFileError(UsageError):
+    """An input file of the caller, such as a picture or a sound, is missing, damaged, or not of a kind that is read."""
+
+    exit_code = 3
+
+
 class SessionClosedError(SekoRuntimeError):
     """A session or an artifact was used after its `close()`."""
 

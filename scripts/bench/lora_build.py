@@ -1,9 +1,9 @@
-"""Times the reading of a build's weights with and without a LoRA, and their peak memory; ends in one JSON line.
+"""Times the reading of a build's weights with and without a LoRA, and their peak memory: the row `build_lora_s`.
 
 A child process each makes the artifact's weights as a build does, all of them held, nothing compiled. The checkpoint
 and the LoRA are seeded random ones.
 
-    python scripts/bench/lora_build.py --preset wan-14b --rank 128 --folder /tmp/lora --device cuda
+    python scripts/bench/lora_build.py --preset wan-14b --rank 128 --folder /tmp/lora --device cuda --rows rows.jsonl
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "kernels"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "runtime"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from scripts.bench.rows import append_row
 from scripts.random_lora import random_pairs, write_lora
 from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.schedule import Schedule
@@ -29,14 +30,18 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.registry import family_of, graph_of, presets
 
+FULL = "wan-14b"
+BAR_S, BAR_MEMORY = 25.0, 1.15  # seconds more than without a LoRA; peak host memory, without = 1
+
 
 def main() -> int:
-    """Make the files, run both children, print the report."""
+    """Make the files, run both children, append the row."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="wan-14b")
+    parser.add_argument("--preset", default=FULL)
     parser.add_argument("--rank", type=int, default=128)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--device", default="cpu", help="where random weights are drawn")
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
     parser.add_argument("--child", choices=["plain", "lora"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     model = presets()[options.preset].model
@@ -51,17 +56,19 @@ def main() -> int:
     reports = {
         name: _run(name) for name in ("plain", "lora", "plain", "lora")
     }  # files are in the page cache, then
-    report = {
-        "figure": "build_lora_s",
-        "preset": options.preset,
-        "rank": options.rank,
-        "layers": 8 * model.layers,
-        "cpus": os.cpu_count(),
+    append_row(
+        options.rows,
+        "build_lora_s",
+        f"{options.preset}, LoRA of rank {options.rank} on {8 * model.layers} layers",
+        reports["lora"]["seconds"] - reports["plain"]["seconds"],
+        "s more than without",
+        BAR_S if options.preset == FULL else None,
+        weights="random",
+        cpus=os.cpu_count(),
+        memory_ratio=round(reports["lora"]["peak_bytes"] / reports["plain"]["peak_bytes"], 3),
+        memory_bar=BAR_MEMORY,
         **{f"{name}_{key}": value for name, found in reports.items() for key, value in found.items()},
-        "more_s": round(reports["lora"]["seconds"] - reports["plain"]["seconds"], 2),
-        "memory_ratio": round(reports["lora"]["peak_bytes"] / reports["plain"]["peak_bytes"], 3),
-    }
-    print(json.dumps(report))
+    )
     return 0
 
 

@@ -6,7 +6,7 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae tiny_decoder pipeline stream" "vae22 fps5" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+lanes=("vae tiny_decoder pipeline stream" "vae22 fps5" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -65,6 +65,7 @@ section() { # NAME
     lingbot) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts chunk,compiled,share ;;
     lingbot_key) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;
     lingbot_720p) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts fits ;;
+    lora) "${limit[@]}" scripts/bench/lora_build.py --folder "$work/lora" --device cuda --rows "$rows" ;;
     i2v) "${limit[@]}" scripts/bench/i2v.py --work "$work/i2v" --rows "$rows" ;;
     seko_talk) "${limit[@]}" scripts/bench/seko_talk.py --work "$work/seko-talk" --rows "$rows" ;;
     serve) serve_full s1,s3,encode --misses-of 350 --misses-s3-of 800 ;; # all of these rows in one call, of fewer chunks

@@ -230,3 +230,11 @@ class VaeConfig(ABC):
         """Return the number of video frames to which ``frames`` latent frames decode, at the start of a stream or
         later."""
         return self.temporal_stride * frames - (self.temporal_stride - 1) * first
+
+    def decode_parts(self, frames: int, rows: int, columns: int, itemsize: int) -> int:
+        """Return in how many equal parts a chunk of ``frames`` latent frames is decoded, one call after the other, so
+        that the memory of a call is bounded. A latent frame has ``rows`` times ``columns`` cells, a number ``itemsize``
+        bytes.
+        """
+        del frames, rows, columns, itemsize
+        return 1

@@ -6,6 +6,7 @@ A build may have any of the engines around the transformer. Names of the weights
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -15,9 +16,10 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
+from seko_export.media.decode_parts import SPLIT, in_parts, part_programs
 from seko_export.media.umt5.encoder import TextEncoder
 from seko_export.media.vaes import vae_of
-from seko_runtime.format.manifest import Buffer
+from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.video.contract import (
     DECODE_LATENTS,
     IMAGE,
@@ -41,18 +43,40 @@ TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE = (
     "vae_decode_first",
     "vae_decode",
 )  # roles
-MEDIA_PROGRAMS = {
+_PROGRAMS = {
     "text": TEXT,
     "encode": VAE_ENCODE,
     "decode_first": VAE_DECODE_FIRST,
     "decode": VAE_DECODE,
-}  # program -> the one piece that it calls, once and not for each layer
+}  # program -> the one piece that it calls, unless a chunk is decoded in parts
 
 
 def media_pieces(config: VideoBuild) -> list[Piece]:
     """Return the engines of text encoder and VAE, as far as the build has them."""
     text = [] if config.workload.text is None else [_text_piece(config, config.workload.text)]
     return text if config.workload.vae is None else text + _vae_pieces(config, config.workload.vae)
+
+
+def media_programs(pieces: Mapping[EngineKey, Piece]) -> dict[str, tuple[Call, ...]]:
+    """Return the programs of the text encoder and the VAE, as far as there are engines of them."""
+    programs = {
+        program: pieces[EngineKey(role)].calls()
+        for program, role in _PROGRAMS.items()
+        if EngineKey(role) in pieces
+    }
+    if EngineKey(SPLIT) in pieces:
+        first, later = part_programs(pieces, EngineKey(VAE_DECODE_FIRST), EngineKey(VAE_DECODE))
+        programs |= {"decode_first": first, "decode": later}
+    return programs
+
+
+def decode_parts(config: VideoBuild) -> int:
+    """Return in how many parts, of as many engine calls, a chunk is decoded; 1 without a VAE."""
+    s, vae = config.workload.stream, config.workload.vae
+    if vae is None:
+        return 1
+    cells = s.latent_height // config.decode_ranks, s.latent_width
+    return vae.decode_parts(s.chunk_frames, *cells, config.target.dtype.itemsize)
 
 
 def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
@@ -144,9 +168,10 @@ def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:
 
 def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     s, dtype, kind = config.workload.stream, config.target.dtype, vae_of(vae)
-    picture = (s.height, s.width, PICTURE_CHANNELS)
+    picture, parts = (s.height, s.width, PICTURE_CHANNELS), decode_parts(config)
+    length = s.chunk_frames // parts  # latent frames of a call
     latents = Argument(
-        "latents", f"buffer:{DECODE_LATENTS}[row]", _latent_shape(config, s.chunk_frames), torch.float32
+        "latents", f"buffer:{DECODE_LATENTS}[row]", _latent_shape(config, length), torch.float32
     )
     caches = tuple(
         Argument(f"caches.{slot:02d}", f"buffer:{_cache_name(slot)}[row]", shape, dtype)
@@ -157,8 +182,8 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     make = partial(kind.shared_decoder, ranks=ranks) if ranks > 1 else kind.decoder
 
     def decode(role: str, video: str, *, first: bool) -> Piece:
-        module = on_meta(lambda: make(vae, first=first, frames=s.chunk_frames, dtype=dtype))
-        frames = vae.video_frames(s.chunk_frames, first=first)
+        module = on_meta(lambda: make(vae, first=first, frames=length, dtype=dtype))
+        frames = vae.video_frames(length, first=first)
         decoded = (frames, s.height // ranks, *picture[1:])
         pictures = Argument("video", f"buffer:{video}[row]", decoded, torch.uint8)
         inputs = (latents, *rank, *(() if first else caches))
@@ -178,6 +203,12 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         decode(VAE_DECODE_FIRST, VIDEO_FIRST, first=True),
         decode(VAE_DECODE, VIDEO, first=False),
     ]
+    if parts > 1:
+        whole = (
+            vae.video_frames(s.chunk_frames, first=True),
+            vae.video_frames(s.chunk_frames, first=False),
+        )
+        pieces = in_parts(pieces[0], pieces[1], parts, whole)
     encoding = config.workload.encoding_vae
     if encoding is None:
         return pieces

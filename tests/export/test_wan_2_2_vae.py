@@ -81,6 +81,14 @@ def test_the_way_of_cudnn_is_the_same_maths(
     assert relative_error(stream(oracle, kind, x, (1, 4)), expected) <= VAE[torch.float64]
 
 
+def test_parts_at_full_size() -> None:
+    """In bfloat16: eight latent frames of 704x1280 in two parts, three of 480x832 in one; equal parts alone."""
+    assert WAN.decode_parts(8, 44, 80, 2) == 2
+    assert WAN.decode_parts(7, 44, 80, 2) == 7
+    assert VAE_PRESETS["wan-2.1"].decode_parts(3, 60, 104, 2) == 1
+    assert VAE_PRESETS["wan-2.1"].decode_parts(2, 2160, 3840, 2) == 2
+
+
 def test_caches_at_704x1280() -> None:
     decoder, encoder = (shapes(WAN, 1, 44, 80) for shapes in (decoder_cache_shapes, encoder_cache_shapes))
     assert (len(decoder), len(encoder)) == (32, 24)

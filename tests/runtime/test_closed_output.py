@@ -80,7 +80,7 @@ def test_without_stdout_or_stderr_a_command_does_its_work(whole, full, unread, t
 def test_a_video_for_a_full_device(whole, full):
     """The artifact's engines do not load without their packages: what is checked before them is."""
     code, said = ended(full, "run", whole, "-o", "-", "--prompts", "missing.json")
-    assert (code, said) == (2, "error: --prompts missing.json was not found\n")
+    assert (code, said) == (3, "error: --prompts missing.json was not found\n")
 
 
 def test_a_folder_on_a_read_only_file_system(whole, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.containers import MAX_PIXELS, picture_format, sound_format
 from seko_runtime.media_files.pictures import load_image
@@ -311,8 +311,9 @@ def write_cmyk(path: Path, form: str) -> None:
 def test_pictures_that_are_refused_by_a_sentence(tmp_path: Path, write: Any, said: str, option: str) -> None:
     path = tmp_path / "first.png"
     write(path)
-    with pytest.raises(UsageError, match=f"^{option} {path} {said}"):
+    with pytest.raises(InputFileError, match=f"^{option} {path} {said}") as caught:
         load_image(path, option)
+    assert caught.value.exit_code == 3
 
 
 def test_a_picture_of_colours_that_only_its_header_names_is_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from seko_runtime.cli import run as run_command
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import UsageError
-from seko_runtime.video.fitting import fit_levels, fit_pictures
+from seko_runtime.video.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.text import PromptIds
 from tests.runtime import toy
@@ -52,9 +52,9 @@ def test_each_mistake_is_told_before_anything_is_opened(refused: Refused, tmp_pa
     np.save(tmp_path / "image.npy", np.zeros((8, 8, 3), np.uint8))
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "file").touch()
+    assert re.search(r"grey.npy is uint8 \[8, 8\], expected", refused(3, "--image", tmp_path / "grey.npy"))
     for options, words in (
         (["--text", tmp_path / "text.npy"], r"text.npy is \(1, 2, 3\), this artifact takes \(1, 5, "),
-        (["--image", tmp_path / "grey.npy"], r"grey.npy is uint8 \[8, 8\], expected"),
         (["--reference", tmp_path / "image.npy"], "no reference frames; rebuild it with --reference-frames"),
         (["--shift", "-1"], "a positive shift"),
         (["--device", "gpu"], "device is 'gpu', expected auto"),
@@ -69,7 +69,7 @@ def test_each_mistake_is_told_before_anything_is_opened(refused: Refused, tmp_pa
 @pytest.mark.parametrize("option", ["--prompts", "--text", "--image", "--reference"])
 def test_what_is_not_there_is_not_found(refused: Refused, tmp_path: Path, option: str) -> None:
     missing = tmp_path / "missing.npy"
-    assert refused(2, option, missing) == f"error: {option} {missing} was not found\n"
+    assert refused(3, option, missing) == f"error: {option} {missing} was not found\n"
 
 
 def test_an_artifact_that_is_not_there_is_not_found(tmp_path: Path, capsys: Said) -> None:
@@ -92,7 +92,7 @@ def test_a_bad_prompts_file_is_not_told_to_mend_the_artifact(
     refused: Refused, tmp_path: Path, document: str
 ) -> None:
     (tmp_path / "it.json").write_text(document)
-    said = refused(2, "--prompts", tmp_path / "it.json")
+    said = refused(3, "--prompts", tmp_path / "it.json")
     assert "is no schedule of prompts: " in said
     assert "artifact" not in said
     assert said.endswith('expected [{"at_s": 0, "prompt": "..."}]\n')
@@ -252,13 +252,32 @@ def test_a_picture_is_stretched_rather_than_cropped_by_less_than_a_token() -> No
     assert done == "90x90: centre crop to 90x50, resized to 832x464"
 
 
+@pytest.mark.parametrize("size", [(90, 131), (30, 47), (64, 2000), (500, 8), (48, 64)])
+def test_a_start_picture_is_resized_and_cropped_as_wan_2_2_does(size: tuple[int, int]) -> None:
+    """Pillow's LANCZOS to a size that covers the video's, then its centre."""
+    pillow = pytest.importorskip("PIL.Image")
+    picture = np.random.default_rng(5).integers(0, 256, (*size, 3), np.uint8)
+    height, width = 48, 64
+    scale = max(width / size[1], height / size[0])
+    whole = pillow.fromarray(picture).resize(
+        (round(size[1] * scale), round(size[0] * scale)), pillow.Resampling.LANCZOS
+    )
+    left, top = (whole.width - width) // 2, (whole.height - height) // 2
+    wanted = np.asarray(whole.crop((left, top, left + width, top + height))).astype(int)
+    found, done = cover_pictures(picture, height, width)
+    assert found.shape == (height, width, 3)
+    assert np.abs(found - wanted).max() <= 1  # Pillow's weights have 22 bits
+    assert np.mean(found != wanted) < 1e-3
+    assert (f"centre crop to {width}x{height}" in done) == (whole.size != (width, height))
+
+
 def test_run_fits_a_picture_and_says_how(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
     picture = np.random.default_rng(2).integers(0, 256, (30, 40, 3), np.uint8)
     np.save(tmp_path / "photo.npy", picture)
     asked = ["--chunks", "1", "--image", str(tmp_path / "photo.npy")]
     assert main(["run", str(whole_folder), "-o", str(tmp_path / "a.npy"), *asked]) == 0
-    assert "photo.npy 40x30: centre crop to 40x13, resized to 24x8" in capsys.readouterr().err
-    with open_whole(image=fit_pictures(picture, HEIGHT, WIDTH)[0]) as session:
+    assert "photo.npy 40x30: resized to 24x18, centre crop to 24x8" in capsys.readouterr().err
+    with open_whole(image=cover_pictures(picture, HEIGHT, WIDTH)[0]) as session:
         assert np.array_equal(np.load(tmp_path / "a.npy")[0], session.run_chunk().to_host())
 
 

@@ -176,27 +176,28 @@ def test_a_session_of_other_passes_beside_one_of_the_artifacts_own(whole_folder:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("code", "options"),
     [
-        ["--prompt", "a", "--text", "x.npy"],
-        ["--prompts", "missing.json"],
-        ["--image", "missing.npy"],
-        ["--text", "missing.npy"],
-        ["--shift", "-1"],
-        ["--shift", "nan"],
-        ["--voice", "a.wav"],  # of speech
-        ["--text-file", "a.txt"],
-        ["--patches", "3"],
+        (2, ["--prompt", "a", "--text", "x.npy"]),
+        (3, ["--prompts", "missing.json"]),
+        (3, ["--image", "missing.npy"]),
+        (3, ["--text", "missing.npy"]),
+        (2, ["--shift", "-1"]),
+        (2, ["--shift", "nan"]),
+        (2, ["--voice", "a.wav"]),  # of speech
+        (2, ["--text-file", "a.txt"]),
+        (2, ["--patches", "3"]),
     ],
 )
-def test_options_that_cannot_be_meant_are_usage_errors_and_leave_nothing(
+def test_options_that_cannot_be_meant_and_files_that_cannot_be_read_leave_nothing(
     whole_folder: Path,
     tmp_path: Path,
+    code: int,
     options: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     goal = tmp_path / "out.y4m"
-    assert main(["run", str(whole_folder), "-o", str(goal), *options]) == 2
+    assert main(["run", str(whole_folder), "-o", str(goal), *options]) == code
     assert capsys.readouterr().err.startswith("error: ")
     assert not goal.exists()
     assert [path.name for path in tmp_path.iterdir()] == [whole_folder.name]

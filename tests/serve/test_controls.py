@@ -13,7 +13,7 @@ import pytest
 
 from seko_runtime.video.conditioning import KeyboardCamera
 from seko_runtime.video.conditioning.poses import framewise
-from seko_runtime.video.fitting import fit_pictures
+from seko_runtime.video.fitting import cover_pictures
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Codec, Media
 from tests.runtime import toy_pool, toy_whole
@@ -250,7 +250,7 @@ def test_a_picture_begins_the_stream_as_the_runtime_has_it(start: Starter) -> No
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3, image=url)
         media, _ = await watch(client, 3)
         await client.close()
-        fitted, _ = fit_pictures(picture, toy_whole.HEIGHT, toy_whole.WIDTH)
+        fitted, _ = cover_pictures(picture, toy_whole.HEIGHT, toy_whole.WIDTH)
         with toy_pool.open_pool() as pool, pool.open_session(seed=3, prompt=PROMPT, image=fitted) as session:
             wanted = np.concatenate([session.run_chunk().video()[0] for _ in range(3)])
         assert np.array_equal(pictures(media), wanted)

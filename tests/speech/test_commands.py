@@ -193,6 +193,15 @@ def test_a_pipe_gets_16_bits_as_they_come(artifact: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "more", [["--text", "a", "--voice", "missing"], ["--text-file", "missing"]], ids=["voice", "text"]
+)
+def test_a_missing_file_is_named(artifact: Path, tmp_path: Path, more: list[str], capsys: Said) -> None:
+    assert main(["run", str(artifact), "-o", str(tmp_path / "out.wav"), *more]) == 3
+    assert f"{more[-2]} missing was not found" in capsys.readouterr().err
+    assert not (tmp_path / "out.wav").exists()
+
+
+@pytest.mark.parametrize(
     ("more", "said"),
     [
         ([], "give --text or --text-file, one of them"),
@@ -201,10 +210,8 @@ def test_a_pipe_gets_16_bits_as_they_come(artifact: Path, tmp_path: Path) -> Non
         (["--text", "a", "--chunks", "3"], "--chunks is for artifacts that make video"),
         (["--text", "a", "--image", "a.png"], "--image is for artifacts that make video"),
         (["--text", "a", "--steps", "4"], "--steps is for artifacts that make video"),
-        (["--text", "a", "--voice", "missing.wav"], "--voice missing.wav was not found"),
         (["--text", "a", "-o", "out.mp4"], "expected .wav, .mp3 or .flac"),
         (["--text", "a", "--format", "y4m"], "expected one of wav, mp3, flac, raw"),
-        (["--text-file", "missing.txt"], "--text-file missing.txt was not found"),
         (["--text-file", os.devnull], "--text-file has no line with words"),
         (["--text", "x" * 40], "have 41 tokens, the session has 32 positions"),
         (["--text", "a", "--seed", "-1"], "seed is -1"),

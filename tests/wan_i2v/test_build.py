@@ -70,6 +70,6 @@ def test_it_is_built_verified_and_run(
     assert np.isfinite(one).all()
     assert not np.array_equal(one, other)
     capsys.readouterr()
-    assert run("pixel", "none.npy") == 2
+    assert run("pixel", "none.npy") == 3
     assert "--last-image" in capsys.readouterr().err
     assert not list(tmp_path.glob("*none*"))

@@ -20,9 +20,10 @@ from seko_runtime.host.faults import machine_faults
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line of `seko-run` and return its exit code.
 
-    The exit code is 2 for wrong usage, 4 for a bad artifact, 5 for a missing part of the environment, and 6 for a
-    numeric error. It is 128 plus the number of a signal that ended the command, and 1 if the reader of the command's
-    output closed the pipe. With ``--json`` a failed command also prints a JSON object on stdout.
+    The exit code is 2 for wrong usage, 3 for a bad input file, 4 for a bad artifact, 5 for a missing part of the
+    environment, and 6 for a numeric error. It is 128 plus the number of a signal that ended the command, and 1 if the
+    reader of the command's output closed the pipe. With ``--json`` a failed command also prints a JSON object on
+    stdout.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in argv

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
-from seko_runtime.errors import ManifestError, UsageError, one_line
+from seko_runtime.errors import InputFileError, ManifestError, UsageError, one_line
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.pictures import load_image
@@ -215,7 +215,7 @@ def load_schedule(path: Path) -> list[PromptAt]:
 
     Raises
     ------
-    UsageError
+    InputFileError
         If the file is invalid, or the times of its entries are not ascending.
     """
     try:
@@ -226,17 +226,17 @@ def load_schedule(path: Path) -> list[PromptAt]:
         lines = list(as_items(parse_json(document, "it", MAX_SCHEDULE_BYTES), "it", _prompt_at))
     except ManifestError as error:
         problem = str(error).rsplit("; ", 1)[0][:200]  # without what to do about an artifact
-        raise UsageError(
+        raise InputFileError(
             f'--prompts {path} is no schedule of prompts: {problem}; expected [{{"at_s": 0, "prompt": "..."}}]'
         ) from None
     by_frame = {line.at_frame is not None for line in lines}
     if len(by_frame) > 1:
-        raise UsageError(
+        raise InputFileError(
             f"--prompts {path} has at_s in some entries and at_frame in others; take one of them"
         )
     times = [line.at_s if line.at_frame is None else line.at_frame for line in lines]
     if not lines or times[0] < 0 or times != sorted(set(times)):
-        raise UsageError(f"--prompts {path} has the times {times[:8]}, expected rising ones from 0 on")
+        raise InputFileError(f"--prompts {path} has the times {times[:8]}, expected rising ones from 0 on")
     return lines
 
 
@@ -284,11 +284,11 @@ def _prompt_at(value: object, where: str) -> PromptAt:
 def _load_text(path: Path) -> NDArray[np.float32]:
     text = load_array(path, "--text")
     if text.dtype.kind not in "fiu":
-        raise UsageError(f"--text {path} holds no array of numbers")
+        raise InputFileError(f"--text {path} holds no array of numbers")
     return text.astype(np.float32)
 
 
-def _unreadable(option: str, path: Path, error: OSError) -> UsageError:
+def _unreadable(option: str, path: Path, error: OSError) -> InputFileError:
     if isinstance(error, FileNotFoundError):
-        return UsageError(f"{option} {path} was not found")
-    return UsageError(f"{option} {path} cannot be read: {error.strerror}")
+        return InputFileError(f"{option} {path} was not found")
+    return InputFileError(f"{option} {path} cannot be read: {error.strerror}")

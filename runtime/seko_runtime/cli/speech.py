@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.parser import SPEECH_OPTIONS, others_than
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter, check_sound_output
@@ -64,11 +64,11 @@ def _lines_of(path: Path) -> Iterator[str]:
                 if line.strip():
                     yield line.strip()
     except FileNotFoundError:
-        raise UsageError(f"--text-file {path} was not found") from None
+        raise InputFileError(f"--text-file {path} was not found") from None
     except UnicodeDecodeError:
-        raise UsageError(f"--text-file {path} is no text in UTF-8; convert it") from None
+        raise InputFileError(f"--text-file {path} is no text in UTF-8; convert it") from None
     except OSError as fault:
-        raise UsageError(f"--text-file {path} cannot be read: {fault.strerror}") from None
+        raise InputFileError(f"--text-file {path} cannot be read: {fault.strerror}") from None
 
 
 def _run(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import InputFileError
 from seko_runtime.host.faults import told
 from seko_runtime.media_files.containers import MAX_PIXELS, read_head
 
@@ -24,7 +24,7 @@ def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) ->
 
     Raises
     ------
-    UsageError
+    InputFileError
         If the file cannot be read, is not an .npy file, has no numbers, is shorter than its header states, or holds
         more than ``most_bytes``.
     """
@@ -40,22 +40,22 @@ def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) ->
                 raise ValueError(f"its shape is {list(shape)[:8]}")
             size = math.prod(shape) * dtype.itemsize
             if dtype.kind not in "biuf":
-                raise UsageError(f"{what} holds {str(dtype)[:40]}, expected an array of numbers")
+                raise InputFileError(f"{what} holds {str(dtype)[:40]}, expected an array of numbers")
             if size > most_bytes:
-                raise UsageError(
+                raise InputFileError(
                     f"{what} is {dtype} {list(shape)[:8]}, {size} bytes; at most {most_bytes} are read"
                 )
             if os.fstat(file.fileno()).st_size - file.tell() < size:
-                raise UsageError(f"{what} ends before its {size} bytes of numbers")
+                raise InputFileError(f"{what} ends before its {size} bytes of numbers")
             file.seek(0)
             array: NDArray[Any] = formats.read_array(
                 file, allow_pickle=False, max_header_size=_MAX_HEADER_BYTES
             )
             return array
-    except (UsageError, MemoryError):
+    except (InputFileError, MemoryError):
         raise
     except Exception as fault:  # of numpy's, or of the library for tokens that reads a header
-        raise UsageError(f"{what} is no .npy file of numbers: {told(fault)[:120]}") from None
+        raise InputFileError(f"{what} is no .npy file of numbers: {told(fault)[:120]}") from None
 
 
 def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:
@@ -63,12 +63,12 @@ def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:
 
     Raises
     ------
-    UsageError
+    InputFileError
         If `load_array` refuses the file, or the array is not a picture.
     """
     array = load_array(path, option, most_bytes=MAX_PIXELS * _CHANNELS)
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
-        raise UsageError(
+        raise InputFileError(
             f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
         )
     return array.astype(np.uint8, copy=False)

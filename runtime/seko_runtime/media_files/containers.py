@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.errors import InputFileError, VideoWriterError
 from seko_runtime.host.faults import told
 
 AV_ERRORS = (OSError, ValueError, LookupError, RuntimeError)  # what PyAV's are, besides its own
@@ -67,19 +67,25 @@ def _told_by(head: bytes, *tables: Mapping[str, tuple[tuple[int, bytes], ...]]) 
 
 
 def read_head(path: Path, what: str) -> bytes:
-    """Return the first bytes of a file; UsageError, whose message begins with ``what``, if the file cannot be read."""
+    """Return the first bytes of a file.
+
+    Raises
+    ------
+    InputFileError
+        If the file cannot be read; the message begins with ``what``.
+    """
     try:
         with path.open("rb") as file:
             return file.read(_HEAD_BYTES)
     except FileNotFoundError:
-        raise UsageError(f"{what} was not found") from None
+        raise InputFileError(f"{what} was not found") from None
     except OSError as fault:
-        raise UsageError(f"{what} cannot be read: {fault.strerror}") from None
+        raise InputFileError(f"{what} cannot be read: {fault.strerror}") from None
 
 
 @contextmanager
 def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
-    """Context manager with an open PyAV container; errors of the library inside the context become UsageErrors.
+    """Context manager with an open PyAV container; errors of the library inside the context become InputFileErrors.
 
     Parameters
     ----------
@@ -94,7 +100,7 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
 
     Raises
     ------
-    UsageError
+    InputFileError
         If PyAV refuses the file.
     VideoWriterError
         If PyAV is not installed.
@@ -117,10 +123,10 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
                 if stream.codec_context is not None:
                     stream.codec_context.options = bounds
             yield container
-    except (UsageError, VideoWriterError):
+    except (InputFileError, VideoWriterError):
         raise
     except (*AV_ERRORS, StopIteration) as fault:
-        raise UsageError(f"{what}: {told(fault)[:120]}") from None
+        raise InputFileError(f"{what}: {told(fault)[:120]}") from None
 
 
 def _no_other_file(url: str, flags: int, options: object) -> Any:

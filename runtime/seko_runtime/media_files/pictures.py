@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import InputFileError
 from seko_runtime.media_files.arrays import load_pictures
 from seko_runtime.media_files.containers import (
     MAX_PIXELS,
@@ -30,7 +30,7 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
 
     Raises
     ------
-    UsageError
+    InputFileError
         If the file is no picture, has CMYK or HDR colours or is animated, or if the picture has more than `MAX_PIXELS`
         pixels or a side below `MIN_SIDE`.
     VideoWriterError
@@ -40,7 +40,7 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     picture = load_pictures(path, option) if path.suffix == ".npy" else _decoded(path, option, what)
     rows, columns = picture.shape[-3:-1]
     if min(rows, columns) < MIN_SIDE:
-        raise UsageError(
+        raise InputFileError(
             f"{what} has {columns} x {rows} pixels, expected at least {MIN_SIDE} along each side"
         )
     return picture
@@ -49,23 +49,23 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
 def _decoded(path: Path, option: str, what: str) -> NDArray[np.uint8]:
     head = read_head(path, what)
     if not head:
-        raise UsageError(f"{what} is empty: it has 0 bytes")
+        raise InputFileError(f"{what} is empty: it has 0 bytes")
     form = picture_format(head)
     if form is None:
-        raise UsageError(
+        raise InputFileError(
             f"{what} is no picture: its first bytes are of none of {PICTURE_FORMATS}; convert it, or give a .npy"
         )
     if form not in _FILMS and _says_animated(path, form):
-        raise UsageError(_animated(what))
+        raise InputFileError(_animated(what))
     no_picture = f"{what} is no picture of at most {MAX_PIXELS} pixels"
     with opened(path, form, no_picture, f"{option} takes a .npy without it, or pip install av") as container:
         if not container.streams.video:
-            raise UsageError(f"{what} holds no picture")
+            raise InputFileError(f"{what} holds no picture")
         if form not in _FILMS and container.streams.video[0].frames > 1:
-            raise UsageError(_animated(what))
+            raise InputFileError(_animated(what))
         frame = next(container.decode(video=0))
         if colours := _odd_colours(frame, form):
-            raise UsageError(f"{what} has {colours} colours; convert it to sRGB")
+            raise InputFileError(f"{what} has {colours} colours; convert it to sRGB")
         picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
     return picture
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import InputFileError
 from seko_runtime.media_files.containers import SOUND_FORMATS, opened, read_head, sound_format
 from seko_runtime.video.conditioning.voice import RATE
 
@@ -27,7 +27,7 @@ def load_sound(
 
     Raises
     ------
-    UsageError
+    InputFileError
         If the file is missing, empty or not sound, or longer than ``max_s`` seconds.
     VideoWriterError
         If reading the file needs PyAV, and PyAV is not installed.
@@ -35,19 +35,19 @@ def load_sound(
     what = f"{option} {path}"
     form = sound_format(read_head(path, what))
     if form is None:
-        raise UsageError(
+        raise InputFileError(
             f"{what} is no sound: its first bytes are of none of {SOUND_FORMATS}; convert it to a wav"
         )
     voice = _plain_wav(path, what, max_s, rate) if form == "wav" else None
     if voice is None:
         voice = _decoded(path, form, option, max_s, rate)
     if not len(voice):
-        raise UsageError(f"{what} holds no sample")
+        raise InputFileError(f"{what} holds no sample")
     return voice
 
 
-def _too_long(what: str, max_s: int) -> UsageError:
-    return UsageError(f"{what} is longer than {max_s} s, which is the most that is read; cut it")
+def _too_long(what: str, max_s: int) -> InputFileError:
+    return InputFileError(f"{what} is longer than {max_s} s, which is the most that is read; cut it")
 
 
 def _plain_wav(path: Path, what: str, max_s: int, rate: int) -> NDArray[np.float32] | None:
@@ -75,13 +75,13 @@ def _decoded(path: Path, form: str, option: str, max_s: int, rate: int) -> NDArr
         import av  # there, since `opened` has it
 
         if not container.streams.audio:
-            raise UsageError(f"{what} holds no sound")
+            raise InputFileError(f"{what} holds no sound")
         library: Any = av
         # The file's own channels, side by side in one plane: PyAV crashes where a frame has eight planes.
         resampler = library.AudioResampler(format="flt", rate=rate)
         for frame in chain(container.decode(audio=0), [None]):  # None: what the resampler still holds
             if frame is not None and frame.sample_rate < MIN_FILE_RATE:
-                raise UsageError(
+                raise InputFileError(
                     f"{what} has {frame.sample_rate} samples a second, expected at least {MIN_FILE_RATE}: convert it"
                 )
             for resampled in resampler.resample(frame):

@@ -1,4 +1,4 @@
-"""Fitting of pictures to the size that the encoder takes: centre crop, then resize."""
+"""Fitting of pictures to the size that the encoder takes: a centre crop and a resize."""
 
 from __future__ import annotations
 
@@ -10,6 +10,46 @@ from numpy.typing import NDArray
 
 # takes sizes ``found`` and ``wanted``; returns the matrix [wanted, found] of a resize along one side
 Weights = Callable[[int, int], NDArray[np.float32]]
+_LOBES = 3  # of Lanczos' filter, on either side
+
+
+def cover_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tuple[NDArray[np.uint8], str]:
+    """Return pictures in the requested size, and a description of resize and crop.
+
+    The whole picture is resized until it covers the size, then its centre is cut out, as Wan 2.2's code does with a
+    start picture. The resize is Pillow's with Lanczos' filter: first along rows, then along columns, each time rounded
+    to a level.
+
+    Parameters
+    ----------
+    pictures : numpy.ndarray
+        uint8 [..., rows, columns, 3], all of one size.
+    height, width : int
+        Requested size in pixels.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint8 [..., height, width, 3].
+    str
+        A description such as ``640x480: resized to 128x96, centre crop to 96x96``; empty if the size was right before.
+    """
+    rows, columns = pictures.shape[-3:-1]
+    if (rows, columns) == (height, width):
+        return pictures, ""
+    scale = max(width / columns, height / rows)
+    whole_columns, whole_rows = round(columns * scale), round(rows * scale)
+    across, from_columns = _lanczos(columns, whole_columns, width)
+    down, from_rows = _lanczos(rows, whole_rows, height)
+    cut = pictures[..., from_rows, from_columns, :]
+    cut = _levels(np.einsum("wc,...rck->...rwk", across, cut, optimize=True))
+    cut = _levels(np.einsum("hr,...rck->...hck", down, cut, optimize=True))
+    done = []
+    if (whole_rows, whole_columns) != (rows, columns):
+        done.append(f"resized to {whole_columns}x{whole_rows}")
+    if (whole_rows, whole_columns) != (height, width):
+        done.append(f"centre crop to {width}x{height}")
+    return np.ascontiguousarray(cut), f"{columns}x{rows}: {', '.join(done)}"
 
 
 def fit_pictures(
@@ -29,7 +69,7 @@ def fit_pictures(
     levels, done = fit_levels(pictures, height, width, bicubic=bicubic, stretch=stretch)
     if levels.dtype == np.uint8:
         return levels, done
-    return np.clip(levels.round(), 0, 255).astype(np.uint8), done
+    return _levels(levels), done
 
 
 def fit_levels(
@@ -78,6 +118,24 @@ def fit_levels(
         across = np.einsum("wc,...hck->...hwk", weights(cut_columns, width), down, optimize=True)
         cut = across.astype(np.float32, copy=False)
     return np.ascontiguousarray(cut), f"{columns}x{rows}: {', '.join(done)}"
+
+
+def _levels(numbers: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return pixel levels as bytes, rounded and clipped."""
+    return np.clip(numbers.round(), 0, 255).astype(np.uint8)
+
+
+def _lanczos(size: int, whole: int, middle: int) -> tuple[NDArray[np.float32], slice]:
+    """Matrix [middle, read] of the ``middle`` central pixels of a resize to ``whole`` pixels by Lanczos' filter, and
+    the pixels that the matrix reads. Each row of the matrix sums to 1."""
+    scale = size / whole
+    reach = _LOBES * max(scale, 1.0)
+    centres = ((whole - middle) // 2 + np.arange(middle) + 0.5) * scale - 0.5
+    read = slice(max(0, int(centres[0] - reach)), min(size, int(centres[-1] + reach) + 2))
+    x = (np.arange(size)[None, read] - centres[:, None]) / max(scale, 1.0)
+    weights = np.where(np.abs(x) < _LOBES, np.sinc(x) * np.sinc(x / _LOBES), 0.0)
+    normed: NDArray[np.float32] = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return normed, read
 
 
 def _triangles(size: int, wanted: int) -> NDArray[np.float32]:

@@ -46,7 +46,7 @@ from seko_export.families.layers.layer_pieces import (
 )
 from seko_export.families.layers.rank_split import rank_argument, rank_split, rank_tokens
 from seko_export.families.layers.sampler import ADVANCE, Noise
-from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
+from seko_export.media.pieces import media_buffers, media_pieces, media_programs
 from seko_runtime.executor.contract import CALL_ROWS, RANK
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.format.program_key import ProgramKey
@@ -231,11 +231,7 @@ def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
     programs = {ProgramKey("prompt"): _calls(by_key, EngineKey("prompt"), EngineKey("prompt_kv"), *once)}
     for bucket in (key.bucket for key in by_key if key.role == "embed"):
         programs |= _chunk_programs(by_key, bucket)
-    programs |= {
-        ProgramKey(program): _calls(by_key, EngineKey(role))
-        for program, role in MEDIA_PROGRAMS.items()
-        if EngineKey(role) in by_key
-    }
+    programs |= {ProgramKey(program): calls for program, calls in media_programs(by_key).items()}
     return {key.name: calls for key, calls in programs.items()}
 
 

@@ -37,6 +37,9 @@ LATENTS_STD_2_2 = (
     0.3971, 1.0600, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744,
 )
 # fmt: on
+MOST_ACTIVATION_BYTES = 4 << 30
+"""Most bytes of the decoder's largest activation, of which about five are in memory at once, unless a single latent
+frame has more."""
 # Bounds of sizes, far above every published VAE: a config.json may say anything.
 _MOST_CHANNELS, _MOST_LEVELS = 2**14, 8
 _MOST = {
@@ -189,6 +192,18 @@ class WanVaeConfig(VaeConfig):
     def temporal_stride(self) -> int:
         """Number of video frames in a latent frame, except the first latent frame."""
         return int(2 ** sum(self.temporal_downsample))
+
+    def decode_parts(self, frames: int, rows: int, columns: int, itemsize: int) -> int:
+        """Return the smallest number of equal parts with which no activation exceeds `MOST_ACTIVATION_BYTES`; else a
+        part for each latent frame."""
+        numbers, largest = rows * columns, 0  # of a channel, for each latent frame
+        for dim, temporal in zip(self.decoder_level_dims[::-1], self.temporal_downsample[::-1], strict=False):
+            numbers *= 4 * (1 + temporal)
+            largest = max(largest, dim * numbers * itemsize)
+        most = max(1, MOST_ACTIVATION_BYTES // max(1, largest))
+        return next(
+            parts for parts in range(1, frames + 1) if frames % parts == 0 and frames // parts <= most
+        )
 
 
 WAN_2_1, WAN_2_2 = "wan-2.1", "wan-2.2"

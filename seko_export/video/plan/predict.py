@@ -17,6 +17,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.host.environment import Target
+from seko_export.media.pieces import decode_parts
 from seko_export.media.umt5.encoder import UMT5_XXL
 from seko_export.media.vaes import vae_for
 from seko_export.options.declaration import BuildOptions
@@ -273,6 +274,12 @@ def _notes(request: PlanRequest, gpu: Gpu, config: VideoBuild, work: Work) -> li
         )
     if config.no_shared_decoding is not None:
         notes.append(f"each GPU decodes whole pictures: {config.no_shared_decoding}")
+    parts = decode_parts(config)
+    if parts > 1:
+        frames = config.workload.stream.chunk_frames // parts
+        notes.append(
+            f"a chunk is decoded in {parts} calls of {frames} latent frames, which bounds their scratch"
+        )
     if config.workload.stream.offload_cache:
         link = "the host link" if config.target.ranks == 1 else "each GPU's host link"
         notes.append(f"offloaded cache: one session has all of {link}")

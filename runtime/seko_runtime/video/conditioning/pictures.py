@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.conditioning_frames import NO_ENCODER
 from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, picture_input, start_pictures
-from seko_runtime.video.fitting import fit_levels, fit_pictures
+from seko_runtime.video.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.video.manifest import VideoManifest
 
 LAST_FRAME_KIND = (
@@ -26,8 +26,8 @@ def fit_start_picture(
     """Return a picture cropped and resized as `Pool.open_session` takes it for ``image``, and a description of crop and
     resize.
 
-    For a model with a picture input the picture is resized as the model's authors do: the size follows the picture's
-    aspect ratio, in whole tokens.
+    The picture is resized as the models' authors do. A model with a picture input takes it by cubic convolution, and
+    stretched rather than cropped by less than a token; other models, such as Wan 2.2 5B, take it by Lanczos' filter.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def fit_start_picture(
     _check(picture, what)
     if takes_levels:
         return fit_levels(picture, *shape, bicubic=True, stretch=TOKEN_SIDE)
-    return fit_pictures(picture, *shape)
+    return cover_pictures(picture, *shape)
 
 
 def fit_start_pictures(

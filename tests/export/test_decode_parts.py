@@ -1,0 +1,100 @@
+"""A chunk that is decoded in several calls has the pictures of one call, by an artifact's engines and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.random_vae import random_vae
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.checkpoints.random import random_weight
+from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.families.base import MediaTensors
+from seko_export.families.registry import family_named, graph_of
+from seko_export.families.wan.presets import PRESETS
+from seko_export.families.wan_layout.keys import spread, wan_shapes
+from seko_export.media.pieces import decode_parts
+from seko_export.media.wan_vae import config as wan_vae_config
+from seko_export.media.wan_vae.modules import VaeTensors
+from seko_export.options.declaration import BuildOptions
+from seko_export.video.plan.predict import PlanRequest, predict
+from seko_export.video.recording import eager_engine, golden_text
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.format.manifest import Weight
+from tests.export.vae_oracle import SMALL_2_2
+from tests.stacked import stacked_session
+from tests.tiers import first_is_fast
+
+LAST_LEVEL = 1  # of 255: rounding of a number that lies between two
+PRESET = PRESETS["wan-5b-tiny"]
+CONFIG = VideoBuild(
+    PRESET.model,
+    VideoConfig(
+        replace(PRESET.stream, chunk_frames=4, sink_frames=4, batch=2),
+        Schedule.warped((1000.0,)),
+        "fp32",
+        vae=SMALL_2_2,
+    ),
+    TargetConfig("cpu"),
+)
+FRAME_BYTES = 589_824  # of the largest activation of a latent frame: 24 channels of 4 x 32 x 48
+CALLS = ("vae_split", "vae_decode_first", *["vae_decode"] * 3, "vae_join_first")
+
+
+def pictures(chunks: int) -> list[np.ndarray]:
+    graph = graph_of(CONFIG)
+    checkpoint = {
+        name: random_weight(name, shape, seed=0, dtype=torch.float32, spread=spread)
+        for name, shape in wan_shapes(CONFIG.model).items()
+    }
+    vae = VaeTensors(random_vae(SMALL_2_2, seed=0, dtype=torch.float32), SMALL_2_2)
+    weights = dict(family_named("wan").weights(graph.pieces, checkpoint, MediaTensors(vae=vae)))
+    weights |= CONFIG.workload.schedule.tables(CONFIG.as_batch.workload.stream)
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    engines = {name: eager_engine(piece) for name, piece in graph.pieces.items()}
+    manifest = describe(CONFIG, EAGER, table, {})
+    with torch.no_grad(), stacked_session(
+        manifest, engines, weights, CpuMemory(), seeds=[3, 4], text=golden_text(CONFIG)
+    ) as session:  # fmt: skip
+        return [session.run_chunk().video().copy() for _ in range(chunks)]
+
+
+@pytest.fixture(autouse=True)
+def no_graph_is_kept() -> Iterator[None]:
+    graph_of.cache_clear()
+    yield
+    graph_of.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[np.ndarray]:
+    assert decode_parts(CONFIG) == 1
+    return pictures(3)
+
+
+@pytest.mark.parametrize("parts", first_is_fast([4, 2]))
+def test_a_chunk_in_parts_is_the_chunk_of_one_call(
+    parts: int, whole: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wan_vae_config, "MOST_ACTIVATION_BYTES", 4 * FRAME_BYTES // parts)
+    assert decode_parts(CONFIG) == parts
+    called = [call.engine for call in graph_of(CONFIG).programs["decode_first"]]
+    assert called == [*CALLS[: parts + 1], CALLS[-1]]
+    for found, expected in zip(pictures(3), whole, strict=True):
+        assert found.shape == expected.shape
+        assert np.abs(found.astype(int) - expected.astype(int)).max() <= LAST_LEVEL
+    assert np.unique(whole[-1]).size > 100
+
+
+def test_plan_says_so_and_counts_the_memory_of_one_part() -> None:
+    plan = predict(PlanRequest(BuildOptions(preset="wan-5b", fp4_kv=True, no_text=True), "h200"))
+    assert any("decoded in 2 calls of 4 latent frames" in note for note in plan["notes"])
+    assert plan["session_bytes"]["scratch_decode"] < 22e9
