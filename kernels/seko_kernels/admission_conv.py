@@ -33,7 +33,7 @@ class ConvCase(NamedTuple):
 
 
 class ConvInputs(NamedTuple):
-    """Arguments of `conv_reference.causal_conv`."""
+    """Arguments of the reference `conv_reference.causal_conv`, for a test case."""
 
     x: Tensor
     earlier: Tensor | None

@@ -1,4 +1,4 @@
-"""Error classes of `seko_kernels`."""
+"""Error classes of the package `seko_kernels`."""
 
 from __future__ import annotations
 

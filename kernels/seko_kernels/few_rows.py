@@ -2,8 +2,8 @@
 
 For up to `FEW_ROWS` rows, reading the weights takes nearly all of the time of a linear layer. A step of speech
 synthesis has one or a few rows for each session. Calls with more rows use torch's matmuls, and torch's compiler fuses
-the ops between them. There are two kernels: `few_rows_kernel` is the usual one, and `warpgroup_rows_kernel` runs where
-the table of `tuned_rows` has it, for up to `MOST_ROWS` rows.
+the ops between them. A linear layer of few rows has two kernels: `few_rows_kernel` is the usual one, and
+`warpgroup_rows_kernel` runs where the table of `tuned_rows` has it, for up to `MOST_ROWS` rows.
 
 *Tickets* are int32 counters that tell the programs of a launch which of them finishes a shared sum last. Tickets
 are zero between launches; the first op of a layer allocates them.

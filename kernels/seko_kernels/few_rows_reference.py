@@ -35,7 +35,7 @@ def added(hidden: Tensor, branch: Tensor, scale: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the channels of ``x`` [..., heads, D] in float32, by tables [..., D]."""
+    """Rotate both halves of the channels of ``x`` [..., heads, D] in float32, by tables [..., D]."""
     wide = x.float()
     low, high = wide.chunk(2, dim=-1)
     turned = torch.cat((-high, low), dim=-1)

@@ -25,7 +25,7 @@ _STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stan
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Context manager in which ops use the torch reference on CUDA, too.
+    """Context manager in which ops use the torch reference also on CUDA.
 
     `plain_torch` is for exported programs that are opened where this package is not installed, and which must not
     contain its ops. The results of the reference and of the kernels are equal byte for byte, and torch's compiler fuses

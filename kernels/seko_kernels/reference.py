@@ -167,7 +167,7 @@ def nvfp4_decode_keys(
       not.
 
     A token's angles come from two small tables: the first pairs of a head depend on its slot (time), the others on its
-    patch (height, width). Because of the two small tables, no table as long as the cache is needed.
+    patch (height, width). Because of these small tables, no table as long as the cache is needed.
 
     Parameters
     ----------

@@ -2,8 +2,8 @@
 fp8.
 
 `modulation` is ``[B, F, 6, d]`` float32: shifts, scales and gates for each latent frame of the chunk;
-`layer_modulation` is the layer's own ``[6, d]``. The kernel adds the two tensors, so that their sum is never stored.
-Rows of activations are ``[B, T, d]``, with T a multiple of F.
+`layer_modulation` is the layer's own ``[6, d]``. The kernel adds the modulation of the frames and of the layer, so that
+their sum is never stored. Rows of activations are ``[B, T, d]``, with T a multiple of F.
 """
 
 from __future__ import annotations

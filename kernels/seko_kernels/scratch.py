@@ -137,9 +137,9 @@ def fp8_expand(
     frame_tokens : int
         Number of tokens in a cache slot.
     k_out : Tensor
-        The expanded keys, ``[B, P, H, D]`` int8, contiguous; written in place. `fused_reference.key_codes` defines the
-        codes. P is `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens; positions after these are never
-        written.
+        The expanded keys, ``[B, P, H, D]`` int8, contiguous, which are written in place. `fused_reference.key_codes`
+        defines the codes. P is `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens. Positions after these
+        tokens are never written.
     k_out_scale : Tensor
         Scale of each tile of keys, ``[B, H, key_tiles(P)]`` float32, contiguous; written in place.
     v_out : Tensor
@@ -150,8 +150,8 @@ def fp8_expand(
     Raises
     ------
     KernelsError
-        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different
-        devices; if the GPU has no fp8 numbers.
+        If a tensor has another shape, dtype or layout than documented here, if the tensors are on different devices, or
+        if the GPU has no fp8 numbers.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     batch, places, heads, head_dim = k_out.shape

@@ -44,7 +44,7 @@ class ConvTiles:
     Raises
     ------
     TilesError
-        If a size is no power of two, or below what the matrix instructions take.
+        If a size is no power of two, or is smaller than the matrix instructions need.
     """
 
     rows: int

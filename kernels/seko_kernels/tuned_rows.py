@@ -1,8 +1,8 @@
 """Tile sizes of the kernels of linear layers on few rows, and the table of those that were measured on a GPU.
 
-`scripts/bench/voxcpm2_kernels.py --admit` writes `tuned_rows.json`, which is never edited by hand. The table has only
-tiles that passed `admission_rows.admit_rows` on their GPU and were faster there than what runs without a row of the
-table. Builds read the table; opening an artifact does not.
+`scripts/bench/voxcpm2_kernels.py --admit` writes `tuned_rows.json`, which is never edited by hand. The table of tile
+sizes has only sizes that passed `admission_rows.admit_rows` on their GPU and were faster than the kernel that runs
+without a row of the table. Builds read the table; opening an artifact does not.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class RowTiles(NamedTuple):
     def of(cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool) -> RowTiles:
         """Return the usual tile sizes for `rows` rows, `outer` output channels and sums of `inner` products.
 
-        If `shared` is true, several programs share a sum where the launch would otherwise have fewer programs than
-        the GPU has multiprocessors. In such small launches each program loads more products at a time.
+        If `shared` is true, several programs share a sum where the launch would otherwise have fewer programs than the
+        GPU has multiprocessors. In launches with few programs each program loads more products at a time.
         `scripts/bench/voxcpm2_kernels.py` compares tile sizes.
         """
         block = max(16, triton.next_power_of_2(rows))
@@ -80,7 +80,8 @@ class Product(NamedTuple):
     channels, products : int
         Numbers of output channels, and of products of a sum.
     form : str
-        ``norm``: behind a norm; ``gated``: behind a norm, with gate and up; ``added``: before a residual sum.
+        Kind of the linear layer. ``norm``: after a norm. ``gated``: after a norm, with gate and up. ``added``: before a
+        residual sum.
     weights : str
         Dtype of the weight: ``bf16`` or ``e4m3``.
     """

@@ -1,9 +1,9 @@
 """Division of an attention's query tiles so that they also fill a GPU's last wave: arithmetic of sizes.
 
 A multiprocessor handles a tile of queries from the first key to the last. With 12 heads and 4,680 queries there are 444
-tiles of 128 queries. On 132 multiprocessors these are three whole waves, and a fourth wave in which two thirds of the
-GPU are idle. Queries that fill whole waves are not split. For each remaining tile the keys are split into as many parts
-as fill the GPU, and the parts' results are combined by their softmax weights.
+tiles of 128 queries. On 132 multiprocessors 444 tiles are three whole waves, and a fourth wave in which two thirds of
+the GPU are idle. Queries that fill whole waves are not split. For each remaining tile the keys are split into as many
+parts as fill the GPU, and the parts' results are combined by their softmax weights.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def open_artifact(
     copy_weights: bool = False,
     ranks: "int | None" = None,
 ) -> "OpenArtifact[Any]":
-    """Check an artifact and load it. The call imports `seko_runtime.opening.artifact`.
+    """Check an artifact and load it. The call of `open_artifact` imports `seko_runtime.opening.artifact`.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ class ExportBackend:
         Function that makes engines from the files of ``form``. It takes the build, the folder of those files, the
         engines' folder and progress; it returns the seconds that each engine took.
     finish : callable, optional
-        Adds files to an artifact whose manifest is written; returns whether it added any.
+        Function that adds files to an artifact whose manifest is written, and returns whether it added any.
     """
 
     name: str

@@ -62,7 +62,7 @@ def compare_keys(
     hints: Callable[[], list[str]],
     passed_over: Iterable[str] = (),
 ) -> Mapping[str, TensorSource]:
-    """Find the stored tensor of every expected key, in order. Keys in ``passed_over`` may be present in the file, too.
+    """Find the stored tensor of every expected key, in order. The file may also have the keys in ``passed_over``.
 
     Raises
     ------

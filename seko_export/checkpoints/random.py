@@ -90,7 +90,7 @@ class RandomFile:
     shapes : mapping of str to tuple of int
         Shape of every tensor, by its key.
     dtype : torch.dtype
-        float32 or bfloat16: dtype of the random tensors.
+        Dtype of the random tensors, float32 or bfloat16.
     spread : callable
         Function that returns mean and standard deviation of a weight by key and shape.
     given : mapping of str to Tensor

@@ -1,4 +1,5 @@
-"""Keys of engines. An engine's name and file name are made from its key in `EngineKey`, and never parsed."""
+"""The keys of a build's engines: role, layer group, bucket and variant. An engine's name and file name are made from
+its key in `EngineKey`, and never parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families of speech models."""
+"""The interface of families of speech models."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Preset:
     entry : str or None
         The entry of the authors' `.pt` with the weights that they run.
     files : tuple of str
-        Ends of the paths of the authors' files, for models that differ only in the names of their files.
+        Last parts of the paths of the authors' files, for models that differ only in the names of their files.
     source : str
         Repository and licence of the weights, and the code from which the numbers were taken.
     needs : str

@@ -53,7 +53,7 @@ class TensorRt:
     missing_link: tuple[str, str, str] | None = None
 
     def load(self) -> ModuleType:
-        """Import the TensorRT library.
+        """Import the TensorRT library and return its module.
 
         Raises
         ------

@@ -36,7 +36,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
     package : Path
         The compiled engine.
     device : str
-        ``cpu`` or ``cuda``.
+        Device on which the engine runs: ``cpu`` or ``cuda``.
 
     Raises
     ------

@@ -1,5 +1,5 @@
-"""Decoding of a chunk in equal parts, one engine call after the other: a part's latents are an entry of one value, its
-pictures are a value, and an engine joins the pictures of all parts.
+"""Decoding of a chunk in equal parts, by one engine call after the other. The latents of a part are an entry of one
+value, the pictures of a part are a value, and an engine joins the pictures of all parts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def in_parts(first: Piece, later: Piece, parts: int, frames: tuple[int, int]) ->
     Parameters
     ----------
     first, later : Piece
-        The engines of the first part of a stream and of later parts. Their first input is the latents of a part, their
-        first output the pictures; both are named as those of a whole chunk.
+        The engines of the first part of a stream and of later parts. The first input of these engines is the latents of
+        a part, and their first output the pictures. Both are named as those of a whole chunk.
     parts : int
         Number of parts, at least 2.
     frames : tuple of int

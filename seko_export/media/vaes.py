@@ -1,4 +1,4 @@
-"""The table of VAEs. Only this table of VAEs imports a VAE's package, by name."""
+"""The table of VAEs, by name. Only this table of VAEs imports a VAE's package, by name."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _FIELDS = {"sigmas": "own_sigmas"}  # options that are spelled differently from 
 def asked_schedule(options: BuildOptions, usual: Schedule) -> Schedule:
     """Return the schedule that the options ask for. Values that the options leave out are those of the usual schedule.
 
-    New timesteps have noise levels of their own: with ``--timesteps`` the usual noise levels are left out, too.
+    New timesteps have noise levels of their own, so with ``--timesteps`` the usual noise levels are left out.
 
     Raises
     ------

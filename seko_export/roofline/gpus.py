@@ -13,7 +13,7 @@ from seko_export.errors import UsageError
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU model.
+    """One GPU model, with its rates and memory.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Prediction of a speech build's memory and step times on a GPU, for `seko-export plan`.
 
-A step's time is the sum of its launches' times (`roofline.seconds`) and of the time for reading the sessions' caches.
-The least time is the longer of two: for reading weights and caches at full bandwidth, and for all arithmetic at full
-rate.
+The time of a step is the sum of its launches' times (`roofline.seconds`) and of the time for reading the sessions'
+caches. The least time of a step is the longer of two times: for reading weights and caches at full bandwidth, and for
+all arithmetic at full rate.
 """
 
 from __future__ import annotations

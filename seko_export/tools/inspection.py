@@ -18,7 +18,8 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 def inspect_artifact(path: Path) -> dict[str, Any]:
-    """Return the contents of an artifact after checking every hash. `inspect_artifact` loads no engine.
+    """Return the contents of an artifact after checking every hash. `inspect_artifact` does not load the artifact's
+    engines.
 
     Parameters
     ----------

@@ -2,7 +2,8 @@
 goldens with the engines.
 
 The eager model consists of the engines' own torch modules, which the runtime's session runs with the same programs. For
-a quantised cache the model first runs with an exact cache; that run calibrates the scales, and is recorded, too.
+a quantised cache the model first runs with an exact cache. The run with an exact cache calibrates the scales, and its
+chunks are recorded in addition.
 """
 
 from __future__ import annotations

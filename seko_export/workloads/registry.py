@@ -1,4 +1,4 @@
-"""The table of workloads. Only this table imports a workload, by name."""
+"""The table of the exporter's workloads, by name. Only this table imports a workload, by name."""
 
 from __future__ import annotations
 

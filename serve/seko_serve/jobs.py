@@ -135,7 +135,7 @@ class VideoJobs:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, tenant: str, opening: Opening, frames: int) -> Video:
-        """Queue a video.
+        """Queue a requested video.
 
         Raises
         ------

@@ -78,7 +78,7 @@ def device(settings: Settings) -> Device:
 
 
 def server(settings: Settings, manager: SessionManager | None = None) -> Server:
-    """Return a server that has not been started yet; ``manager`` has its sessions, if the caller needs them, too."""
+    """Return a server that has not been started yet. ``manager`` has its sessions, if the caller needs them."""
     manager = manager or SessionManager(settings, device(settings))
     return Server(
         Application(settings, manager),

@@ -3,8 +3,8 @@ in `hopper_attention_bf16`.
 
 A program of the 16-bit attention kernel has three warpgroups: one loads tiles into a ring buffer in shared memory, two
 handle 64 queries each. A warpgroup starts matrix products before it computes a softmax, so that its matrix unit is not
-idle meanwhile. The products are those for the scores of the next tile, and those with the values of this tile. The
-order of products and softmax is that of FlashAttention-3 (arXiv 2407.08608, algorithm 2).
+idle meanwhile. The products before a softmax are those for the scores of the next tile, and those with the values of
+this tile. The order of products and softmax is that of FlashAttention-3 (arXiv 2407.08608, algorithm 2).
 """
 
 from __future__ import annotations

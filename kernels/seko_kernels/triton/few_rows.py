@@ -14,8 +14,8 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def widened(w, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return weights in `dtype`. The way from e4m3 to bfloat16 goes through fp32, because Hopper's direct instruction
-    has an eighth of the rate of others."""
+    """Return weights converted to `dtype`. The way from e4m3 to bfloat16 goes through fp32, because Hopper's direct
+    instruction has an eighth of the rate of others."""
     return w.to(tl.float32).to(dtype)
 
 

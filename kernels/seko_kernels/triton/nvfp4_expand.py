@@ -29,9 +29,9 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the numbers of an NVFP4 cache, ``OUT = e2m1(CODES) * e4m3(SCALES) * g``, exact in bf16 and fp32.
 
-    `seko_kernels.reference.nvfp4_decode` is the definition. Memory-bound: 0.5625 bytes read for every 2 (bf16) or 4
-    (fp32) written. `kv_expand_kernel` loops over heads that share rotation angles; this kernel has no angles, so a
-    program handles consecutive blocks of all heads.
+    `seko_kernels.reference.nvfp4_decode` defines the results of this kernel. Memory-bound: 0.5625 bytes read for every
+    2 (bf16) or 4 (fp32) written. `kv_expand_kernel` loops over heads that share rotation angles; this kernel has no
+    angles, so a program handles consecutive blocks of all heads.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class RuntimeBackend:
     several_ranks: bool = False
 
     def check_library(self) -> None:
-        """Import the library.
+        """Import the library that runs the engines.
 
         Raises
         ------

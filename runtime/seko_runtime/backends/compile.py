@@ -35,9 +35,9 @@ class CompileBackend:
     `seko_runtime.backends.base.Backend`.
 
     `torch.export.load` reads the graph as JSON, but reads sample inputs and constants through `torch.load`; torch 2.13
-    does so with weights_only=False where a tensor was stored as a pickle. The compiler's cache holds pickles, too.
-    Exported programs and compiler caches can execute code, as an AOTInductor package does, so they are read only from
-    bytes whose hash was checked.
+    does so with weights_only=False where a tensor was stored as a pickle. The cache of torch's compiler holds pickles,
+    like the exported programs. Exported programs and compiler caches can execute code, as an AOTInductor package does,
+    so they are read only from bytes whose hash was checked.
     """
 
     def __init__(self, device: str) -> None:

@@ -57,7 +57,7 @@ class DeviceTensor:
         return all(size == 1 or stride == packed for size, stride, packed in pairs)
 
     def at(self, index: Sequence[int]) -> DeviceTensor:
-        """Return the view ``tensor[i][j]...``."""
+        """Return the view ``tensor[i][j]...`` of the device tensor."""
         offset = sum(i * stride for i, stride in zip(index, self.strides, strict=False))
         rest = len(index)
         return DeviceTensor(

@@ -31,13 +31,13 @@ def join_ranks(
 
     A further group has the same members and its own connections, so that its collectives need no fixed order relative
     to those of the first group. On a GPU, kernels of the first and of a further group may wait for other ranks at the
-    same time. These waits cannot deadlock: the kernels fit on the device together, and every rank queues the two
+    same time. The kernels of two groups cannot deadlock: they fit on the device together, and every rank queues the two
     groups' collectives on different CUDA streams.
 
     Parameters
     ----------
     device : str
-        ``cpu`` or ``cuda:N``.
+        Device of this rank: ``cpu`` or ``cuda:N``.
     rank, ranks : int
         Rank of this process, and number of ranks.
     meeting : Path

@@ -60,7 +60,7 @@ class PlanBackend:
     library : type of PlanLibrary
         The TensorRT library that runs the plans.
     device : str
-        ``cuda`` or ``cuda:N``.
+        Device on which the plans run: ``cuda`` or ``cuda:N``.
     driver : CudaDriver, optional
         Replacement for the CUDA driver of the device, for tests.
     """
@@ -200,7 +200,8 @@ class Plan:
         return results
 
     def close(self) -> None:
-        """Release the execution contexts. Kernels that the contexts compiled may be cached for the next process."""
+        """Release the plan's execution contexts. Kernels that the contexts compiled may be cached for the next
+        process."""
         self._maker.close()
         self._contexts.clear()
 

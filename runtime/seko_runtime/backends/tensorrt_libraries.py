@@ -123,8 +123,8 @@ class PlanLibrary:
 
 
 class LeanLibrary(PlanLibrary):
-    """TensorRT's lean runtime. The lean runtime reports an unsuitable plan only when the plan is loaded, and can
-    capture every plan."""
+    """TensorRT's lean runtime as a library that runs plans. The lean runtime reports an unsuitable plan only when the
+    plan is loaded, and can capture every plan."""
 
     module_name = "tensorrt_lean"
     title = "TensorRT"

@@ -29,7 +29,7 @@ ManifestT = TypeVar("ManifestT", bound=Manifest)
 def parse_manifest(
     document: bytes, kind: type[ManifestT], checks: Mapping[type, Check] | None = None
 ) -> ManifestT:
-    """Read a manifest. Unknown fields of a manifest are ignored.
+    """Read the manifest of an artifact from JSON. Unknown fields of a manifest are ignored.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class RankGroup:
     module : str
         Name of the module that each process runs, which calls `worker.serve`.
     ranks : int
-        Number of ranks.
+        Number of ranks, each with a process of its own.
     facts : mapping
         Facts that each process needs to begin, as a JSON value.
     seconds : float

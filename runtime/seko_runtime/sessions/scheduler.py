@@ -9,7 +9,8 @@ how long the call takes. The lateness of a session is the end of its call minus 
 **Claims.** Let L be the largest lateness in the best schedule of the sessions that wait now, if no other sessions come.
 If `next_call` is called again after each call with the sessions that still wait, three claims hold.
 
-1. No session is later than L. If any schedule meets all due times, the resulting schedule does, too. If no schedule
+1. No session is later than L. If any schedule meets all due times, the resulting schedule also meets them. If no
+schedule
    meets them, the largest lateness is minimised, not the number of late sessions. To minimise the number would postpone
    the same sessions again and again.
 2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. Buckets are
@@ -28,8 +29,8 @@ time grows:
 - The call with the session that is due first moves to the front. The calls that it overtakes have later due times, and
   end no later than this call ended before.
 
-In a schedule that was changed in this way only the bucket of each call is left to choose. A state of the search is the
-number of sessions served of each variant. Dynamic programming over these states finds the best schedule.
+In a schedule that was changed by these rules only the bucket of each call is left to choose. A state of the search is
+the number of sessions served of each variant. Dynamic programming over these states finds the best schedule.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ from seko_runtime.speech.session import SpeechSession
 class SpeechArtifact(OpenArtifact[SpeechManifest]):
     """A speech artifact with loaded engines and weights on the device; its sessions share both.
 
-    `open_artifact` returns a `SpeechArtifact`. Use a speech artifact as a context manager, or call `close()`. Any
-    thread may call the artifact's methods: opening and closing wait for each other.
+    `open_artifact` returns a `SpeechArtifact` for an artifact of the speech workload. Use a speech artifact as a
+    context manager, or call `close()`. Any thread may call the artifact's methods: opening and closing wait for each
+    other.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """The contract of the speech workload: its programs and buffers, and when the host writes and reads each buffer.
 
-The letters in shapes are the following. B is the number of rows of a call, and R the number of rows of the pool with
-the spare row. L is the number of positions that a call can read, and S the number of places of a cache. A patch (a
-short piece of sound) has P latents of C channels. Numbers are int64 unless another dtype is named. "Model's dtype" is
+Shapes in this contract use letters. B is the number of rows of a call, and R the number of rows of the pool with the
+spare row. L is the number of positions that a call can read, and S the number of places of a cache. A patch (a short
+piece of sound) has P latents of C channels. Numbers are int64 unless another dtype is named. "Model's dtype" is
 bfloat16 on a GPU.
 
 **A row** holds one session of a pool. On the device a row has three kinds of memory. The state of the language models

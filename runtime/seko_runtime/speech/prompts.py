@@ -90,7 +90,7 @@ def assemble(
     patch_shape : tuple of int
         Number P of latents in a patch, and number C of channels.
     reference, continued : array, optional
-        [n, P, C] float32: patches of the voice to imitate, and of the voice to continue.
+        Patches of the voice to imitate, and of the voice to continue, [n, P, C] float32.
     marks : SpeechMarks, optional
         Token ids that separate the parts; default: VoxCPM2's.
 

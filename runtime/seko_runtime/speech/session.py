@@ -30,8 +30,8 @@ class SharedSpeech(SharedRows, Protocol):
 
 
 class SpeechSession(RowSession):
-    """A session that speaks. `SpeechArtifact.open_session` returns a session with a pool of its own,
-    `SpeechPool.open_session` a session of a shared pool.
+    """A session that speaks texts, one after another. `SpeechArtifact.open_session` returns a session with a pool of
+    its own, `SpeechPool.open_session` a session of a shared pool.
 
     Use a session as a context manager, or call `close`. Any thread may call the methods of a speech session. Threads
     that use sessions of one pool share engine calls: each call carries all sessions that wait for a patch.

@@ -43,7 +43,7 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
         check_golden(manifest, golden)
 
     def tokens(self, manifest: SpeechManifest, files: Mapping[str, memoryview]) -> TokenIds | None:
-        """Return the artifact's tokenizer."""
+        """Return the tokenizer of a speech artifact."""
         name = manifest.workload.tokenizer
         return None if name is None else SpeechTokenizer(files[name], name, manifest.workload.vocabulary)
 

@@ -33,8 +33,8 @@ from seko_runtime.video.together import TOGETHER, Together
 class VideoArtifact(OpenArtifact[VideoManifest]):
     """A video artifact with loaded engines and weights on the device; its sessions share both.
 
-    `open_artifact` returns a `VideoArtifact`. Use the artifact as a context manager, or call `close()`. Any thread may
-    call the artifact's methods: opening and closing wait for each other.
+    `open_artifact` returns a `VideoArtifact` for an artifact of the video workload. Use the artifact as a context
+    manager, or call `close()`. Any thread may call the artifact's methods: opening and closing wait for each other.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         seed : int
             Seed of the random noise from which the video is made.
         text : array or tensor, optional
-            [1, tokens, text_dim], the text encoder's output; default without ``prompt``: the text with which the
+            The text encoder's output, [1, tokens, text_dim]. Default without ``prompt``: the text with which the
             artifact's golden (its recorded chunks) was made.
         prompt : str, optional
             The prompt of the video, a sentence.

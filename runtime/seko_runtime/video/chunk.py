@@ -163,8 +163,8 @@ class SessionStats:
     """Counters of a pool: chunks, graph launches, and prompts that the prompt cache had or lacked.
 
     ``graph_launches`` counts launches of captured chunks. ``graph_launches`` equals ``chunks`` with a backend that
-    captures CUDA graphs, unless a call takes several launches. This is the case for calls with full and filling caches,
-    or with first and later chunks. ``graph_launches`` does not include launches of captured decoding.
+    captures CUDA graphs, unless a call takes several launches. A call may take several launches if it has full and
+    filling caches, or first and later chunks. ``graph_launches`` does not include launches of captured decoding.
     ``prompt_cache_hits`` and ``prompt_cache_misses`` count the distinct prompts of each `set_prompt`.
     """
 

@@ -77,7 +77,7 @@ class RowClock:
     first_frames : tuple of int
         Absolute number of the first frame of the chunk in each kept slot.
     cut : Cut
-        The row's cuts.
+        The cuts of the row to other scenes.
     """
 
     first: int
@@ -93,8 +93,8 @@ class RowClocks:
     ``first`` counts the frames of the video stream; RoPE and noise use it. ``slot_first`` counts the frames written
     since the stream's cache was last emptied; cache slots use it. The two counts differ after a cache was rebuilt.
 
-    A row that cuts to another scene adds frames to its positions and pins its next chunk. The ring does not evict that
-    chunk until the next cut, but evicts the oldest other chunk.
+    A row that cuts to another scene adds frames to its positions and pins its next chunk. The ring does not evict a
+    pinned chunk until the next cut, but evicts the oldest other chunk.
 
     A row keeps the chunks that hold the sink's frames and the last whole chunks that fit into the ring. The slots of
     kept chunks follow the formula of `Ring`, with chunks in place of frames.
@@ -138,8 +138,9 @@ class RowClocks:
     def next_slot_first(self, row: int) -> int:
         """Return the number of written frames from which `Ring` computes the slots of a row's next chunk.
 
-        The returned number differs from ``slot_first`` once the ring is full and a chunk is pinned. The returned number
-        then fills the cache and gives the slots of the oldest chunk that is not pinned.
+        The returned number differs from ``slot_first`` once the ring is full and a chunk is pinned. With a full ring
+        and a pinned chunk the returned number fills the cache and gives the slots of the oldest chunk that is not
+        pinned.
         """
         if not self._cuts[row].pinned or not self._ring_full(row):
             return int(self.slot_first[row])

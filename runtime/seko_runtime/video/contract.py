@@ -348,7 +348,7 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
 
 def start_pictures(manifest: VideoManifest) -> int:
     """Return the number of pictures of ``image`` with which a session of this artifact begins: 2 for a model that takes
-    a last picture, too."""
+    a first and a last picture, otherwise 1."""
     return 1 + any(buffer.name == LAST_PICTURE_LEVELS for buffer in manifest.buffers)
 
 

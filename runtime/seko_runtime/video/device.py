@@ -261,7 +261,7 @@ class VideoDevice(Device):
         rows : sequence of int
             The rows of the streams, at most as many as the largest call carries.
         seeds : numpy.ndarray
-            int64 [rows], the seeds of all rows of the artifact.
+            The seeds of all rows of the artifact, int64 [rows].
         """
         self.write_references(rows)
         called, clocks = self._called(rows), self._clocks

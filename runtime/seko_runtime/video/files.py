@@ -43,7 +43,7 @@ class ChunkWriter:
     form : str, optional
         Format of the output, one of `FORMS`; default: see `output_form`.
     sound : numpy.ndarray, optional
-        float32 [N] at 16 kHz, the sound of an .mp4; other formats have no sound.
+        The sound of an .mp4, float32 [N] at 16 kHz; other formats have no sound.
     descriptor : int, optional
         Descriptor of a pipe or file that is already open. It is written like a pipe and stays open.
 

@@ -62,7 +62,7 @@ def fit_pictures(
     Returns
     -------
     numpy.ndarray
-        uint8 [..., height, width, 3].
+        The pictures in the requested size, uint8 [..., height, width, 3].
     str
         The description of crop and resize that `fit_levels` returns.
     """
@@ -80,7 +80,7 @@ def fit_levels(
     Parameters
     ----------
     pictures : numpy.ndarray
-        uint8 or float32 [..., rows, columns, 3], all of one size.
+        The pictures, uint8 or float32 [..., rows, columns, 3], all of one size.
     height, width : int
         Requested size in pixels.
     bicubic : bool
@@ -93,9 +93,9 @@ def fit_levels(
     Returns
     -------
     numpy.ndarray
-        [..., height, width, 3]: the largest centred crop with the wanted aspect ratio, resized. A resized picture is
-        float32, neither rounded nor clipped, and a bicubic resize may leave the range 0 to 255. A picture that needs
-        no resize keeps its dtype.
+        The resized pictures, [..., height, width, 3]: the largest centred crop with the wanted aspect ratio, resized. A
+        resized picture is float32, neither rounded nor clipped, and a bicubic resize may leave the range 0 to 255. A
+        picture that needs no resize keeps its dtype.
     str
         A description such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if the size was right before.
     """

@@ -95,7 +95,7 @@ def cache_error(
     Parameters
     ----------
     found, recorded : numpy.ndarray
-        [..., S, ...]: S sampled tokens on axis ``row_axis``, behind passes and layers.
+        New and recorded tokens, [..., S, ...]: S sampled tokens on axis ``row_axis``, behind passes and layers.
     dtype : str
         The cache buffer's dtype. For int8 codes and for dtypes of several bytes the error is ||found - recorded|| of a
         token over the greater of the two norms, so that a token in an empty slot has an error of 1. For uint8, whose

@@ -113,7 +113,7 @@ class CallerInputs:
 
     def check_opening(self, inputs: Inputs | None, made: str = "") -> None:
         """Raise a UsageError if an input that a session needs at its beginning is missing. The input ``made`` is
-        computed from the start picture, so passing both is an error, too.
+        computed from the start picture, so passing both of them is also an error.
         """
         by_name = mapping_of(inputs, "inputs")
         if made in by_name:

@@ -1,6 +1,6 @@
 """The video streams of a pool in this process: the host's state of each stream, and the operations that change it.
 
-The module of these rows does not import torch, because tensors and captured graphs belong to the memory.
+`LocalVideoRows` does not import torch, because tensors and captured graphs belong to the memory.
 """
 
 from __future__ import annotations

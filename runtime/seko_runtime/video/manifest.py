@@ -73,8 +73,9 @@ class Schedule:
     """The denoise passes of a chunk, described for people and tools. Engines read timesteps and noise levels from
     weights, not from this table.
 
-    ``shift`` is the warp of the timesteps, if any, which a session's own ``steps`` use, too. ``first_timesteps`` and
-    ``first_sigmas`` are the values of a stream's first chunk, if the first chunk has passes of its own.
+    ``shift`` is the warp of the timesteps, if any. A session with its own ``steps`` uses the same warp.
+    ``first_timesteps`` and ``first_sigmas`` are the values of a stream's first chunk, if the first chunk has passes of
+    its own.
     """
 
     denoise_passes: Annotated[int, Within(1, MAX_PASSES)]

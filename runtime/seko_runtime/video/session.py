@@ -29,8 +29,8 @@ class SharedStreams(SharedRows, Protocol):
 
 
 class Session(RowSession):
-    """One stream of video. `VideoArtifact.open_session` returns a session with a pool of its own, `Pool.open_session` a
-    session of a shared pool.
+    """One stream of video, which a caller runs chunk by chunk. `VideoArtifact.open_session` returns a session with a
+    pool of its own, `Pool.open_session` a session of a shared pool.
 
     Use a session as a context manager, or call `close`. Any thread may call the session's methods, also at the same
     time as other calls of its pool: one call runs, the others wait.

@@ -56,7 +56,7 @@ class Together:
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of the pool."""
+        """Counters of the pool of the batch."""
         return self.pool.stats
 
     def run_chunk(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> RowChunks:

@@ -1,5 +1,5 @@
-"""Engines that write nothing in place: the tensors that an engine would write become additional outputs. The functions
-of this module do not use ONNX.
+"""Engines that write nothing in place: the tensors that an engine would write become additional outputs. The module
+`functional` does not use ONNX.
 
 Torch's ONNX exporter silently drops in-place writes to inputs.
 """

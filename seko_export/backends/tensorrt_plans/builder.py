@@ -43,7 +43,7 @@ class Plan:
     Parameters
     ----------
     content : bytes
-        The serialised plan.
+        The serialised TensorRT plan.
     timing_cache : bytes
         The kernel times that the builder measured, for the next build; empty if it measures none.
     """
@@ -83,7 +83,7 @@ class PlanBuilder:
         timing_cache: bytes,
         progress: Progress,
     ) -> Plan:
-        """Build one plan.
+        """Build one TensorRT plan from an ONNX form.
 
         Parameters
         ----------
@@ -140,7 +140,8 @@ class PlanBuilder:
 def configure(
     library: TensorRt, module: Any, config: trt.IBuilderConfig, archs: Sequence[int], timing_cache: bytes
 ) -> trt.ITimingCache | None:
-    """Set the options in which the two builders differ; return the timing cache, if there is one.
+    """Set the options in which the builders of TensorRT and TensorRT for RTX differ; return the timing cache, if there
+    is one.
 
     A TensorRT library with `targets` builds for named GPUs and measures nothing. A TensorRT library without `targets`
     makes plans for the lean runtime, without native code in them, and keeps its measured times.

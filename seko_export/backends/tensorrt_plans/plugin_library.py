@@ -62,8 +62,8 @@ def tensorrt_headers(library: TensorRt) -> Path:
 
 
 def compile_plugin_library(library: TensorRt, output_path: Path) -> None:
-    """Compile the C++ plugin. The plugin links neither TensorRT nor CUDA. Equal sources and compilers give equal bytes
-    of the plugin.
+    """Compile the C++ plugin of TensorRT plans. The plugin links neither TensorRT nor CUDA. Equal sources and compilers
+    give equal bytes of the plugin.
 
     Raises
     ------

@@ -239,8 +239,8 @@ class Block(BlockWeights):
 
 
 class SelfAttentionWeights(nn.Module):
-    """Weights of self-attention. The matrices of q, k and v are joined to one matrix, whose product uses the GPU
-    better."""
+    """The weights of a layer's self-attention. The matrices of q, k and v are joined to one matrix, whose product uses
+    the GPU better."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()

@@ -54,9 +54,9 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
     Returns
     -------
     slot_rotary : Tensor
-        [B*cache_frames, A, 2] float32: cosine and sine for the first A channel pairs of a head, which time rotates.
+        Cosine and sine for the first A channel pairs of a head, which time rotates, [B*cache_frames, A, 2] float32.
     patch_rotary : Tensor
-        [frame_tokens, D/2 - A, 2] float32: cosine and sine for the other channel pairs, height then width.
+        Cosine and sine for the other channel pairs, height then width, [frame_tokens, D/2 - A, 2] float32.
     """
     side = side_channels(model)
     rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH

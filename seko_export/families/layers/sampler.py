@@ -229,7 +229,7 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
     """Return Gaussian noise [B, C, F, h, w] float32 of N(0, 1), the same for equal (seed, frame, draw).
 
     The numbers come from Philox4x32-10, keyed by the seed, at counter (element group, frame low, frame high, draw).
-    Box-Muller on 24 bits of each word makes them Gaussian, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
+    Box-Muller on 24 bits of each word makes the numbers Gaussian, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
     """
     if whole := stand_in("gaussian"):
         result: Tensor = whole(seeds, frames, draw, latent_shape)

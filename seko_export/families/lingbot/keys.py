@@ -1,5 +1,5 @@
-"""Key names and shapes of lingbot-world's checkpoints, which are Wan's keys and the keys of the camera. This table of
-lingbot-world's keys is made without reading a file."""
+"""Key names and shapes of lingbot-world's checkpoints, which are Wan's keys and the keys of the camera. The key names
+and shapes of lingbot-world are listed without reading a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Key names and shapes of Seko-Talk's checkpoints, which are Wan's keys, the keys of its picture branch, and the keys
-in the adapter's file. This table of Seko-Talk's keys is made without reading a file."""
+in the adapter's file. The key names and shapes of Seko-Talk are listed without reading a file."""
 
 from __future__ import annotations
 

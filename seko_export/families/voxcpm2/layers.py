@@ -293,8 +293,8 @@ def rotary(angles: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
 
 
 def rope_tables(rope: LongRope) -> tuple[Tensor, Tensor]:
-    """Return [D/2] float32 the inverse of each factor, and the frequencies. A rotary angle is position * inverse *
-    frequency, multiplied in this order, as in the original.
+    """Return [D/2] float32 the inverse of each factor, and the frequencies. The rotary angle of a position is position
+    * inverse * frequency, multiplied from left to right, as in the original.
     """
     pairs = len(rope.factors)
     inverse = 1.0 / torch.tensor(rope.factors, dtype=torch.float32)

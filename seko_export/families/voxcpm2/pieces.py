@@ -1,13 +1,13 @@
 """The engines of a VoxCPM2 build: engines of a step, of a prefill, and of the voice encoder.
 
-A step calls engines in this order. First come ``noise`` and ``condition``. For each solver step with a velocity follow
-``solver_tokens``, ``solver_layer`` for each layer, and ``solver_step``. For the new patch follow ``patch_tokens``,
-``patch_layer`` for each layer, and ``patch_embedding``. For the language models follow ``positions``, ``base_layer``
-for each layer, ``fusion``, ``residual_layer`` for each layer, and ``keep_state``. The last engine of a step is
-``decode``.
+A step calls the engines of four groups, one group after the other. First come ``noise`` and ``condition``. For each
+solver step with a velocity follow ``solver_tokens``, ``solver_layer`` for each layer, and ``solver_step``. For the new
+patch follow ``patch_tokens``, ``patch_layer`` for each layer, and ``patch_embedding``. For the language models follow
+``positions``, ``base_layer`` for each layer, ``fusion``, ``residual_layer`` for each layer, and ``keep_state``. The
+last engine of a step is ``decode``.
 
-A prefill calls the engines from ``patch_tokens`` to ``patch_embedding`` over all tokens. Then a prefill calls
-``prompt_tokens``, and the engines from ``positions`` to ``keep_state``.
+A prefill calls the engines from ``patch_tokens`` to ``patch_embedding`` over all tokens. After the engines for patches
+a prefill calls ``prompt_tokens``, and the engines from ``positions`` to ``keep_state``.
 
 The parts of a step are separate programs, because the second part runs once for each solver step. Buffers carry the
 results of a part to the next part. Buffers of a step are as long as the largest call, and ``[bucket]`` takes the

@@ -1,9 +1,9 @@
 """The times of the flow-matching solver, and the token that encodes each time for the local transformer.
 
 The original code of VoxCPM2 computes times, frequencies and angles in the model's dtype. In bfloat16 an angle of up to
-1000 moves in steps of 4, so sines and cosines are near-random but fixed. The model was trained with these values.
-Times, frequencies and angles are therefore computed once, in the model's dtype and in the original's order of
-operations, and stored with the weights.
+1000 moves in steps of 4, so sines and cosines are near-random but fixed. The weights of VoxCPM2 were trained with these
+near-random values. Times, frequencies and angles are therefore computed once, in the model's dtype and in the
+original's order of operations, and stored with the weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Key names and shapes of Wan's text-to-video checkpoints. This table of Wan's keys is made without reading a file."""
+"""Key names and shapes of Wan's text-to-video checkpoints. The key names and shapes of Wan are listed without reading a
+file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Key names and shapes of image-to-video checkpoints, which are Wan's keys and the keys of the picture branch. This
-table of image-to-video keys is made without reading a file."""
+"""Key names and shapes of image-to-video checkpoints, which are Wan's keys and the keys of the picture branch. The key
+names and shapes of image-to-video models are listed without reading a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Key names, shapes and config.json of checkpoints with Wan's layers, which several families share. These names and
-shapes of keys are made without reading a file."""
+"""Key names, shapes and config.json of checkpoints with Wan's layers, which several families share. The names and
+shapes of keys are listed without reading a file."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Table(nn.Module):
 def picture_inputs(config: VideoBuild, *, last: bool = False) -> tuple[tuple[InputSpec, ...], ChunkModule]:
     """Return the inputs of the picture's condition, and the chunk module whose output `ConditionedEmbed` takes.
 
-    The argument ``last`` says whether the model takes a last picture, too.
+    If ``last`` is true, the model takes a last picture in addition to the first.
     """
     s, channels = config.workload.stream, condition_channels(config.model)
     latent = (s.latent_height, s.latent_width)

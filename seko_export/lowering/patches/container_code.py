@@ -1,9 +1,9 @@
 """A patch that compiles the container of AOTInductor engines once, instead of once for each engine.
 
-The compiler puts torch's container (the C functions that a loader calls, and the class behind them) into the source
-of each engine. The container is the same text in each engine, and takes the C++ compiler 5 of the 9 s of an engine's
-host code. The patch compiles this text to an object file of its own in the compiler's private cache. An engine's own
-source then only declares the container, and both objects are linked into the object that torch asked for.
+The compiler puts torch's container (the C functions that a loader calls, and the class behind them) into the source of
+each engine. The container is the same text in each engine, and takes the C++ compiler 5 of the 9 s of an engine's host
+code. The patch compiles the container's text to a separate object file in the compiler's private cache. The source of
+an engine then only declares the container, and both objects are linked into the object that torch asked for.
 """
 
 from __future__ import annotations

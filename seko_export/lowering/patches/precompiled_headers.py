@@ -48,8 +48,8 @@ def headers_in_the_cache() -> Iterator[None]:
 def remove_old_headers(folder: Path) -> None:
     """Remove all but the `HEADERS_KEPT` most recently used precompiled headers.
 
-    A compiler that has a removed header open can still read it. A compiler that looks for it later uses the source
-    header, which stays.
+    A compiler that has a removed header open can still read it. A compiler that looks for a removed header later uses
+    the source header, which stays.
     """
     headers = chain(folder.glob("*.gch"), folder.glob("*.pch"))
     for path in sorted(headers, key=_last_used, reverse=True)[HEADERS_KEPT:]:

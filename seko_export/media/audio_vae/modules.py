@@ -239,7 +239,7 @@ class EncodeChunk(nn.Module):
         self.state_shapes = state_shapes(self)
 
     def forward(self, samples: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode a chunk.
+        """Encode a chunk of sound samples to latents.
 
         Parameters
         ----------
@@ -284,7 +284,7 @@ class DecodeChunk(nn.Module):
         self.state_shapes = state_shapes(self)
 
     def forward(self, latents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Decode a chunk.
+        """Decode a chunk of latents to sound samples.
 
         Parameters
         ----------

@@ -65,7 +65,7 @@ class FrameCaches:
         the strides agree. The compiler does not remove a copy through a clamp whose bounds change nothing. ``x`` should
         be a part of the result of ``torch.cat``, never of its inputs. torch 2.13's compiler computes these inputs
         inside the result's memory, and keeps a copy of equal size there after that memory was reused. A CPU engine with
-        two frames a call returned caches of other layers for this reason.
+        two frames a call once returned caches of other layers because of such reused memory.
         """
         self.kept.append(x.permute(0, 2, 3, 4, 1).clamp(min=-torch.inf).contiguous())
 
@@ -296,7 +296,7 @@ def conv_of_few_filters(
 
     The matmul's result has taps * O numbers for each pixel, fewer than ``x`` has if O is 3 and C is 96. Each number of
     the matmul's result is read once, in memory order: a row is one tap of one filter. The compiler fuses the sum of
-    shifted rows with the following ops. Margins are conditions on the reads and need no copy.
+    shifted rows with the ops that come after it. Margins are conditions on the reads and need no copy.
 
     Parameters
     ----------
@@ -314,8 +314,8 @@ def conv_of_few_filters(
     Returns
     -------
     Tensor
-        Result of the convolution, [B, O, T, H', W'], with the dtype of ``x``; with the default padding H' and W' are H
-        and W. In half precision each tap is rounded once; the sum is in float32, and rounded once.
+        Result of the convolution, [B, O, T, H', W'], with the dtype of ``x``. With the default padding H' and W' are H
+        and W. In half precision each tap is rounded once, and the sum is in float32 and rounded once.
     """
     filters, channels, *taps = weight.shape
     batch, _, in_frames, height, width = x.shape

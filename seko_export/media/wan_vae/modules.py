@@ -111,7 +111,7 @@ class VaeDecode(_StreamedHalf):
         self.decoder = Decoder(config).to(dtype)
 
     def forward(self, latents: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Decode one chunk.
+        """Decode one chunk of latents to video frames.
 
         Parameters
         ----------

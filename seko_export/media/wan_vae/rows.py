@@ -90,7 +90,7 @@ class EncodeImage(VaeEncode):
     """The module that encodes a picture to the first latent frame of a stream."""
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Encode one picture.
+        """Encode one picture to latents.
 
         Parameters
         ----------

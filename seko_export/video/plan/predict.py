@@ -79,7 +79,7 @@ def predict(request: PlanRequest) -> dict[str, Any]:
     Returns
     -------
     dict
-        The report as plain data, with the entries that are described above.
+        The report as plain data, with the entries for request, memory, time and real time.
 
     Raises
     ------

@@ -43,7 +43,7 @@ class Box:
     device : Device
         The thread that owns the artifact.
     open_directory : callable
-        Returns the directory; called on the server's event loop.
+        Function that returns the directory; called on the server's event loop.
     digest : str
         SHA-256 of the artifact's manifest.
     group : str

@@ -161,7 +161,7 @@ class MemoryDirectory:
     Parameters
     ----------
     clock : callable
-        Returns seconds.
+        Function that returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -52,7 +52,7 @@ class Gateway:
     settings : Settings
         Keys, allowed origins and rates.
     open_directory : callable
-        Returns the directory; called on the gateway's event loop.
+        Function that returns the directory; called on the gateway's event loop.
     retired : collection of str
         Groups of boxes that take no new sessions.
     """

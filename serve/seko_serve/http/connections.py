@@ -31,7 +31,7 @@ class HttpConnection(H11Protocol):
             self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the connection's time-out."""
+        """Stop the time-out of the connection."""
         self._stop_waiting()
         super().connection_lost(exc)
 

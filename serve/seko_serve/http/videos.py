@@ -31,7 +31,7 @@ FILES = ("input_reference", "last_image")  # fields of a form that are files
 
 
 class VideoRoutes:
-    """The routes below ``/v1/videos``.
+    """The HTTP routes below ``/v1/videos``.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ def calibrate(pool: ServedPool) -> None:
     results are in the pool's `call_times`.
 
     Inputs that a viewer would send are zeros and silence during this measurement, and a speech artifact speaks a short
-    text. If the artifact refuses these inputs of zeros and silence, no call is measured.
+    text. If the artifact refuses inputs of zeros and silence, no call is measured.
     """
     sessions: list[Any] = []
     try:

@@ -31,7 +31,7 @@ class Sentences:
         return sum(map(len, self._whole)) + len(self._rest)
 
     def write(self, text: str, *, last: bool = False) -> None:
-        """Append a part of the text; with ``last`` the unfinished rest becomes a sentence, too."""
+        """Append a part of the text. With ``last`` the unfinished rest also becomes a sentence."""
         self._rest += text
         begin = 0
         for end in _END.finditer(self._rest):

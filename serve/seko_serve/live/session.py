@@ -221,7 +221,7 @@ class LiveSession:
 
     def reopen(self, pool: Any, state: Mapping[str, Any], messages: Sequence[bytes], row: memoryview) -> None:
         """Take a row of the pool, and continue from a `Capture`. Any thread may call `reopen`. Other sessions continue
-        meanwhile.
+        while a session is reopened.
 
         Raises
         ------

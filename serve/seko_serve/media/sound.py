@@ -32,7 +32,7 @@ class SoundEncoder(ABC):
 
     @abstractmethod
     def encode(self, samples: Samples) -> list[tuple[bytes, int]]:
-        """Encode samples.
+        """Encode sound samples to packets.
 
         Parameters
         ----------

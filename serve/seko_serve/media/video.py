@@ -60,7 +60,7 @@ class VideoEncoder(ABC):
         self._wants_key = True
 
     def encode(self, frame: Frame) -> Packet:
-        """Encode one video frame.
+        """Encode one video frame to a packet.
 
         Parameters
         ----------

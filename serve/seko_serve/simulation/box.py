@@ -36,20 +36,21 @@ class Box:
     times : BoxTimes
         How long things take.
     queue, snapshot_every : int
-        Requests that may wait; chunks from a session's snapshot to the next.
+        Largest number of requests that wait, and number of chunks from one snapshot of a session to the next.
     rows : Rows
-        The directory.
+        The rows of the simulated directory.
     dice : random.Random
-        Draws the durations.
+        Generator from which the durations are drawn.
     traffic, meters : Traffic, Meters
-        Counters.
+        Counters of requests, and of the times of boxes.
 
     Attributes
     ----------
     alive, silent, stopping : bool
-        Whether its process runs; whether nothing says that it has ended; whether it refuses sessions because it ends.
+        Whether the box's process runs, whether nothing says that the process has ended, and whether the box refuses
+        sessions because it ends.
     sessions : dict of str to Session
-        The sessions that have a row.
+        The sessions that have a row of the box.
     """
 
     def __init__(
@@ -109,14 +110,14 @@ class Box:
     # -- sessions ----------------------------------------------------------------------------------------------
 
     def open(self, session: Session, token: str | None) -> Steps:
-        """Give a new session a row; ServeError as `Admission.ask`. Returns False if the box ends meanwhile."""
+        """Give a new session a row; ServeError as `Admission.ask`. `open` returns False if the box ends meanwhile."""
         self._check_open()
         self.admission.ask(session.demand, token, session.name)
         self._claim(session)
         return bool((yield self._do(self._draw(self._times.open_s))))
 
     def reopen(self, session: Session) -> Steps:
-        """Give a saved session a row; ServeError as `Admission.ask`. Returns False if the box ends meanwhile."""
+        """Give a saved session a row; ServeError as `Admission.ask`. `open` returns False if the box ends meanwhile."""
         self._check_open()
         self.admission.ask(session.demand, f"session {session.name}", session.name)
         self._claim(session)

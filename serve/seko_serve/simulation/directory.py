@@ -14,9 +14,9 @@ class Rows:
     Parameters
     ----------
     clock : callable
-        Returns the time in seconds.
+        Function that returns the time in seconds.
     traffic : Traffic
-        Counts the commands.
+        Counter of the commands to the directory.
     """
 
     def __init__(self, clock: Callable[[], float], traffic: Traffic) -> None:

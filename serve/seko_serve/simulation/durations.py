@@ -21,7 +21,7 @@ NONE: Seconds = (0.0,)
 class BoxTimes:
     """An artifact's rate of frames and the measured durations of a box that serves it.
 
-    A duration is a tuple of equally likely values, in seconds.
+    A duration in `BoxTimes` is a tuple of equally likely values, in seconds.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class BoxTimes:
     open_s : Seconds
         The device's part of opening a session, such as encoding its prompt.
     encode_s : Seconds
-        From the end of a call to a chunk's last encoded frame.
+        Duration from the end of a call to a chunk's last encoded frame.
     connect_s : Seconds
         The network's and the client's part of opening a session, together.
     capture_s : Seconds
@@ -44,7 +44,7 @@ class BoxTimes:
     write_s, read_s : Seconds
         Writing a snapshot to the store, and restoring a session from it; both beside the calls.
     start_s : Seconds
-        From the end of a box's process until another one in its place takes sessions.
+        Duration from the end of a box's process until another one in its place takes sessions.
 
     Raises
     ------
@@ -211,8 +211,8 @@ def metrics_fields(texts: Iterable[str]) -> dict[str, Any]:
 def likely(counts: Mapping[float, float], total: float) -> Seconds:
     """Return `LIKELY` equally likely values that stand for a histogram, with the histogram's mean.
 
-    A histogram says between which bounds a value lay. All values are taken from the middle between their bounds, but
-    those of the fullest interval from the place in it that makes the mean right.
+    A histogram states between which bounds a value lay, but not the value. The chosen values lie in the middle between
+    their bounds. Only the values of the fullest interval lie at the place that makes the mean right.
 
     Parameters
     ----------

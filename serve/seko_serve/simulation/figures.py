@@ -19,11 +19,12 @@ class Figures:
     Parameters
     ----------
     sessions, served : int
-        Numbers of viewers: that arrived; that saw a chunk.
+        Number of viewers that arrived, and number of viewers that saw a chunk.
     refused : mapping of str to int
         Number of viewers that were refused, by the error's code.
     lost, resumes : int
-        Sessions that ended with their box because no snapshot of them was there; sockets that ended and were resumed.
+        Number of sessions that ended with their box because there was no snapshot of them, and number of sockets that
+        ended and were resumed.
     cpr : float or None
         Continuous playback rate as ``seko-serve load`` defines it. A viewer whose socket ended begins to play again;
         the first chunk then counts as late.
@@ -45,7 +46,7 @@ class Figures:
         Requests a second: from viewers to all gateways, from gateways to all boxes, commands to Redis, and snapshots
         to the store, as means.
     gateway_rps_peak, box_rps_peak, directory_rps_peak, store_rps_peak : int
-        The same in the fullest second.
+        Requests to gateways, boxes, Redis and the store in the second with most requests.
     """
 
     sessions: int

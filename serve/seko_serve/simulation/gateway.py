@@ -27,11 +27,11 @@ class Gateway:
     name : str
         Name of the gateway.
     rows : Rows
-        The directory.
+        The rows of the simulated directory.
     boxes : mapping of str to Box
         All boxes that there are or were, by name.
     traffic : Traffic
-        Counts requests.
+        Counter of the requests to gateways and boxes.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ class Span:
     Parameters
     ----------
     begin, end : float
-        The measured part.
+        Beginning and end of the measured part, in seconds.
     """
 
     def __init__(self, begin: float, end: float) -> None:
@@ -28,9 +28,9 @@ class Level:
     Parameters
     ----------
     span : Span
-        Sums the integral.
+        The sum of the integral over the measured part.
     clock : callable
-        Returns the time in seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(self, span: Span, clock: Callable[[], float]) -> None:
@@ -38,21 +38,21 @@ class Level:
         self._number, self._since = 0, 0.0
 
     def change(self, by: int) -> None:
-        """Change the number; 0 only sums."""
+        """Change the number by an amount; an amount of 0 only sums up the time."""
         now = self._clock()
         self.span.add(self._since, now, self._number)
         self._number, self._since = self._number + by, now
 
 
 class Meters:
-    """What boxes measure.
+    """The times and rows of boxes that a simulation measures.
 
     Parameters
     ----------
     begin, end : float
         The measured part of the simulation, in seconds.
     clock : callable
-        Returns the time in seconds.
+        Function that returns the time in seconds.
 
     Attributes
     ----------

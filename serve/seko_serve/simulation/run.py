@@ -23,9 +23,9 @@ HOUR_S = 3600.0
 
 
 def simulate(scenario: Scenario, times: BoxTimes) -> Figures:
-    """Return what happens to a fleet.
+    """Simulate a fleet and return its figures.
 
-    Equal arguments give equal figures.
+    Equal arguments of `simulate` give equal figures.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a simulation is asked: how many boxes there are, who arrives, and what fails."""
+"""The settings of a simulation: how many boxes there are, who arrives, and what fails."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Scenario:
     seconds : float
         Seconds of video that a viewer watches, as a mean.
     lengths : str
-        Whether these seconds are ``exponential``, that is, random, or ``fixed``.
+        Distribution of the seconds that viewers watch: ``exponential`` (random) or ``fixed``.
     buffer : int
         Chunks that a viewer collects before it plays.
     wait_s : float
-        Seconds for which a viewer waits in the queue of a full fleet; 0: it leaves at once.
+        Seconds for which a viewer waits in the queue of a full fleet; 0: the viewer leaves at once.
     queue : int
         Requests that may wait at a box.
     snapshot_every : int
@@ -36,7 +36,7 @@ class Scenario:
     box_failure_h : float
         Mean hours until a box's process is killed; 0: never.
     machine_failure_h : float
-        Mean hours until a machine with all its boxes is lost; 0: never. It answers nothing from then on.
+        Mean hours until a machine with all its boxes is lost; 0: never. A lost machine answers nothing from then on.
     boxes_per_machine : int
         Number of boxes of a machine.
     drain_at_s : float

@@ -38,21 +38,22 @@ class Session:
     Attributes
     ----------
     over : Event
-        Ends with the reason when the socket has ended.
+        Event that occurs when the socket has ended, with the reason as its value.
     lease, place : str
-        Name of the box that has the session, and of the box in whose queue its viewer waits; empty: none.
+        Name of the box that has the session, and name of the box in whose queue its viewer waits. An empty name means
+        that there is none.
     refused : str
         Code of the error with which the viewer was not let in.
     lost : bool
         Whether the session ended with its box, because there was no snapshot of it.
     views : list of View
-        What the viewer recorded, a part for each socket.
+        The viewer's records, one for each socket.
     waits : list of float
         Seconds from the end of each socket to the next chunk.
     again : list of int
-        Chunks that came again after the end of each socket.
+        Number of chunks that came again after the end of each socket.
     saved : int or None
-        Chunks that the last snapshot follows.
+        Number of chunks that were made before the last snapshot.
     """
 
     def __init__(self, env: Environment, name: str, times: BoxTimes, seconds: float, buffer: int) -> None:

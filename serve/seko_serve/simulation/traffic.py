@@ -26,7 +26,7 @@ class Traffic:
     Parameters
     ----------
     clock : callable
-        Returns the time in seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

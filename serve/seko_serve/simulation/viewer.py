@@ -28,9 +28,9 @@ def watch(
     session : Session
         The viewer's session.
     wait_s : float
-        Seconds for which the viewer waits in a queue; 0: not at all.
+        Seconds for which the viewer waits in a queue; with 0 the viewer does not wait.
     connect_s : callable
-        Draws the seconds of network and client for a new socket.
+        Function that draws the seconds of network and client for a new socket.
     """
     try:
         box: Box = yield from _opened(env, gateway, session, wait_s)

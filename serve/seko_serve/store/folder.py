@@ -77,8 +77,8 @@ class FolderStore:
 
     def remove_older(self, seconds: float, keep: Collection[str]) -> None:
         """Remove files that were written more than ``seconds`` ago, except files whose name begins with an item of
-        ``keep`` and a dot. The excepted files get a new time stamp, so that other processes of the folder keep them,
-        too.
+        ``keep`` and a dot. The excepted files get a new time stamp, so that other processes of the folder also keep
+        them.
 
         Incomplete files that killed processes left behind are also removed.
         """

@@ -7,9 +7,9 @@ record exists at every moment. Each snapshot has a new name, and is removed once
 A session's files are ``ID.record0``, ``ID.record1`` and ``ID.snapshot-NUMBER``. Each further process that continues the
 session first makes the file ``ID.owner-EPOCH``, where EPOCH counts these processes, and writes its records to
 ``ID.record0-EPOCH`` and ``ID.record1-EPOCH``. As only one process can make a file of a given name, each epoch has one
-owner. An owner removes a snapshot only while there is no file of the next epoch. The owner looks for this file after it
-wrote its own record. The next owner reads records after it made its own file, so it never reads of a snapshot that is
-then removed.
+owner. An owner removes a snapshot only while there is no file of the next epoch. The owner looks for the file of the
+next epoch after it wrote its own record. The next owner reads records after it made its own file, so it never reads of
+a snapshot that is then removed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class CameraPath:
     Parameters
     ----------
     poses : array
-        [N, 4, 4], camera to world, one for each video frame.
+        Camera poses, [N, 4, 4], camera to world, one for each video frame.
     intrinsics : array
         Camera intrinsics, [4] or [N, 4]: focal lengths and centre in pixels of a picture of 480 x 832.
     height, width : int

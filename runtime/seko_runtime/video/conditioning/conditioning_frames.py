@@ -105,7 +105,7 @@ class ConditioningFrames:
         rows : sequence of int
             Numbers of k rows of the pool, each with one stream.
         latents : array
-            float32 [C, n, h, w] or [k, C, n, h, w] with n of 1 to F.
+            Latents of the first n frames, float32 [C, n, h, w] or [k, C, n, h, w], with n of 1 to F.
 
         Raises
         ------

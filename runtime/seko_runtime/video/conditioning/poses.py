@@ -33,7 +33,7 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
     poses : numpy.ndarray
         Camera poses, [N, 4, 4].
     before : numpy.ndarray, optional
-        [4, 4], the pose before the first of ``poses``; default: the identity.
+        The pose before the first of ``poses``, [4, 4]; default: the identity.
 
     Returns
     -------
@@ -133,7 +133,7 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
     Returns
     -------
     numpy.ndarray
-        [N, 4] float64. [4] is repeated N times, once by default.
+        The intrinsics in pixels of the video, [N, 4] float64. Intrinsics [4] are repeated N times, once by default.
 
     Raises
     ------
