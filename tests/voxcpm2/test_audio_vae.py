@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,23 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch._inductor import config as compiler
+from torch._inductor.utils import run_and_get_code
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, WeightKeysError
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.media.audio_vae.config import AudioVaeConfig
 from seko_export.media.audio_vae.files import BOUNDARIES, AudioVaeTensors, audio_vae_shapes, load_audio_vae
-from seko_export.media.audio_vae.modules import DecodeChunk, DecodeRows, EncodeChunk, state_size
+from seko_export.media.audio_vae.modules import (
+    DecodeChunk,
+    DecodeRows,
+    EncodeChunk,
+    ResidualUnit,
+    States,
+    state_shapes,
+    state_size,
+)
 from tests.tolerances import ORACLE, relative_error
 from tests.voxcpm2.oracle import original_model, original_vae, weights_of
 
@@ -91,6 +102,34 @@ def test_encoding_is_the_originals_whole_and_in_chunks(
         error = relative_error(torch.cat(chunks, dim=1), wanted)
         worst("AudioVAE encode", error)
         assert error <= BAR, latents
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+)  # of the compiler
+@pytest.mark.parametrize("dilation", [1, 9])
+def test_a_compiled_activation_is_computed_once_for_all_taps(dilation: int) -> None:
+    """On a CPU, with the form of concatenation that the compiler has on a GPU, where it merges into what reads it."""
+    unit = ResidualUnit(4, dilation).requires_grad_(False)
+    generator = torch.Generator().manual_seed(dilation)
+    for parameter in unit.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    shapes = state_shapes(unit)
+    x, old = (
+        torch.randn(2, 4, 40, generator=generator),
+        torch.randn(2, math.prod(shapes[0]), generator=generator),
+    )
+
+    def run(x: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+        states = States(old, shapes)
+        return unit(x, states), states.packed()
+
+    with compiler.patch(force_pointwise_cat=True):
+        results, codes = run_and_get_code(torch.compile(run, fullgraph=True, dynamic=False), x, old)
+    for mine, wanted in zip(results, run(x, old), strict=True):
+        assert relative_error(mine, wanted) <= BAR
+    assert sum(code.count("sin(") for code in codes) == 2  # one for each Snake activation of the unit
 
 
 def test_rows_of_a_pool_keep_their_own_states() -> None:
