@@ -1,9 +1,9 @@
 """Tile sizes of the causal convolution, and the table of sizes for which it is faster than torch's convolution.
 
-`scripts/bench/vae_kernels.py --admit` writes `tuned_conv.json`, which is never edited by hand. The table has a row for
-each convolution in which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time than torch's
-convolution. If the table has no row for a convolution, a build uses torch's convolution. Builds read the table of
-convolutions; opening an artifact does not.
+`tuned_conv.json` is that table; it is written by measurement, never by hand. It is empty: nothing has been measured yet.
+A row stands for a convolution for which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time
+than torch's convolution. If the table has no row for a convolution, a build uses torch's convolution. Builds read the
+table of convolutions; opening an artifact does not.
 """
 
 from __future__ import annotations
