@@ -1,6 +1,6 @@
 """Tile sizes of the causal convolution, and the table of sizes for which it is faster than torch's convolution.
 
-`tuned_conv.json` is that table; it is written by measurement, never by hand. It is empty: nothing has been measured yet.
+`tuned_conv.json` is that table. Measurements write it, never a hand. It is empty, as nothing has been measured yet.
 A row stands for a convolution for which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time
 than torch's convolution. If the table has no row for a convolution, a build uses torch's convolution. Builds read the
 table of convolutions; opening an artifact does not.
