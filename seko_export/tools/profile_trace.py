@@ -62,7 +62,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (
             "matmul",
-            r"few_rows|nvjet|gemm|gemv|cublas|cutlass|splitK|xmma|(^|[_:])(addmm|baddbmm|bmm|mm|linear|matmul)(_|$)",
+            r"few_rows|warpgroup_rows|nvjet|gemm|gemv|cublas|cutlass|splitK|xmma"
+            r"|(^|[_:])(addmm|baddbmm|bmm|mm|linear|matmul)(_|$)",
         ),
         ("norm_elementwise", r"(layer|group|batch|rms)_?norm|RowwiseMoments|softmax|distribution_|upsample"),
         ("norm_elementwise", rf"{_OP}({_MATHS}){_OUT}"),

@@ -18,7 +18,7 @@ Tensors = Mapping[str, MappedTensor]
 
 
 class RuntimeWorkload(ABC, Generic[ManifestT]):
-    """A kind of model, such as video or speech, as the runtime uses it. The manifest of an artifact names its workload
+    """A kind of model, as the runtime uses it. The manifest of an artifact names its workload
     in ``workload.kind``.
 
     Attributes
