@@ -17,8 +17,9 @@ from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.contract import resolve_video
-from seko_runtime.video.local_rows import LocalVideoRows, open_video_rows
+from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.opened_rows import open_video_rows
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.rows import VideoRows

@@ -49,8 +49,8 @@ from seko_runtime.backends.aoti import torch_memory  # noqa: E402
 from seko_runtime.format.manifest import Weight  # noqa: E402
 from seko_runtime.sessions.loaded import Loaded  # noqa: E402
 from seko_runtime.video.contract import resolve_video  # noqa: E402
-from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
 from seko_runtime.video.manifest import VideoManifest  # noqa: E402
+from seko_runtime.video.opened_rows import open_video_rows  # noqa: E402
 from seko_runtime.video.options import VideoOptions  # noqa: E402
 from seko_runtime.video.pool import Pool  # noqa: E402
 from seko_runtime.video.rows import VideoRows  # noqa: E402

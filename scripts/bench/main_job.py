@@ -31,15 +31,17 @@ import json, sys, time
 import torch
 begin = time.perf_counter()
 from seko_runtime import open_artifact
-with open_artifact(sys.argv[1]) as artifact:
+from seko_runtime.host.parts import part, recorded, seconds_of
+with recorded() as parts, open_artifact(sys.argv[1]) as artifact:
     opened = time.perf_counter()
     with artifact.open_session() as session:
         ready = time.perf_counter()
-        session.run_chunk().to_host()
+        with part("replay"):
+            session.run_chunk().to_host()
         done = time.perf_counter()
 loaded = [m for m in ("triton", "click", "transformers", "torch._inductor", "torch._dynamo") if m in sys.modules]
 print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s": ready - opened,
-                  "chunk_s": done - ready, "surplus_modules": loaded}))
+                  "chunk_s": done - ready, "parts_s": seconds_of(parts), "surplus_modules": loaded}))
 """
 
 

@@ -69,15 +69,18 @@ import json, sys, time
 import torch
 begin = time.perf_counter()
 from seko_runtime import open_artifact
-with open_artifact(sys.argv[1]) as artifact:
+from seko_runtime.host.parts import part, recorded, seconds_of
+with recorded() as parts, open_artifact(sys.argv[1]) as artifact:
     opened = time.perf_counter()
     prompt = {"prompt": sys.argv[2]} if artifact.manifest.workload.text else {}
     with artifact.open_session(**prompt) as session:
         ready = time.perf_counter()
-        frames = next(session.stream(chunks=2))
+        with part("replay"):
+            frames = next(session.stream(chunks=2))
         done = time.perf_counter()
 print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s": ready - opened,
-                  "frames_s": done - ready, "frames": int(frames.shape[1])}))
+                  "frames_s": done - ready, "parts_s": seconds_of(parts),
+                  "frames": int(frames.shape[1])}))
 """
 
 

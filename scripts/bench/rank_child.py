@@ -31,7 +31,7 @@ from seko_runtime.opening.artifact import open_rank  # noqa: E402
 from seko_runtime.sessions.loaded import Loaded  # noqa: E402
 from seko_runtime.sessions.rank_place import RankPlace  # noqa: E402
 from seko_runtime.video.contract import resolve_video  # noqa: E402
-from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
+from seko_runtime.video.opened_rows import open_video_rows  # noqa: E402
 from seko_runtime.video.options import VideoOptions  # noqa: E402
 from seko_runtime.video.pool import Pool  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402

@@ -39,8 +39,8 @@ from seko_runtime.format.manifest import Buffer
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
-from seko_runtime.video.local_rows import open_video_rows
 from seko_runtime.video.manifest import Golden, GoldenBound, VideoManifest
+from seko_runtime.video.opened_rows import open_video_rows
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.together import TOGETHER, Together

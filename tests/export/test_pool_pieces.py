@@ -205,7 +205,7 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
         wanted = batch_latents(config_of(scheme, None), weights, {3: session}, 3)
         state = pool._rows.device().tensors(0)
         for chunk in wanted:
-            filled = pool._rows.clocks.ring.valid_frames(pool._rows.clocks.state(0).first)
+            filled = pool._rows.streams.clocks.ring.valid_frames(pool._rows.streams.clocks.state(0).first)
             for tensor in config_of(scheme).kv.cache_tensors:
                 before = STREAM.sink_frames * (tensor.part == "ring")
                 if (name := f"kv.{tensor.name}") in filler:

@@ -6,17 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import torch
 
-from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 from seko_runtime.format import artifact_files
-from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.opening import checked_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import check_artifact, read_manifest
@@ -25,6 +21,7 @@ from tests.stacked import open_stacked
 
 from . import toy_whole
 from .eager_backend import EagerBackend
+from .uploaded import DeviceMemory
 
 ROOT = Path(__file__).parents[2]
 # Replays three chunks, truncates the weights, replays again in a new session, and says whether the bytes are equal.
@@ -108,12 +105,7 @@ def test_the_option_of_the_command_line(
 def test_a_device_that_has_the_weights_needs_no_map(
     whole_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for a GPU: its memory copies at upload. Nothing else of an open artifact keeps the files mapped."""
-
-    class DeviceMemory(CpuMemory):
-        def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
-            assert mapped_weights(whole_folder) != []
-            return {name: tensor.clone() for name, tensor in super().upload(tensors).items()}
+    """A stand-in for a GPU: its memory copies the weights. Nothing else of an open artifact keeps the files mapped."""
 
     class DeviceBackend(EagerBackend):
         def memory(self) -> DeviceMemory:

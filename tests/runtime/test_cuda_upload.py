@@ -1,4 +1,4 @@
-"""The parts of CUDA memory that need no GPU: windows over a packed block, and what the environment is told."""
+"""The parts of CUDA memory that need no GPU: the order of an upload, and what the environment is told."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from seko_runtime.backends import cuda_memory
-from seko_runtime.backends.blocks import ALIGNMENT, block_offsets, fill_window
+from seko_runtime.backends.uploads import STAGING_BYTES
 from seko_runtime.format.safetensors_map import MappedTensor
 
+from .order_watch import FakeMemory, RaceError, Watch, World
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 2000), min_size=1, max_size=12), st.integers(1, 1500))
-def test_windows_of_any_size_assemble_every_tensor(sizes: list[int], window_bytes: int) -> None:
-    content = np.random.default_rng(0).integers(0, 256, sum(sizes), dtype=np.uint8)
-    data = memoryview(content)
-    offsets = np.cumsum([0, *sizes]).tolist()
-    tensors = [
-        MappedTensor(str(index), (size,), "uint8", data, offsets[index], size)
-        for index, size in enumerate(sizes)
-    ]
-    places, total = block_offsets({tensor.name: tensor.nbytes for tensor in tensors})
-    spans = [(places[tensor.name], tensor) for tensor in tensors]
-    block = np.zeros(total, np.uint8)
-    for begin in range(0, total, window_bytes):
-        end = min(begin + window_bytes, total)
-        window = np.full(window_bytes, 99, np.uint8)
-        fill_window(window, begin, end, spans)
-        block[begin:end] = window[: end - begin]
-    for place, tensor in spans:
-        assert place % ALIGNMENT == 0
-        wanted = content[tensor.offset : tensor.offset + tensor.nbytes]
-        assert np.array_equal(block[place : place + tensor.nbytes], wanted)
+
+def uploaded_sum(world: World, *, waits: bool) -> float:
+    """Upload a tensor in more pieces than there are staging buffers; add its numbers up on the memory's stream."""
+    numbers = np.arange(STAGING_BYTES, dtype=np.int32)
+    tensor = MappedTensor("w", numbers.shape, "int32", memoryview(numbers).cast("B"), 0, numbers.nbytes)
+    memory = FakeMemory(world)
+    with Watch(world):
+        upload = memory.begin_upload({"file": [tensor]})
+        if not waits:
+            upload._buffers = ()  # type: ignore[attr-defined]
+        size = numbers.nbytes // 16
+        for offset in range(0, numbers.nbytes, size):
+            upload.take("file", offset, tensor.data[offset : offset + size])
+        weights = upload.finish({"w": tensor})
+        with memory.ordered():
+            return float(weights["w"].double().sum())
+
+
+def test_work_on_an_uploaded_tensor_comes_after_its_copies(world: World) -> None:
+    assert uploaded_sum(world, waits=True) == STAGING_BYTES * (STAGING_BYTES - 1) / 2
+
+
+def test_an_upload_that_waits_for_no_copy_is_a_race(world: World) -> None:
+    with pytest.raises(RaceError):
+        uploaded_sum(world, waits=False)
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(None, "0"), ("4096", "4096")])

@@ -36,6 +36,7 @@ from tests.tolerances import STEP, relative_error
 from . import kernel_stream, toy_whole
 from .host_driver import HostDriver, over_addresses, tensor_at
 from .test_numpy_memory import open_on, story
+from .uploaded import uploaded
 
 
 def mapped(name: str, tensor: torch.Tensor) -> MappedTensor:
@@ -53,7 +54,9 @@ def open_driver(memory: Memory) -> Session:
     specs = {engine.name: engine for engine in manifest.engines}
     engines = {name: over_addresses(one, specs[name]) for name, one in toy_whole.eager_engines().items()}
     uploading = DriverMemory(memory.driver)
-    weights = uploading.upload({name: mapped(name, one) for name, one in toy_whole.whole_weights(2).items()})
+    weights = uploaded(
+        uploading, {name: mapped(name, one) for name, one in toy_whole.whole_weights(2).items()}
+    )
     uploading.close()
     return stacked_session(
         manifest,
@@ -126,12 +129,26 @@ def test_each_layer_of_a_buffer_begins_where_an_engine_may_take_it(driver: Any) 
 
 def test_a_constant_is_copied_only_where_its_view_is_not_aligned(driver: Any) -> None:
     memory = DriverMemory(driver)
-    table = memory.upload({"t": mapped("t", torch.arange(128.0).reshape(2, 64))})["t"]
+    table = uploaded(memory, {"t": mapped("t", torch.arange(128.0).reshape(2, 64))})["t"]
     assert memory.constant(table, (1,)).address == table.address + 256
-    narrow = memory.upload({"t": mapped("t", torch.arange(4.0).reshape(2, 2))})["t"]
+    narrow = uploaded(memory, {"t": mapped("t", torch.arange(4.0).reshape(2, 2))})["t"]
     own = memory.constant(narrow, (1,))
     assert own.address % 256 == 0
     assert memory.read(own).tolist() == [2, 3]
+
+
+def test_an_upload_that_is_not_finished_leaves_nothing_on_the_device(driver: Any) -> None:
+    memory = DriverMemory(driver)
+    weights = {name: mapped(name, one) for name, one in toy_whole.whole_weights(2).items()}
+    upload = memory.begin_upload({name: [one] for name, one in weights.items()})
+    for name, one in weights.items():
+        upload.take(name, 0, one.data)
+    assert len(driver.live) > 2
+    upload.close()
+    memory.close()
+    del upload, memory
+    gc.collect()
+    assert driver.live == {}
 
 
 def test_a_result_is_not_taken_again_while_it_lives(driver: Any) -> None:
@@ -247,7 +264,7 @@ def test_a_picture_that_a_model_is_told_reaches_its_row(driver: Any) -> None:
 def stream_of_kernels(driver: Any, engines: Any, seed: int) -> Session:
     uploading = DriverMemory(driver)
     tables = {name: mapped(name, one) for name, one in kernel_stream.weights().items()}
-    on_device = uploading.upload(tables)
+    on_device = uploaded(uploading, tables)
     uploading.close()
     return stacked_session(
         kernel_stream.manifest(), engines, on_device, DriverMemory(driver), seeds=[seed], digest="0" * 64
@@ -297,7 +314,7 @@ def test_on_a_gpu_a_session_tells_the_story_of_memory_in_torch() -> None:
 
     def opened(memory: Memory) -> Session:
         uploading = DriverMemory(driver)
-        weights = uploading.upload({n: mapped(n, one) for n, one in toy_whole.whole_weights(2).items()})
+        weights = uploaded(uploading, {n: mapped(n, one) for n, one in toy_whole.whole_weights(2).items()})
         uploading.close()
         return stacked_session(
             manifest,

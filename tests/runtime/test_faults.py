@@ -168,17 +168,17 @@ def test_the_file_that_was_checked_is_the_file_that_is_loaded(artifact, monkeypa
 
     Weights that are overwritten in place are left out: they are mapped, and docs/engine-format.md says so.
     """
-    open_backend = artifact_module.open_backend
+    load = artifact_module._loaded
 
-    def change_then_open(*arguments):
+    def change_then_load(*arguments):
         changed = list(artifact.glob(pattern))
         assert changed
         for path in changed:
             change(path)
-        return open_backend(*arguments)
+        return load(*arguments)
 
     monkeypatch.setattr(aoti, "_idle", {})  # no engine of an earlier open may stand in for what lies there
-    monkeypatch.setattr(artifact_module, "open_backend", change_then_open)
+    monkeypatch.setattr(artifact_module, "_loaded", change_then_load)
     with open_artifact(artifact) as opened:
         assert all(error.within for error in opened.verify())
 

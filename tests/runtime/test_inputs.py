@@ -160,7 +160,7 @@ def test_what_a_snapshot_says_of_inputs_is_no_copy_of_the_stream(tmp_path: Path)
         rows = pool._rows
         state = read_snapshot(tmp_path / "session", pool._digests, rows.layout(), rows.form)
         assert not rows.device().tensors(0).keys() & state.arrays.keys()
-        assert rows.inputs.layout().keys() == state.arrays.keys()
+        assert rows.streams.inputs.layout().keys() == state.arrays.keys()
 
 
 def test_a_restarted_row_and_a_new_owner_hold_nothing() -> None:

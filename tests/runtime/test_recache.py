@@ -232,6 +232,6 @@ def test_frame_numbers_go_on_and_slots_begin_again() -> None:
 
 def test_an_endless_stream_counts_frames_past_any_table() -> None:
     with open_whole() as session:
-        session._rows.clocks.first += 1 << 40
-        session._rows.clocks.slot_first += 1 << 40
+        session._rows.streams.clocks.first += 1 << 40
+        session._rows.streams.clocks.slot_first += 1 << 40
         assert session.run_chunk().frames.tolist() == [[1 << 40, (1 << 40) + 1]]

@@ -33,7 +33,7 @@ def test_what_the_reference_library_writes_comes_back_bit_for_bit(dtype: str) ->
     raw = torch.randint(0, 2 if dtype == "bool" else 120, (6, 64), dtype=torch.uint8)
     tensors = {"a.b": raw.view(getattr(torch, dtype)).clone(), "odd": torch.arange(3, dtype=torch.uint8)}
     found = map_safetensors(memoryview(bytearray(save(tensors, metadata={"k": "v"}))), "x")
-    loaded = CpuMemory().upload(found)
+    loaded = CpuMemory().begin_upload({}).finish(found)
     assert set(loaded) == set(tensors)
     for name, wanted in tensors.items():
         assert loaded[name].dtype == wanted.dtype

@@ -8,23 +8,17 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seko_runtime.backends.blocks import (
-    CALLS_IN_FLIGHT,
-    UPLOAD_WINDOW,
-    block_offsets,
-    fill_window,
-    upload_in_shares,
-)
+from seko_runtime.backends.blocks import CALLS_IN_FLIGHT, block_offsets
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
-from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, ResultBlocks
+from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, ResultBlocks, Upload
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResults, host_array, torch_dtype
+from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
@@ -60,19 +54,20 @@ class CudaMemory(CpuMemory):
         # mean too little memory.
         return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
 
-    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
-        """Copy all tensors into one allocation on the device, through pinned buffers that several threads fill."""
-        places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
+    def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
+        """Begin to copy all tensors into one allocation on the device."""
+        layout, stream = BlockLayout(files), _cuda.Stream(self.device)
+        count = min(STAGING_BUFFERS, -(-layout.nbytes // STAGING_BYTES))
         with self.ordered():
-            block = torch.empty(max(total, 1), dtype=torch.uint8, device=self.device)
-        self.wait()  # the copies below run on CUDA streams of their own
-        spans = [(places[name], mapped) for name, mapped in tensors.items()]
-        upload_in_shares(total, partial(_upload_windows, block, spans))
-        return {
-            name: block[place : place + mapped.nbytes].view(torch_dtype(mapped.dtype)).reshape(mapped.shape)
-            for place, mapped in spans
-            for name in (mapped.name,)
-        }
+            block = torch.empty(max(layout.nbytes, 1), dtype=torch.uint8, device=self.device)
+            buffers = [_Staging(block, stream) for _ in range(count)]
+        stream.wait_event(self._work_done)
+
+        def tensor(place: int, mapped: MappedTensor) -> torch.Tensor:
+            part = block[place : place + mapped.nbytes]
+            return part.view(torch_dtype(mapped.dtype)).reshape(mapped.shape)
+
+        return StagedUpload(layout, buffers, tensor)
 
     def constant(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
         view = tensor[index]
@@ -368,20 +363,21 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.pin_memory()
 
 
-def _upload_windows(
-    block: torch.Tensor, spans: Sequence[tuple[int, MappedTensor]], windows: Sequence[int]
-) -> None:
-    """Fill the windows of ``block`` that begin at the offsets ``windows``; two copies run at a time."""
-    stream = _cuda.Stream(block.device)
-    staging = [torch.empty(UPLOAD_WINDOW, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    arrays = [source.numpy() for source in staging]
-    copied = [_cuda.Event() for _ in range(2)]
-    with _cuda.device(block.device), _cuda.stream(stream):
-        for turn, begin in enumerate(windows):
-            end = min(begin + UPLOAD_WINDOW, block.numel())
-            side = turn % 2
-            copied[side].synchronize()
-            fill_window(arrays[side], begin, end, spans)
-            block[begin:end].copy_(staging[side][: end - begin], non_blocking=True)
-            copied[side].record(stream)
-        stream.synchronize()
+class _Staging:
+    """A pinned buffer of an upload (`seko_runtime.backends.uploads.StagingBuffer`)."""
+
+    def __init__(self, block: torch.Tensor, stream: Any) -> None:
+        self._block, self._stream = block, stream
+        self._source = pinned(torch.empty(STAGING_BYTES, dtype=torch.uint8))
+        self.array: NDArray[np.uint8] = self._source.numpy()
+        self._copied = _cuda.Event()
+
+    def wait(self) -> None:
+        self._copied.synchronize()  # no wait before its first record
+
+    def send(self, place: int, low: int, high: int) -> None:
+        with _cuda.device(self._block.device), _cuda.stream(self._stream):
+            self._block[place : place + high - low].copy_(self._source[low:high], non_blocking=True)
+
+    def sent(self) -> None:
+        self._copied.record(self._stream)

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends.blocks import (
-    ALIGNMENT,
-    CALLS_IN_FLIGHT,
-    UPLOAD_WINDOW,
-    block_offsets,
-    fill_window,
-    upload_in_shares,
-)
+from seko_runtime.backends.blocks import ALIGNMENT, CALLS_IN_FLIGHT, block_offsets
 from seko_runtime.backends.cuda_driver import CudaDriver
 from seko_runtime.backends.device_tensor import (
     DeviceTensor,
@@ -42,7 +35,8 @@ from seko_runtime.backends.driver_blocks import (
     zero_tensor,
 )
 from seko_runtime.backends.driver_lane import DriverLane
-from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked
+from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, Upload
+from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
@@ -81,22 +75,18 @@ class DriverMemory:
         self.driver.fill(block.address, 0, max(nbytes, 1), self.queue.stream)
         return DeviceTensor(block.address, spec.shape, spec.dtype, strides, block)
 
-    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, DeviceTensor]:
-        """Copy all tensors into one allocation on the device, through pinned buffers that several threads fill."""
-        places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
-        block = Block(self.driver, total)
-        spans = [(places[name], mapped) for name, mapped in tensors.items()]
-        upload_in_shares(total, partial(_upload_windows, self.driver, block, total, spans))
-        return {
-            name: DeviceTensor(
-                block.address + places[name],
-                mapped.shape,
-                mapped.dtype,
-                contiguous_strides(mapped.shape, mapped.dtype),
-                block,
-            )
-            for name, mapped in tensors.items()
-        }
+    def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
+        """Begin to copy all tensors into one allocation on the device."""
+        layout = BlockLayout(files)
+        block = Block(self.driver, layout.nbytes)
+        count = min(STAGING_BUFFERS, -(-layout.nbytes // STAGING_BYTES))
+        stream = _UploadStream(self.driver)
+
+        def tensor(place: int, mapped: MappedTensor) -> DeviceTensor:
+            strides = contiguous_strides(mapped.shape, mapped.dtype)
+            return DeviceTensor(block.address + place, mapped.shape, mapped.dtype, strides, block)
+
+        return StagedUpload(layout, [_Staging(self.driver, block, stream) for _ in range(count)], tensor)
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         return _CallBlock(self.driver, self.queue.stream, specs)
@@ -315,23 +305,29 @@ class _CallBlock:
         self._driver.record(self._copied[self._turn].handle, self._stream)
 
 
-def _upload_windows(
-    driver: CudaDriver,
-    block: Block,
-    total: int,
-    spans: Sequence[tuple[int, MappedTensor]],
-    windows: Sequence[int],
-) -> None:
-    """Fill the windows of ``block`` that begin at the offsets ``windows``; two copies run at a time."""
-    stream = driver.create_stream()
-    staging = [PinnedBlock(driver, UPLOAD_WINDOW) for _ in range(2)]
-    copied = [Event(driver) for _ in range(2)]
-    for turn, begin in enumerate(windows):
-        end = min(begin + UPLOAD_WINDOW, total)
-        side = turn % 2
-        driver.wait_for(copied[side].handle)
-        fill_window(staging[side].array, begin, end, spans)
-        driver.copy(block.address + begin, staging[side].address, end - begin, stream)
-        driver.record(copied[side].handle, stream)
-    driver.synchronize(stream)
-    driver.destroy_stream(stream)
+class _UploadStream:
+    """The CUDA stream of an upload, destroyed with its last reference."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self.handle = driver.create_stream()
+        when_gone(self, driver.destroy_stream, self.handle)
+
+
+class _Staging:
+    """A pinned buffer of an upload (`seko_runtime.backends.uploads.StagingBuffer`)."""
+
+    def __init__(self, driver: CudaDriver, block: Block, stream: _UploadStream) -> None:
+        self._driver, self._block, self._stream = driver, block, stream
+        self._source, self._copied = PinnedBlock(driver, STAGING_BYTES), Event(driver)
+        self.array = self._source.array
+
+    def wait(self) -> None:
+        self._driver.wait_for(self._copied.handle)  # no wait before its first record
+
+    def send(self, place: int, low: int, high: int) -> None:
+        self._driver.copy(
+            self._block.address + place, self._source.address + low, high - low, self._stream.handle
+        )
+
+    def sent(self) -> None:
+        self._driver.record(self._copied.handle, self._stream.handle)

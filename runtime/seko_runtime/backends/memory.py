@@ -147,6 +147,35 @@ class Lane(Protocol):
         ...
 
 
+class Upload(Protocol):
+    """An upload of weights to the device that runs while their files are read and hashed. Nothing may use the tensors
+    before the hashes of all files were compared."""
+
+    def take(self, file: str, offset: int, piece: memoryview) -> None:
+        """Queue the copy of the bytes of a file at ``offset``, which were just read; any thread may call this. The
+        piece may be overwritten after the call."""
+        ...
+
+    def finish(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
+        """Wait for the copies; return the tensors on the device, by name.
+
+        Parameters
+        ----------
+        tensors : mapping of str to MappedTensor
+            The same tensors as when the upload began, as the hashed files have them.
+
+        Raises
+        ------
+        ArtifactError
+            If a tensor has another place in its file than when the upload began.
+        """
+        ...
+
+    def close(self) -> None:
+        """Wait for the copies and free the device memory of an upload that cannot be finished."""
+        ...
+
+
 class Memory(Protocol):
     """Tensors, order of work, and graph capture on one device; each pool of sessions has one object."""
 
@@ -157,8 +186,15 @@ class Memory(Protocol):
         """Return a zero-filled contiguous tensor."""
         ...
 
-    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
-        """Copy the tensors of mapped files to the device."""
+    def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
+        """Begin to copy the tensors of files to the device. A memory on the host copies nothing: its tensors are the
+        hashed bytes.
+
+        Parameters
+        ----------
+        files : mapping of str to sequence of MappedTensor
+            The tensors of each file. Only their names, shapes, dtypes and places in the file are used.
+        """
         ...
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderLane
-from seko_runtime.backends.memory import CopyQueue, HostBlock, HostBytes, Lane, Parked
+from seko_runtime.backends.memory import CopyQueue, HostBlock, HostBytes, Lane, Parked, Upload
+from seko_runtime.backends.uploads import HashedBytes
 from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
@@ -36,8 +37,8 @@ class NumpyMemory:
                 "close other programs"
             ) from error
 
-    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Array]:
-        return {name: array_of(mapped) for name, mapped in tensors.items()}
+    def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:  # noqa: ARG002 - nothing is copied
+        return HashedBytes(array_of)
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         return _SharedBlock({spec.name: self.allocate(spec) for spec in specs})

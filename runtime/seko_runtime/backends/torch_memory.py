@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from seko_runtime.backends.device_tensor import host_dtype
 from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderCopies, InOrderLane
-from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked
+from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, Upload
+from seko_runtime.backends.uploads import HashedBytes
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
@@ -39,8 +40,8 @@ class CpuMemory:
                 f"{str(error).splitlines()[0][:120]}; close other programs"
             ) from error
 
-    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor_of(mapped) for name, mapped in tensors.items()}
+    def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:  # noqa: ARG002 - nothing is copied
+        return HashedBytes(tensor_of)
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         return _SharedBlock({spec.name: self.allocate(spec) for spec in specs})

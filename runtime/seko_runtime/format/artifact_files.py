@@ -7,7 +7,7 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,9 +20,12 @@ from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntr
 from seko_runtime.format.paths import check_no_module
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 from seko_runtime.host.faults import lacks
+from seko_runtime.host.parts import part
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-READ_BYTES = 4 << 20  # bytes that are hashed at a time
+READ_BYTES = 4 << 20  # most bytes that are read and hashed at a time
+# takes a file's path, an offset in the file, and the bytes that were read there
+TakePiece = Callable[[str, int, memoryview], None]
 FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # with O_NONBLOCK, opening a pipe in place of a file does not hang
 
 
@@ -115,7 +118,16 @@ class ArtifactFiles:
                     f"{path} has {size} bytes, the manifest says {entry.size}; copy the artifact again"
                 )
 
-    def verified(self, files: Mapping[str, FileEntry], held: frozenset[str]) -> dict[str, memoryview]:
+    def head(self, path: str, size: int) -> memoryview:
+        """Return the first bytes of a file that `open_all` opened, at most ``size`` bytes. They are not hashed."""
+        return memoryview(os.pread(self._descriptors[path], size, 0))
+
+    def verified(
+        self,
+        files: Mapping[str, FileEntry],
+        held: frozenset[str],
+        take: TakePiece | None = None,
+    ) -> dict[str, memoryview]:
         """Hash every file; return its bytes that were hashed, or a memory map of the file.
 
         Parameters
@@ -125,6 +137,10 @@ class ArtifactFiles:
         held : frozenset[str]
             Names of files to read once into private memory and hash there, so that later changes of the file have no
             effect. All other files, plain data of any size, are hashed in pieces and then mapped.
+        take : callable, optional
+            Function that several threads call with each piece of each file after it is hashed: with the file's path,
+            the offset and the piece, which is overwritten after the call. The hash of the whole file is not compared
+            yet.
 
         Returns
         -------
@@ -142,8 +158,14 @@ class ArtifactFiles:
             descriptor, size = self._descriptors[path], files[path].size
             content = _memory(size) if path in held else None
             sha256 = hashlib.sha256()
+            offset = 0
             for piece in _pieces(descriptor, size, path, content):
-                sha256.update(piece)  # hashing lets other threads run
+                with part("hash"):
+                    sha256.update(piece)  # hashing lets other threads run
+                if take is not None:
+                    with part("upload"):
+                        take(path, offset, piece)
+                offset += len(piece)
             digest = sha256.hexdigest()
             if digest != files[path].sha256:
                 raise ArtifactError(
@@ -255,7 +277,8 @@ def _pieces(descriptor: int, size: int, path: str, content: memoryview | None) -
     while offset < size:
         end = min(offset + READ_BYTES, size)
         place = room[: end - offset] if content is None else content[offset:end]
-        count = os.preadv(descriptor, [place], offset)
+        with part("read"):
+            count = os.preadv(descriptor, [place], offset)
         if not count:
             raise _changed(path, offset, size)
         yield place[:count]

@@ -53,14 +53,7 @@ def parse_manifest(
         If the manifest has another format version, a file name is no plain relative path, or another field is
         invalid.
     """
-    table = parse_json(document, MANIFEST_FILE)
-    version = Fields(table, MANIFEST_FILE).integer("format_version", minimum=1)
-    # checked before any other field, because another format may have changed all of them
-    if version != FORMAT_VERSION:
-        raise ManifestError(
-            f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
-            "that belongs to it, or rebuild the artifact"
-        )
+    table = _table(document)
     manifest = Document({**_CHECKS, **(checks or {})}).read(kind, table, MANIFEST_FILE, outermost=True)
     Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(
         sum(buffer.nbytes for buffer in manifest.buffers), "buffers"
@@ -70,6 +63,31 @@ def parse_manifest(
     )
     _check_files(manifest)
     return manifest
+
+
+def workload_kind(document: bytes) -> str:
+    """Return the name of the workload that an untrusted manifest names; no other field is read.
+
+    Raises
+    ------
+    ManifestError
+        If the document is no manifest of this format version, or names no workload.
+    """
+    fields = Fields(_table(document), MANIFEST_FILE)
+    return Fields(fields.value("workload"), f"{MANIFEST_FILE}.workload").text("kind")
+
+
+def _table(document: bytes) -> object:
+    """Parse a manifest's JSON and check its format version, before any other field: another format may have changed
+    all of them."""
+    table = parse_json(document, MANIFEST_FILE)
+    version = Fields(table, MANIFEST_FILE).integer("format_version", minimum=1)
+    if version != FORMAT_VERSION:
+        raise ManifestError(
+            f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
+            "that belongs to it, or rebuild the artifact"
+        )
+    return table
 
 
 def _check_files(manifest: Manifest) -> None:

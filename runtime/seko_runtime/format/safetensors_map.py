@@ -81,21 +81,22 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
     ArtifactError
         If the header is too large or malformed, or a tensor's range is invalid.
     """
-    if len(data) < PREFIX_BYTES:
-        raise ArtifactError(f"{file} has {len(data)} bytes, too few for a safetensors header")
-    header_bytes = int.from_bytes(data[:PREFIX_BYTES], "little")
-    if header_bytes > MAX_HEADER_BYTES or PREFIX_BYTES + header_bytes > len(data):
-        raise ArtifactError(
-            f"{file} announces a header of {header_bytes} bytes in a file of {len(data)}, "
-            f"at most {MAX_HEADER_BYTES} are read; rebuild the artifact"
-        )
-    begin = PREFIX_BYTES + header_bytes
+    return map_header(data, len(data), file)
+
+
+def map_header(data: memoryview, size: int, file: str) -> dict[str, MappedTensor]:
+    """Parse the header of a safetensors file of ``size`` bytes; return its tensors as `map_safetensors` does.
+
+    ``data`` are the file's first bytes, at least `header_end` of them. The returned tensors can be read only if
+    ``data`` is the whole file.
+    """
+    begin = header_end(data, size, file)
     try:
         fields = Fields(parse_json(bytes(data[PREFIX_BYTES:begin]), f"{file} header", MAX_HEADER_BYTES), file)
         if "__metadata__" in fields:
             fields.entries("__metadata__", as_text)
         tensors = {
-            name: _place(Fields(fields.value(name), f"{file}[{name[:80]!r}]"), name, data, begin)
+            name: _place(Fields(fields.value(name), f"{file}[{name[:80]!r}]"), name, data, begin, size)
             for name in fields.names()
             if name != "__metadata__"
         }
@@ -109,9 +110,23 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
                 "tensors must neither overlap nor leave holes; rebuild the artifact"
             )
         end += tensor.nbytes
-    if end != len(data):
-        raise ArtifactError(f"{file} has {len(data)} bytes, its tensors end at {end}")
+    if end != size:
+        raise ArtifactError(f"{file} has {size} bytes, its tensors end at {end}")
     return tensors
+
+
+def header_end(data: memoryview, size: int, file: str) -> int:
+    """Return the offset at which the header of a safetensors file ends, from the file's first `PREFIX_BYTES` and its
+    size; ArtifactError if the header is longer than the file or `MAX_HEADER_BYTES`."""
+    if size < PREFIX_BYTES:
+        raise ArtifactError(f"{file} has {size} bytes, too few for a safetensors header")
+    header_bytes = int.from_bytes(data[:PREFIX_BYTES], "little")
+    if header_bytes > MAX_HEADER_BYTES or PREFIX_BYTES + header_bytes > size:
+        raise ArtifactError(
+            f"{file} announces a header of {header_bytes} bytes in a file of {size}, "
+            f"at most {MAX_HEADER_BYTES} are read; rebuild the artifact"
+        )
+    return PREFIX_BYTES + header_bytes
 
 
 def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: str) -> MappedTensor:
@@ -137,7 +152,7 @@ def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: st
     return tensor
 
 
-def _place(fields: Fields, name: str, data: memoryview, begin: int) -> MappedTensor:
+def _place(fields: Fields, name: str, data: memoryview, begin: int, size: int) -> MappedTensor:
     dtype = DTYPE_NAMES.get(fields.text("dtype"))
     if dtype is None:
         raise ManifestError(
@@ -148,8 +163,8 @@ def _place(fields: Fields, name: str, data: memoryview, begin: int) -> MappedTen
     if len(offsets) != 2 or len(shape) > 16:
         raise ManifestError(f"{fields.where}.data_offsets or shape has too many or too few numbers")
     nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
-    if offsets[1] - offsets[0] != nbytes or begin + offsets[1] > len(data):
+    if offsets[1] - offsets[0] != nbytes or begin + offsets[1] > size:
         raise ManifestError(
-            f"{fields.where} lies at {list(offsets)} of {len(data) - begin} data bytes, its shape needs {nbytes}"
+            f"{fields.where} lies at {list(offsets)} of {size - begin} data bytes, its shape needs {nbytes}"
         )
     return MappedTensor(name, shape, dtype, data, begin + offsets[0], nbytes)

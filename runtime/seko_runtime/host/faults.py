@@ -14,6 +14,7 @@ from seko_runtime.errors import (
     EnvironmentLacksError,
     SekoRuntimeError,
 )
+from seko_runtime.host.parts import part
 
 TOLD_LETTERS = 200  # most letters that are quoted of a library's message
 # Names of torch's exception classes, since this module imports no torch. Torch has no class for too little host
@@ -66,7 +67,8 @@ def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callabl
             raise
 
     try:
-        replay = recorder.capture(noted)
+        with part("capture"):
+            replay = recorder.capture(noted)
     except SekoRuntimeError:
         raise
     except (

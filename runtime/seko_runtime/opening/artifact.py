@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,14 @@ from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import machine_faults, of_machine, told
-from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
-from seko_runtime.opening.workloads import workload_of
+from seko_runtime.host.parts import part
+from seko_runtime.opening.checked_artifact import (
+    CheckedArtifact,
+    ReadArtifact,
+    check_artifact,
+    read_artifact,
+    read_manifest,
+)
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.engines import LocalEngines
 from seko_runtime.sessions.loaded import Loaded
@@ -39,15 +46,17 @@ def open_artifact(
     if ranks is not None:
         ranks = whole_number(ranks, "ranks", 1)
     copy_weights = flag(copy_weights, "copy_weights")
-    manifest, digest = read_manifest(path, trust=trust)
-    check_ranks(manifest, ranks)
-    if manifest.ranks > 1:
-        # imported here, because only artifacts of several ranks need to start processes
-        from seko_runtime.opening.ranked_engines import open_ranked
+    with read_artifact(path, trust=trust) as read:
+        manifest = read.manifest
+        check_ranks(manifest, ranks)
+        if manifest.ranks == 1:
+            return _opened(read, device, copy_weights, ALONE)
+    # imported here, because only artifacts of several ranks need to start processes
+    from seko_runtime.opening.ranked_engines import open_ranked
 
-        workload = workload_of(manifest.workload.kind)
-        return open_ranked(workload, path, manifest, digest, device, trust=trust, copy_weights=copy_weights)
-    return open_rank(path, device, trust=trust, copy_weights=copy_weights)
+    return open_ranked(
+        read.workload, path, manifest, read.digest, device, trust=trust, copy_weights=copy_weights
+    )
 
 
 @machine_faults()
@@ -61,20 +70,36 @@ def open_rank(
 ) -> OpenArtifact[Any]:
     """Check an artifact and load it in this process, as one of the ranks (GPUs) that run it together; parameters are
     those of `open_artifact`."""
-    checked = check_artifact(path, device, trust=trust, copy_weights=copy_weights)
-    manifest, workload = checked.manifest, checked.workload
-    place = _place(workload, manifest, rank)
-    tokens = workload.tokens(manifest, checked.files)
-    backend = open_backend(manifest.backend, checked.device)
-    try:
-        memory = backend.memory()
-        spared_engines, spared_weights = place.spared(checked.programs)
+    with read_artifact(path, trust=trust) as read:
+        return _opened(read, device, copy_weights, _place(read.workload, read.manifest, rank))
+
+
+def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlace) -> OpenArtifact[Any]:
+    """Hash the files while the weights go to the device; then load the engines while the last copies run.
+
+    The weights of a failed check are freed. No native code is loaded before the hashes of all files were compared.
+    """
+    examined = read.examined(device, copy_weights=copy_weights)
+    manifest, workload = read.manifest, read.workload
+    with ExitStack() as undo:
+        with part("import"):
+            backend = open_backend(manifest.backend, examined.device)
+        undo.callback(backend.close)
+        spared_engines, spared_weights = place.spared(examined.programs)
+        with part("device"):
+            memory = backend.memory()
+            undo.callback(memory.close)
+            upload = memory.begin_upload(examined.weight_places(spared_weights))
+            undo.callback(upload.close)
+        checked = examined.verified(upload.take)
+        with part("tokenizer"):
+            tokens = workload.tokens(manifest, checked.files)
+        with part("engines"):
+            engines = _loaded(backend, checked, spared_engines)
         own = {name: weight for name, weight in checked.weights.items() if name not in spared_weights}
-        weights = memory.upload(own)
-        engines = _loaded(backend, checked, spared_engines)
-    except BaseException:
-        backend.close()
-        raise
+        with part("upload"):
+            weights = upload.finish(own)
+        undo.pop_all()
     # Only parts of `checked` are kept: on a GPU the host's bytes of the weights are not needed any more, and their
     # maps are closed.
     loaded = Loaded(

@@ -4,7 +4,8 @@ artifact."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,23 @@ from typing import Any
 from seko_runtime.arguments import path_of
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.host import check_cpu, check_device, free_host_bytes
-from seko_runtime.errors import EnvironmentLacksError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.artifact_files import ArtifactFiles
+from seko_runtime.format.artifact_files import ArtifactFiles, TakePiece
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
 from seko_runtime.format.manifest import CACHE_KEY, PLUGINS_KEY, Manifest, Weight
-from seko_runtime.format.safetensors_map import MappedTensor, check_tensor, map_safetensors
+from seko_runtime.format.safetensors_map import (
+    PREFIX_BYTES,
+    MappedTensor,
+    check_tensor,
+    header_end,
+    map_header,
+    map_safetensors,
+)
 from seko_runtime.format.trust import check_signature
 from seko_runtime.host.faults import machine_faults
+from seko_runtime.host.parts import part
 from seko_runtime.opening.workloads import workload_of_document
 from seko_runtime.sessions.workload import RuntimeWorkload
 
@@ -44,13 +53,8 @@ class CheckedArtifact:
 @machine_faults()
 def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Any, str]:
     """Read and check only an artifact's manifest; see `seko_runtime.read_manifest`."""
-    files = ArtifactFiles(path_of(path, "path"))
-    try:
-        document = files.read_manifest()
-        check_signature(document, files.read_signature(), trust)
-    finally:
-        files.close()
-    return workload_of_document(document).parse(document), hashlib.sha256(document).hexdigest()
+    with read_artifact(path, trust=trust) as read:
+        return read.manifest, read.digest
 
 
 @machine_faults()
@@ -70,6 +74,129 @@ def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
         files.close()
 
 
+@dataclass(frozen=True)
+class ExaminedArtifact:
+    """An artifact whose manifest, file names, file sizes and target were checked. Its files are open and not hashed
+    yet.
+
+    Parameters
+    ----------
+    read : ReadArtifact
+        The artifact's folder and its parsed manifest.
+    device : str
+        The device on which the artifact is opened.
+    programs : Programs
+        The manifest's programs, with every reference resolved.
+    held_files : frozenset of str
+        Names of the files that are read into memory before they are hashed.
+    """
+
+    read: ReadArtifact
+    device: str
+    programs: Programs
+    held_files: frozenset[str]
+
+    def weight_places(self, without: Collection[str]) -> dict[str, list[MappedTensor]]:
+        """Return the tensors of each file of weights, except the weights named in ``without``, as the header of the
+        file places them.
+
+        The headers are not hashed yet, so the places may be wrong. A file with an invalid header is left out: if its
+        hash fits nevertheless, `verified` refuses the header.
+        """
+        manifest, folder = self.read.manifest, self.read.folder
+        places: dict[str, list[MappedTensor]] = {}
+        for file, weights in _weights_by_file(manifest).items():
+            size = manifest.files[file].size
+            with suppress(ArtifactError):
+                end = header_end(folder.head(file, PREFIX_BYTES), size, file)
+                tensors = map_header(folder.head(file, end), size, file)
+                places[file] = [
+                    check_tensor(tensors, weight, file) for weight in weights if weight.name not in without
+                ]
+        return places
+
+    def verified(self, take: TakePiece | None = None) -> CheckedArtifact:
+        """Hash all files; return the checked artifact. `ArtifactFiles.verified` describes ``take``.
+
+        Raises
+        ------
+        ArtifactError
+            If the hash of a file differs from the manifest's, or the tensors of a file from the manifest.
+        """
+        read = self.read
+        files = read.folder.verified(read.manifest.files, self.held_files, take)
+        return CheckedArtifact(
+            manifest=read.manifest,
+            workload=read.workload,
+            document=read.document,
+            signature=read.signature,
+            digest=read.digest,
+            device=self.device,
+            programs=self.programs,
+            files=files,
+            weights=_place_weights(read.manifest, files),
+            golden=place_golden(read.workload, read.manifest, files),
+        )
+
+
+@dataclass(frozen=True)
+class ReadArtifact:
+    """The folder of an artifact, open, with its parsed manifest."""
+
+    folder: ArtifactFiles
+    manifest: Any
+    workload: RuntimeWorkload[Any]
+    document: bytes  # bytes of manifest.json
+    signature: bytes | None  # bytes of manifest.sig
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest, hexadecimal."""
+        return hashlib.sha256(self.document).hexdigest()
+
+    def examined(
+        self, device: str = "auto", *, fits_here: bool = True, copy_weights: bool = False
+    ) -> ExaminedArtifact:
+        """Check everything that needs no hash of a file, cheapest first; parameters are those of `check_artifact`."""
+        manifest = self.manifest
+        with part("manifest"):
+            programs = resolve_programs(manifest, self.workload.contract(manifest))
+        held_files = _held_files(manifest)
+        device = check_device(manifest.target, device)
+        backend = runtime_backend(manifest.backend) if fits_here else None
+        if backend is not None and backend.fits_one_cpu:
+            check_cpu(manifest.target)
+        self.folder.open_all(manifest.files)
+        if backend is not None:
+            with part("import"):
+                backend.check_library()  # first, because a library that is not installed has no version to check
+            with part("device"):
+                backend.check_target(manifest.target, device)
+        if copy_weights:
+            held_files |= {weight.file for weight in manifest.weights}
+        _check_host_memory(sum(manifest.files[path].size for path in held_files), copy_weights)
+        return ExaminedArtifact(self, device, programs, held_files)
+
+
+@contextmanager
+def read_artifact(
+    path: str | Path, *, trust: str | Path | None = None, may_be_unsigned: bool = False
+) -> Iterator[ReadArtifact]:
+    """Open an artifact's folder for the time of the context, read its manifest and check its signature. Parameters are
+    those of `check_artifact`."""
+    folder = ArtifactFiles(path_of(path, "path"))
+    try:
+        document, signature = folder.read_manifest(), folder.read_signature()
+        if not may_be_unsigned:
+            check_signature(document, signature, trust)
+        with part("manifest"):
+            workload = workload_of_document(document)
+            manifest = workload.parse(document)
+        yield ReadArtifact(folder, manifest, workload, document, signature)
+    finally:
+        folder.close()
+
+
 @machine_faults()
 def check_artifact(
     path: str | Path,
@@ -82,44 +209,11 @@ def check_artifact(
 ) -> CheckedArtifact:
     """Run every check that loads no native code of the artifact, cheapest first; see `open_artifact`.
 
-    Without ``fits_here`` the artifact may be built for another machine. With ``may_be_unsigned``, which the signing
-    tool uses, signatures are not checked. ``copy_weights`` is the parameter of `open_artifact`.
+    Without ``fits_here`` the artifact may be for another machine. With ``may_be_unsigned``, which the signing tool
+    uses, signatures are not checked. ``copy_weights`` is the parameter of `open_artifact`.
     """
-    folder = ArtifactFiles(path_of(path, "path"))
-    try:
-        document, signature = folder.read_manifest(), folder.read_signature()
-        if not may_be_unsigned:
-            check_signature(document, signature, trust)
-        workload = workload_of_document(document)
-        manifest = workload.parse(document)
-        programs = resolve_programs(manifest, workload.contract(manifest))
-        held_files = _held_files(manifest)
-        device = check_device(manifest.target, device)
-        backend = runtime_backend(manifest.backend) if fits_here else None
-        if backend is not None and backend.fits_one_cpu:
-            check_cpu(manifest.target)
-        folder.open_all(manifest.files)
-        if backend is not None:
-            backend.check_library()  # first, because a library that is not installed has no version to check
-            backend.check_target(manifest.target, device)
-        if copy_weights:
-            held_files |= {weight.file for weight in manifest.weights}
-        _check_host_memory(sum(manifest.files[path].size for path in held_files), copy_weights)
-        files = folder.verified(manifest.files, held_files)
-    finally:
-        folder.close()
-    return CheckedArtifact(
-        manifest=manifest,
-        workload=workload,
-        document=document,
-        signature=signature,
-        digest=hashlib.sha256(document).hexdigest(),
-        device=device,
-        programs=programs,
-        files=files,
-        weights=_place_weights(manifest, files),
-        golden=place_golden(workload, manifest, files),
-    )
+    with read_artifact(path, trust=trust, may_be_unsigned=may_be_unsigned) as read:
+        return read.examined(device, fits_here=fits_here, copy_weights=copy_weights).verified()
 
 
 def _held_files(manifest: Manifest) -> frozenset[str]:
@@ -149,15 +243,19 @@ def _check_host_memory(needed: int, copy_weights: bool) -> None:
 
 
 def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
-    by_file: dict[str, list[Weight]] = {}
-    for weight in manifest.weights:
-        by_file.setdefault(weight.file, []).append(weight)
     placed: dict[str, MappedTensor] = {}
     # one header at a time, because a file may hold more tensors than the manifest names
-    for file, weights in by_file.items():
+    for file, weights in _weights_by_file(manifest).items():
         tensors = map_safetensors(files[file], file)
         placed |= {weight.name: check_tensor(tensors, weight, file) for weight in weights}
     return placed
+
+
+def _weights_by_file(manifest: Manifest) -> dict[str, list[Weight]]:
+    by_file: dict[str, list[Weight]] = {}
+    for weight in manifest.weights:
+        by_file.setdefault(weight.file, []).append(weight)
+    return by_file
 
 
 def place_golden(

@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from seko_runtime.errors import ManifestError, UsageError
-from seko_runtime.format.manifest import Manifest
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest_reader import workload_kind
 from seko_runtime.sessions.workload import RuntimeWorkload
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
 
 def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
     """Return the workload that an untrusted manifest names; ManifestError if it names no known workload."""
-    return workload_of(parse_manifest(document, Manifest).workload.kind)
+    return workload_of(workload_kind(document))
 
 
 def _installed() -> dict[str, EntryPoint]:

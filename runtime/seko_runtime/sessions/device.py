@@ -69,6 +69,14 @@ class Device:
         """
         raise NotImplementedError
 
+    def prepare(self) -> None:
+        """Run every program once, zero the buffers that it wrote, and capture the calls if the memory can.
+
+        These first runs load each engine's kernels, which is not permitted during a CUDA graph capture, and check the
+        results of the engines.
+        """
+        raise NotImplementedError
+
     def join(self) -> None:
         """Make later work on the device wait for work that runs at the same time as the calls. The base class `Device`
         has no work beside the calls; a workload that has some overrides the method.

@@ -18,6 +18,7 @@ from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import DeviceMemoryError, SessionClosedError, TornStreamError
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.host.faults import machine_faults
+from seko_runtime.host.parts import part
 from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.device import Device
 from seko_runtime.sessions.loaded import Loaded, ManifestT
@@ -151,7 +152,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     def _open(self, make: Callable[[], DeviceT]) -> None:
         """Make the device side of the rows; if it cannot be made, close the memory."""
         try:
-            with self.memory.ordered():
+            with part("allocate"), self.memory.ordered():
                 self._device = make()
         except BaseException:
             self.memory.close()
@@ -162,6 +163,11 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         if self._device is None:
             raise SessionClosedError(CLOSED)
         return self._device
+
+    @machine_faults()
+    def prepare(self) -> None:
+        """Load every engine's kernels; on a GPU also capture the calls as CUDA graphs."""
+        self.device().prepare()
 
     def check_open(self) -> None:
         """Raise a SessionClosedError if `close` was called."""
@@ -301,6 +307,42 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     def _drop(self) -> None:
         """Release the device tensors to which the host's state of the rows refers."""
+
+
+RowsT = TypeVar("RowsT", bound=LocalRows[Any, Any])
+
+
+def opened_rows(loaded: Loaded[ManifestT], make: Callable[[Memory], RowsT], *, check: bool = True) -> RowsT:
+    """Return the rows of a pool in this process, ready to run. After an error nothing stays allocated.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        The opened artifact with its engines.
+    make : callable
+        Function that makes the rows with a new memory, which the rows own.
+    check : bool
+        Whether rows whose buffers are larger than the device's free memory are refused before anything is allocated.
+
+    Raises
+    ------
+    DeviceMemoryError
+        If the tensors of the pool do not fit on the device.
+    """
+    memory = loaded.memory()
+    try:
+        if check:
+            check_room(loaded.manifest, memory)
+        rows = make(memory)
+    except BaseException:
+        memory.close()
+        raise
+    try:
+        rows.prepare()
+    except BaseException:
+        rows.close()
+        raise
+    return rows
 
 
 def check_room(manifest: Manifest, memory: Memory) -> None:

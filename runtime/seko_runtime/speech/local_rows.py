@@ -16,7 +16,7 @@ from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.row_state import RowLayout, RowState
-from seko_runtime.sessions.rows import LocalRows, check_room
+from seko_runtime.sessions.rows import LocalRows, opened_rows
 from seko_runtime.speech import contract
 from seko_runtime.speech.device import SpeechDevice
 from seko_runtime.speech.manifest import SpeechManifest
@@ -160,11 +160,6 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         self.launches = 0
         self._held: dict[int, SpeechRow] = {}
         self._open(lambda: SpeechDevice(loaded, memory, self._filled))
-
-    @machine_faults()
-    def prepare(self) -> None:
-        """Load every engine's kernels; on a GPU also capture the calls as CUDA graphs."""
-        self.device().prepare()
 
     def keep(self, rows: Collection[int]) -> None:
         """Free the cache places of all rows except ``rows``, to which sessions belong."""
@@ -452,16 +447,4 @@ def open_speech_rows(loaded: Loaded[SpeechManifest]) -> LocalSpeechRows:
     DeviceMemoryError
         If the tensors of the pool do not fit on the device; nothing was allocated.
     """
-    memory = loaded.memory()
-    try:
-        check_room(loaded.manifest, memory)
-    except BaseException:
-        memory.close()
-        raise
-    rows = LocalSpeechRows(loaded, memory)
-    try:
-        rows.prepare()
-    except BaseException:
-        rows.close()
-        raise
-    return rows
+    return opened_rows(loaded, lambda memory: LocalSpeechRows(loaded, memory))

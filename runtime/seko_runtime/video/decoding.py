@@ -16,6 +16,7 @@ from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import StaleChunkError, TornStreamError
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.host.faults import captured
+from seko_runtime.host.parts import part
 from seko_runtime.video.contract import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 
 # host buffers of a row's frames: a chunk's frames can be read until the fourth chunk after it is queued
@@ -73,14 +74,15 @@ class Decoder:
         """Run each decode program once to load its kernels, zero the buffers that it wrote, and capture it if the
         memory can."""
         if self._memory.warm_up_runs:
-            with self._lane.ordered():
-                for _ in range(self._memory.warm_up_runs):
-                    for kind in (True, False):
-                        for program in self._programs[kind]:
-                            program.run()
-                for buffer in self._buffers.values():
-                    self._memory.zero(buffer)
-            self._memory.wait()
+            with part("warm"):
+                with self._lane.ordered():
+                    for _ in range(self._memory.warm_up_runs):
+                        for kind in (True, False):
+                            for program in self._programs[kind]:
+                                program.run()
+                    for buffer in self._buffers.values():
+                        self._memory.zero(buffer)
+                self._memory.wait()
         if self._memory.captures:
             self._runs = {
                 kind: [captured(self._lane, program.run, "the decoder's run") for program in programs]

@@ -15,6 +15,7 @@ from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.executor.contract import RANK
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import EngineSpec, TensorSpec
+from seko_runtime.host.parts import part
 from seko_runtime.sessions.device import Device
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
@@ -97,16 +98,13 @@ class VideoDevice(Device):
         return self.buffers[self._manifest.workload.output]
 
     def prepare(self) -> None:
-        """Run every program once, zero the buffers that it wrote, and capture the calls if the memory can.
-
-        The first runs load each engine's kernels, which is not permitted during a CUDA graph capture, and check the
-        results of the engines.
-        """
+        """Run every program once, and capture the calls of a chunk if the memory can; see `Device.prepare`."""
         memory = self._memory
         if memory.warm_up_runs:
-            with memory.ordered():
-                self._warm_up()
-            memory.wait()
+            with part("warm"):
+                with memory.ordered():
+                    self._warm_up()
+                memory.wait()
         if memory.captures:
             for call, programs in self.chunk.items():
                 self.capture(call, programs.in_order, "a chunk's run of all its engines")

@@ -6,40 +6,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, shown, whole_number
-from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.errors import ArtifactError, UsageError
-from seko_runtime.executor.resolved import Programs
+from seko_runtime.backends.memory import Memory
+from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.row_state import RowState
-from seko_runtime.sessions.rows import LocalRows, check_room
+from seko_runtime.sessions.rows import LocalRows
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
-from seko_runtime.video.clocks import MAX_JUMP, RowClocks, checked_seeds
-from seko_runtime.video.conditioning import ConditioningFrames
+from seko_runtime.video.clocks import MAX_JUMP, checked_seeds
 from seko_runtime.video.conditioning.squashed import with_squashed
-from seko_runtime.video.contract import made_of, resolve_video
+from seko_runtime.video.contract import made_of
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.device import VideoDevice
-from seko_runtime.video.inputs import CallerInputs, Inputs, as_array, check_call
+from seko_runtime.video.inputs import Inputs, as_array, check_call
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import RowPrompts
 from seko_runtime.video.reference_frames import check_reference, set_reference, with_portrait
-from seko_runtime.video.ring import Ring
-from seko_runtime.video.row_numbers import STATE_FORM, RowNumbers, check_numbers
+from seko_runtime.video.row_numbers import STATE_FORM
 from seko_runtime.video.rows import NO_VIDEO, Beginning
-from seko_runtime.video.schedule import rescheduled
+from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import NO_TEXT_ENCODER
-from seko_runtime.video.voices import Voices
 
 
 class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
@@ -56,8 +51,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     Attributes
     ----------
-    rebuild_due : set of int
-        Numbers of the rows whose KV caches are rebuilt before their next chunk.
+    streams : Streams
+        The host's state of the streams.
 
     Raises
     ------
@@ -73,28 +68,16 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         except BaseException:
             memory.close()
             raise
-        self._open(lambda: VideoDevice(loaded, memory, self.clocks, self.inputs, options))
+        self._open(lambda: VideoDevice(loaded, memory, self.streams.clocks, self.streams.inputs, options))
 
     def _set_host_state(self, loaded: Loaded[VideoManifest], options: VideoOptions) -> None:
         manifest, memory = loaded.manifest, self.memory
-        stream = manifest.workload.stream
-        ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)
-        self.clocks = RowClocks(ring, manifest.rows)
-        self.seeds = np.zeros(manifest.rows, np.int64)
-        self.conditioning = ConditioningFrames(manifest, memory)
-        self.inputs = CallerInputs(manifest, self.clocks.kept_slots)
-        self.voices = Voices(manifest)
+        self.streams = Streams(manifest, memory)
         self.readable = Readable()
-        self.rebuild_due: set[int] = set()
         self._chunks = self._launches = 0
         self._prompts: RowPrompts | None = None
         if manifest.workload.text is not None and loaded.tokens is not None:
             self._prompts = RowPrompts(memory, loaded.tokens, loaded.digest, options.prompt_cache)
-
-    @machine_faults()
-    def prepare(self) -> None:
-        """Load every engine's kernels; on a GPU also capture the calls as CUDA graphs."""
-        self.device().prepare()
 
     @machine_faults()
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
@@ -127,19 +110,19 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         SessionClosedError
             If the pool is closed.
         """
-        device, clocks = self.device(), self.clocks
+        device, clocks = self.device(), self.streams.clocks
         inputs = self._chunk_inputs(rows, given)
-        frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
+        frames, seeds = clocks.next_frames(rows), self.streams.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [clocks.next_slot_first(row) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         self.readable.let_go(rows)
         clocks.begin_chunk(rows)
         with self.settled(rows):
-            due = [row for row in rows if row in self.rebuild_due]
+            due = [row for row in rows if row in self.streams.rebuild_due]
             if due:
                 self._rebuild_caches(due)
                 slot_firsts = [clocks.next_slot_first(row) for row in rows]
-            conditioned = self.conditioning.of_chunk(rows, first_frames)
+            conditioned = self.streams.conditioning.of_chunk(rows, first_frames)
             positions = Positions(rows, seeds, clocks.next_positions(rows), slot_firsts, conditioned)
             self._launches += device.run_chunk(positions, inputs)
             if device.decoder is not None:
@@ -152,16 +135,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             # after an error the decoder knows which rows it has decoded
             self.inconsistent.difference_update(rows)
             raise
-        self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], inputs)
-        clocks.chunk_made(rows)
-        # `rewind` goes back by at most the number of cached frames.
-        heard_at = [
-            self.voices.heard_at([row], [first])
-            for row, first in zip(rows, first_frames.tolist(), strict=True)
-        ]
-        self.voices.made(
-            rows, (clocks.first[list(rows)] - self.manifest.workload.stream.cache_frames).tolist()
-        )
+        heard_at = self.streams.chunk_made(rows, inputs)
         serial = self._chunks
         self.readable.made(rows, serial)
         self._chunks += 1
@@ -190,13 +164,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.device().check_prompts(rows)
         inputs = [None] * len(rows) if given is None else given
         check_call(rows, inputs)
-        heard = self.voices.beside(rows, inputs, self.clocks.next_frames(rows)[:, 0].tolist())
-        return self.inputs.of_each(rows, heard)
+        heard = self.streams.voices.beside(rows, inputs, self.streams.clocks.next_frames(rows)[:, 0].tolist())
+        return self.streams.inputs.of_each(rows, heard)
 
     def _check_first_chunks(self, rows: Sequence[int]) -> None:
         """Raise a UsageError if one launch would have to run the passes of first and of later chunks."""
         apart = self.manifest.pool is None and self.manifest.workload.schedule.first_timesteps
-        if apart and len({self.clocks.made(row) == 0 for row in rows}) > 1:
+        if apart and len({self.streams.clocks.made(row) == 0 for row in rows}) > 1:
             raise UsageError(
                 "the first chunk of this artifact has passes of its own, and all its rows run together: restart all "
                 "rows, or rebuild it with --sessions"
@@ -209,9 +183,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return for each row whether its next chunk runs on the engines for full caches, and whether it runs the
         passes of a first chunk."""
-        calls = self.device().chunk
+        calls, clocks = self.device().chunk, self.streams.clocks
         by_fill, apart = any(call.full for call in calls), any(call.first for call in calls)
-        return [(by_fill and self.clocks.full(row), apart and not self.clocks.made(row)) for row in rows]
+        return [(by_fill and clocks.full(row), apart and not clocks.made(row)) for row in rows]
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row of the pool another owner, or none; see `RowPrompts.begin_owner`."""
@@ -227,7 +201,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         inputs = with_portrait(self.manifest, beginning.inputs, beginning.reference)
         inputs = with_squashed(self.manifest, inputs, image)
         self.device()
-        self.inputs.check_opening(inputs, made_of(self.manifest, image))
+        self.streams.inputs.check_opening(inputs, made_of(self.manifest, image))
         self._write_inputs(rows, inputs, rerun=False)
         if beginning.prompt is not None:
             self.set_prompt(rows, beginning.prompt)
@@ -235,7 +209,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self.set_text(rows, beginning.text)
         self.set_conditioning(rows, image, beginning.conditioning_latents)
         self._set_reference(rows, beginning.reference)
-        self.seeds[list(rows)] = seeds
+        self.streams.seeds[list(rows)] = seeds
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
@@ -263,9 +237,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         device = self.device()
         self.settle(rows)
         if image is not None:
-            self.conditioning.set_image(device, rows, image)
+            self.streams.conditioning.set_image(device, rows, image)
         if latents is not None:
-            self.conditioning.set_latents(device, rows, latents)
+            self.streams.conditioning.set_latents(device, rows, latents)
 
     @machine_faults()
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
@@ -295,19 +269,19 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     ) -> None:
         """Append audio samples to the voices of some streams; see `Session.push_audio`."""
         self.device()
-        self.voices.push(rows, samples, at, last=last)
+        self.streams.voices.push(rows, samples, at, last=last)
 
     def audio_needed(self, row: int) -> tuple[int, int]:
         """Return the range of voice samples that the next chunk of a stream uses; see `Session.audio_needed`."""
         self.device()
-        return self.voices.windows.needed(int(self.clocks.first[row]))
+        return self.streams.voices.windows.needed(int(self.streams.clocks.first[row]))
 
     def _set_reference(self, rows: Sequence[int], reference: object) -> None:
         """Set the reference frames of streams that are about to begin; see `reference_frames.set_reference`."""
         self.settle(rows)
         if set_reference(self.device(), self.manifest, self.memory, rows, reference):
             # reference frames are written before the next chunk, with the prompt at that time
-            self.rebuild_due.update(rows)
+            self.streams.rebuild_due.update(rows)
 
     @machine_faults()
     def restart(
@@ -320,13 +294,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             check_reference(self.manifest, as_array(reference, "reference"), [row])
         self.settle([row])
         if image is None:
-            self.conditioning.drop(row)
+            self.streams.conditioning.drop(row)
         else:
-            self.conditioning.set_image(device, [row], image)
+            self.streams.conditioning.set_image(device, [row], image)
         # All checks are done: an error from here on loses the old stream, and the row is inconsistent.
         self.inconsistent.add(row)
         if new_seed is not None:
-            self.seeds[row] = new_seed
+            self.streams.seeds[row] = new_seed
         if reference is not None:
             self._set_reference([row], reference)
             device.set_inputs([row], with_portrait(self.manifest, None, reference), rerun=True)
@@ -345,7 +319,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             raise UsageError(
                 "this artifact has rings of several sizes, which cannot keep a chunk alike; cut nothing"
             )
-        self.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
+        self.streams.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
@@ -357,22 +331,22 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.readable.let_go(rows)
         self.settle(rows)
         for row in rows:
-            slots = self.clocks.kept_slots_before(chunk)
-            if chunk == self.clocks.made(row):
+            slots = self.streams.clocks.kept_slots_before(chunk)
+            if chunk == self.streams.clocks.made(row):
                 continue
             self.inconsistent.add(row)
             if device.decoder is not None:
                 device.decoder.rewind(row, [device.kept_latents(row, slot) for slot in slots])
-            self.inputs.rewind(row, slots[-1] if slots else None)
-            self.clocks.rewind(row, chunk)
+            self.streams.inputs.rewind(row, slots[-1] if slots else None)
+            self.streams.clocks.rewind(row, chunk)
             self.inconsistent.discard(row)
 
     def _check_rewind(self, device: VideoDevice, row: int, chunk: int) -> None:
-        stream, chunks_made = self.manifest.workload.stream, self.clocks.made(row)
-        earliest = self.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
+        stream, chunks_made = self.manifest.workload.stream, self.streams.clocks.made(row)
+        earliest = self.streams.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
         why = "the cache holds no frames that it would need"
         # The decoder's caches are restored by decoding all chunks again.
-        if device.decoder is not None and not self.clocks.keeps_all(row):
+        if device.decoder is not None and not self.streams.clocks.keeps_all(row):
             earliest, why = (
                 chunks_made,
                 "not all of its chunks are kept, of which the VAE's caches would be made again",
@@ -446,7 +420,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
                 "prompt without recache, or restart the row"
             )
-        if recache and any(self.clocks.has_cut(row) for row in rows):
+        if recache and any(self.streams.clocks.has_cut(row) for row in rows):
             raise UsageError(
                 "this session has cut to another scene, and the latents of the chunk that the cut keeps may be gone; "
                 "set the prompt without recache, or restart the row"
@@ -455,7 +429,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     def _recache(self, rows: Sequence[int]) -> None:
         """Rebuild the KV caches of some streams with their current prompts."""
-        self.rebuild_due.update(rows)  # due until the rebuild is done: a chunk must not run on half a cache
+        self.streams.rebuild_due.update(
+            rows
+        )  # due until the rebuild is done: a chunk must not run on half a cache
         with self.memory.ordered():
             self._rebuild_caches(rows)
 
@@ -466,25 +442,20 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         most = 1 if self.manifest.pool is not None else self.manifest.call_rows
         for first in range(0, len(rows), most):
             part = rows[first : first + most]
-            self.device().rebuild_caches(part, self.seeds)
-            self.rebuild_due.difference_update(part)
+            self.device().rebuild_caches(part, self.streams.seeds)
+            self.streams.rebuild_due.difference_update(part)
 
     def _begin(self, row: int) -> None:
         if self.manifest.offloads_cache:
             with self.memory.ordered():
                 self.device().clear_cache(row)
-        self.conditioning.drop(row)
+        self.streams.conditioning.drop(row)
         self._restart(row)
 
     def _restart(self, row: int) -> None:
         """Set the host's state of a row to the beginning of a stream, whose conditioning frames must have been set
         before."""
-        self.clocks.restart(row)
-        self.inputs.restart(row)
-        self.voices.put(row, None)
-        self.rebuild_due.discard(row)
-        if self.manifest.workload.stream.reference_frames:
-            self.rebuild_due.add(row)
+        self.streams.restart(row)
         device = self.device()
         if device.decoder is not None:
             device.decoder.restart(row)
@@ -495,13 +466,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         device.check_prompts([row])
         if device.decoder is not None:
             device.decoder.check(row)
-        numbers = RowNumbers(
-            seed=int(self.seeds[row]),
-            conditioning_frames=int(self.conditioning.counts[row]),
-            rebuild_due=row in self.rebuild_due,
-            clock=self.clocks.state(row),
-        )
-        return numbers, self.inputs.state(row), self.voices.voice(row)
+        return self.streams.numbers(row), self.streams.inputs.state(row), self.streams.voices.voice(row)
 
     def _check_moves(self) -> None:
         if self.manifest.offloads_cache:
@@ -512,18 +477,11 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     def _check_load(self, state: RowState) -> None:
         self._check_moves()
-        check_numbers(state.numbers, self.manifest)
-        self.clocks.check(state.numbers.clock)
+        self.streams.check(state)
 
     def _load(self, row: int, state: RowState) -> None:
-        numbers, device = state.numbers, self.device()
-        self.clocks.load(row, numbers.clock)
-        self.inputs.load(row, state.arrays)
-        self.voices.put(row, state.beside)
-        self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.conditioning_frames
-        self.rebuild_due.discard(row)
-        if numbers.rebuild_due:
-            self.rebuild_due.add(row)
+        device = self.device()
+        self.streams.load(row, state)
         if device.decoder is not None:
             device.decoder.restart(row)
         device.half_prompted.discard(row)
@@ -532,62 +490,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.readable.let_go(rows)
 
     def _arrays(self) -> Mapping[str, TensorSpec]:
-        return self.inputs.layout()
+        return self.streams.inputs.layout()
 
     def _drop(self) -> None:
         if self._prompts is not None:
             self._prompts.cache.clear()
-
-
-def open_video_rows(loaded: Loaded[VideoManifest], options: VideoOptions) -> LocalVideoRows:
-    """Return the streams of a pool in this process, ready to run.
-
-    Raises
-    ------
-    UsageError
-        If an option of the pool is impossible for the artifact.
-    DeviceMemoryError
-        If the pool's tensors do not fit on the device; nothing was allocated.
-    """
-    memory = loaded.memory()
-    try:
-        if options.steps is not None or options.shift is not None:
-            manifest, tables = rescheduled(loaded.manifest, options.steps, options.shift)
-            programs, weights = _resolved_anew(manifest), loaded.weights
-            weights = {**weights, **_uploaded(manifest, tables, memory)}
-            loaded = replace(loaded, manifest=manifest, programs=programs, weights=weights)
-        if loaded.manifest.pool is not None:
-            check_room(loaded.manifest, memory)
-    except BaseException:
-        memory.close()
-        raise
-    rows = LocalVideoRows(loaded, options, memory)
-    try:
-        rows.prepare()
-    except BaseException:
-        rows.close()
-        raise
-    return rows
-
-
-def _resolved_anew(manifest: VideoManifest) -> Programs:
-    """Return the programs of a manifest with another number of denoise passes; UsageError if anything else depends on
-    that number."""
-    try:
-        return resolve_video(manifest)
-    except ArtifactError as error:
-        passes = manifest.workload.schedule.denoise_passes
-        raise UsageError(f"this artifact cannot run {passes} denoise passes: {error}") from None
-
-
-def _uploaded(
-    manifest: VideoManifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
-) -> dict[str, Tensor]:
-    """Upload to the device the tables that replace weights."""
-    with memory.ordered():
-        tensors = {
-            weight.name: memory.allocate(weight) for weight in manifest.weights if weight.name in tables
-        }
-        for name, tensor in tensors.items():
-            memory.write(tensor, tables[name])
-    return tensors

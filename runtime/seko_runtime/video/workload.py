@@ -17,8 +17,9 @@ from seko_runtime.sessions.workload import RuntimeWorkload
 from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.contract import ENCODER_PROGRAMS, TEXT_BUFFER, text_vocabulary, video_contract
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
-from seko_runtime.video.local_rows import LocalVideoRows, open_video_rows
+from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import KIND, Golden, VideoManifest, parse_video_manifest
+from seko_runtime.video.opened_rows import open_video_rows
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.ranked_rows import RANK_COMMANDS, RankedVideoRows
 from seko_runtime.video.text import PromptIds
