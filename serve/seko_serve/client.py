@@ -214,15 +214,20 @@ class AsyncClient:
     def _asked(
         self, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
     ) -> dict[str, Any]:
-        """Return the answer to a request; ServeError if it is a refusal."""
+        """Return the answer to a request; ServeError if it is a refusal, or not the answer of such a server."""
         own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        request = Request(f"{self._url}{path}", body, {**headers, **own})
+        request, status, refusal = Request(f"{self._url}{path}", body, {**headers, **own}), 200, None
         try:
-            with urlopen(request, timeout=ANSWER_S) as answer:
-                fields: dict[str, Any] = json.load(answer)
-                return fields
-        except HTTPError as refused:
-            raise ServeError.of_body(json.load(refused)["error"]) from None
+            try:
+                with urlopen(request, timeout=ANSWER_S) as answer:
+                    fields: dict[str, Any] = json.load(answer)
+                    return fields
+            except HTTPError as refused:
+                status = refused.code
+                refusal = ServeError.of_body(json.load(refused)["error"])
+        except (ValueError, KeyError, TypeError):  # such as a proxy's page
+            refusal = ServeError("internal", f"HTTP {status} from a server that is no seko-serve")
+        raise refusal
 
 
 class Client:

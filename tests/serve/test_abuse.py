@@ -62,11 +62,13 @@ async def last_words(stream: ClientConnection) -> tuple[str, int]:
     return told["code"], stream.close_code or 0
 
 
-async def refused(server: Running, *entrance: str, name: str, **further: Any) -> tuple[str, int]:
+async def refused(
+    server: Running, *entrance: str, name: str, hello: str = HELLO, **further: Any
+) -> tuple[str, int]:
     """Return the code and the close code with which a socket is refused."""
     async with await stream_socket(server, *entrance, name=name, **further) as stream:
         with suppress(ConnectionClosed):  # by the refusal, which is read next
-            await stream.send(HELLO)
+            await stream.send(hello)
         return await last_words(stream)
 
 

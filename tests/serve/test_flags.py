@@ -183,6 +183,8 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
         (["--queue", "-1"], "--queue"),
         (["--ssl-keyfile", "x"], "--ssl-certfile"),
         (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
+        (["--lease", "nan"], "--lease"),
+        (["--allowed-origins", "video.example.org"], "video.example.org"),
     ],
 )
 def test_options_that_cannot_be_are_named(

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import base64
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 import wave
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -30,6 +22,7 @@ from tests.voxcpm2.test_sessions import opened as opened_speech
 from .artifacts import ENVIRONMENT, make_talk, make_way, make_world
 from .browser import Page, browser_path, open_page
 from .conftest import Starter
+from .processes import free_port, served
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,36 +46,6 @@ WATCH = """
   return true;
 })()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@contextmanager
-def served(artifact: Path, *options: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server of its own process, as the command starts it."""
-    port = port or free_port()
-    command = [sys.executable, "-m", "seko_serve", str(artifact), "--port", str(port), *options]
-    with subprocess.Popen(command, env=os.environ | ENVIRONMENT) as process:
-        try:
-            url = f"http://127.0.0.1:{port}/"
-            end = time.monotonic() + 120
-            while True:
-                try:
-                    urlopen(f"{url}ready", timeout=5).close()
-                    break
-                except URLError:
-                    assert process.poll() is None, "the server has ended"
-                    assert time.monotonic() < end, "the server does not start"
-                    time.sleep(0.1)
-            yield url, process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

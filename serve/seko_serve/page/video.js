@@ -302,10 +302,10 @@ async function take(file, last = false) {
     if (!connection) invite();
   } else {
     if (connection) {
-      const seconds = await sendFile(file, (samples, last) => connection?.sendVoice(samples, last));
+      const seconds = await sendFile(file, model.limits, (samples, last) => connection?.sendVoice(samples, last));
       find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
     } else {
-      voice = await dataUrl(file);
+      voice = await dataUrl(file, model.limits.voice_bytes);
       find("voice-name").textContent = file.name;
     }
   }
@@ -359,6 +359,7 @@ async function meet() {
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
   find("prompt-box").hidden = !model.takes.prompt;
+  if (model.takes.prompt) find("prompt").maxLength = model.limits.prompt_letters;
   find("picture-box").hidden = model.takes.image === "no";
   find("last-box").hidden = !model.takes.last_image;
   find("voice-box").hidden = !model.takes.voice;
