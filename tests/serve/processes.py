@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -25,11 +25,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def served(artifact: Path, *options: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server of its own process, as the command starts it."""
+def served(
+    artifact: Path, *options: str, port: int = 0, log: Path | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of its own process, as the command starts it; what it writes goes to ``log``."""
     port = port or free_port()
     command = [sys.executable, "-m", "seko_serve", str(artifact), "--port", str(port), *options]
-    with subprocess.Popen(command, env=os.environ | ENVIRONMENT) as process:
+    with (
+        nullcontext() if log is None else log.open("wb") as stderr,
+        subprocess.Popen(command, env=os.environ | ENVIRONMENT, stderr=stderr) as process,
+    ):
         try:
             url = f"http://127.0.0.1:{port}/"
             end = time.monotonic() + 120

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,20 @@ def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     code, told = refused(tmp_path, "--port", 0)
     assert code == 3
     assert "manifest.json" in told
+
+
+def test_a_start_says_where_its_page_is_and_a_taken_port_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
+    with served(single, "--snapshots", "none", log=tmp_path / "log") as (url, process):
+        while (said := f"seko-serve: the page is at {url}\n") not in (tmp_path / "log").read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert (tmp_path / "log").read_text().splitlines(keepends=True)[-1] == said
+        code, told = refused(single, "--port", url.rsplit(":", 1)[1].strip("/"))
+    assert code == 3
+    assert f"{url} cannot be listened on" in told
 
 
 def test_an_artifact_without_a_pool_serves_one_viewer(tmp_path_factory: pytest.TempPathFactory) -> None:

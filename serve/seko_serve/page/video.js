@@ -366,6 +366,7 @@ async function meet() {
   find("picture-legend").textContent = model.takes.voice ? "Portrait"
     : `Picture to begin with${model.takes.image === "may" ? ", if you like" : ""}`;
   if (model.takes.keys) find("reaction-name").textContent = "Key to picture";
+  if (model.takes.image === "may") find("start").before(find("picture-box")); // what every session has comes first
   find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
   showRunning(Boolean(connection));
   invite();
