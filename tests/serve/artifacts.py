@@ -43,6 +43,13 @@ def make_world(folder: Path) -> None:
     (folder / "prompt.txt").write_text(prompts[0]["prompt"])
 
 
+def make_sample(folder: Path) -> None:
+    """The trained sample, as the quick start serves it but for its compiled code: one row, an FP4 cache."""
+    made = resolved(None, kv="fp4")
+    assert made.checkpoint is not None
+    _build(made.config, made.checkpoint, folder, made.media)
+
+
 def make_talk(folder: Path) -> None:
     """A tiny talking portrait of random weights, which reads sentences and hears sound, and a picture for it."""
     folder.mkdir()

@@ -19,7 +19,7 @@ from tests.shared import made_once
 from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_sessions import opened as opened_speech
 
-from .artifacts import ENVIRONMENT, make_talk, make_way, make_world
+from .artifacts import ENVIRONMENT, make_sample, make_talk, make_way, make_world
 from .browser import Page, browser_path, open_page
 from .conftest import Starter
 from .processes import free_port, served
@@ -101,6 +101,33 @@ def moved(before: np.ndarray, after: np.ndarray) -> tuple[int, int]:
 def share(picture: np.ndarray, colour: tuple[int, int, int]) -> float:
     """The share of pixels that are nearly of a colour."""
     return float((np.abs(picture.astype(int) - colour).max(-1) < 70).mean())
+
+
+def test_the_sample_plays_for_ten_seconds_and_its_disc_changes_colour(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    sample = made_once(tmp_path_factory, "serve-sample", make_sample)
+    red, blue = (230, 60, 40), (50, 90, 230)
+    with served(sample / "artifact", "--snapshots", "none") as (url, _), open_page(url) as page:
+        page.until("!document.getElementById('start').disabled")
+        write(page, "a red disc bouncing on a dark background")
+        page.until(f"{FRAMES} > 0")
+        count = 10 * page.value(
+            "Number(document.getElementById('model').textContent.match(/(\\d+) frames/)[1])"
+        )
+        numbers, pictures = watched(page, count)
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert len({picture.tobytes() for picture in pictures}) > 0.9 * count
+        assert min(share(picture, red) for picture in pictures[count // 4 :: 8]) > 0.01
+        page.value("document.getElementById('recache').checked = true")
+        write(page, "a blue disc bouncing on a dark background")
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 60")
+        picture = page.pixels()
+        page.screenshot(tmp_path / "sample.png")
+        assert share(picture, blue) > 0.01
+        assert share(picture, red) < 0.005
+        assert page.problems == []
 
 
 def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(world: Path) -> None:
