@@ -73,3 +73,20 @@ def test_quantisation_of_another_library(tmp_path: Path, weights: Weights) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="quantised by 'bitsandbytes'"):
         recognise_checkpoint(tmp_path)
+
+
+def test_matrix_game_is_named_although_it_has_the_keys_of_a_picture_branch(
+    tmp_path: Path, weights: Weights
+) -> None:
+    """It has no text, so no family knows it; keys that it shares with image-to-video models give no hint."""
+    state = {name: one for name, one in weights.items() if not name.startswith("text_embedding")}
+    state |= {
+        "img_emb.proj.1.weight": torch.ones(32, 32),
+        "blocks.0.cross_attn.k_img.weight": torch.ones(32, 32),
+    }
+    state["blocks.0.action_model.keyboard_embed.0.weight"] = torch.ones(4, 4)
+    save_file(state, tmp_path / "file")
+    with pytest.raises(UnknownModelError) as caught:
+        recognise_checkpoint(tmp_path / "file")
+    hints = [line for line in str(caught.value).splitlines() if "hint:" in line]
+    assert hints == ["  hint: these are the keys of Matrix-Game, which is not built"]
