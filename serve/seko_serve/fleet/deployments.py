@@ -173,7 +173,7 @@ class RayBoxes:
         self._failed = {name: self._failed.get(name, now) for name in failed}
         for name, since in self._failed.items():
             if now - since > FAILED_S:
-                _LOG.error("a box could not start: %s", running[name].message.splitlines()[-1])
+                _LOG.error("a box could not start: %s", running[name].message.strip().splitlines()[-1:])
                 await self.end(name)
                 names.remove(name)
         return names
