@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        config = one_gpu().changed(ranks=2, text=TEXT, model={"text_dim": TEXT.dim})
+        config = one_gpu()
+        config = config.changed(ranks=2, text=TEXT, model=replace(config.model, text_dim=TEXT.dim))
         write_random_checkpoint(
             folder / "tiny.pt", config.model, format="self-forcing", seed=0, dtype=torch.float32
         )
