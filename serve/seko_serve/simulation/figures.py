@@ -33,8 +33,8 @@ class Figures:
     resume_s_p50, resume_s_p99 : float or None
         Seconds from a socket's end to the next frame.
     repeated_chunks : int
-        Largest number of chunks that a viewer received twice after a socket's end, because they were made after the last
-        snapshot.
+        Largest number of chunks that a viewer received twice after a socket's end, because they were made after the
+        last snapshot.
     gpu_use : float
         Share of the boxes' time in which their device was busy.
     mean_sessions : float

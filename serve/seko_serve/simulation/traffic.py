@@ -42,7 +42,7 @@ class Traffic:
         self.count(DIRECTORY, times * COMMANDS[method])
 
     def a_second(self, receiver: str, begin: float, end: float) -> tuple[float, int]:
-        """Return the mean and the largest number of requests a second to a receiver, from second ``begin`` to ``end``."""
+        """Return the mean and the largest requests a second to a receiver, from second ``begin`` to second ``end``."""
         seconds = range(int(begin), max(int(begin) + 1, int(end)))
         counts = [self._counts[receiver, second] for second in seconds]
         return sum(counts) / len(counts), max(counts)
