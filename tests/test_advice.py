@@ -75,13 +75,13 @@ def options() -> dict[str, dict[str, set[str]]]:
     """Spelled options of each command of each program."""
     _, commands = parsers(dict.fromkeys(SUMMARIES, print))
     runtime = {
-        name: {spelled for action in one._actions for spelled in action.option_strings}
-        for name, one in commands.items()
+        name: {spelled for action in command._actions for spelled in action.option_strings}
+        for name, command in commands.items()
     }
     export = {
-        name: {spelled for param in one.params for spelled in (*param.opts, *param.secondary_opts)}
+        name: {spelled for param in command.params for spelled in (*param.opts, *param.secondary_opts)}
         | {"--help"}
-        for name, one in export_command.commands.items()
+        for name, command in export_command.commands.items()
     }
     return {"seko-run": runtime, "seko-export": export}
 
