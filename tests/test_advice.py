@@ -226,3 +226,20 @@ def test_a_planted_mistake_is_found() -> None:
     ]
     assert INSTALL.findall("in Seko's folder, pip install -e '.[onnx]', or not") == ["-e '.[onnx]'"]
     assert INSTALL.findall("or pip install av") == ["av"]
+
+
+def test_python_on_pages_can_be_parsed() -> None:
+    blocks = [
+        (place, block)
+        for place, text in texts()
+        if place.endswith(".md")
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ]
+    assert len(blocks) > 10
+    wrong = []
+    for place, block in blocks:
+        try:
+            ast.parse(block)
+        except SyntaxError as fault:
+            wrong.append(f"{place}: {fault}")
+    assert wrong == []
