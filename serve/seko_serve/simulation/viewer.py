@@ -1,4 +1,5 @@
-"""A simulated viewer, who opens a session, waits in a queue if necessary, watches, and resumes after its socket ended."""
+"""A simulated viewer, who opens a session, waits in a queue if necessary, watches, and resumes after its socket
+ended."""
 
 from __future__ import annotations
 
