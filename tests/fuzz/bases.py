@@ -242,7 +242,8 @@ def _streamed() -> VideoManifest:
     """The toy with a cache on the host, of which two layers are on the device."""
     base = toy.toy_manifest(layers=STREAMED_LAYERS, golden=toy.GOLDEN)
     buffers = tuple(
-        replace(one, device_layers=STREAMED_SEATS) if one.role == "cache" else one for one in base.buffers
+        replace(buffer, device_layers=STREAMED_SEATS) if buffer.role == "cache" else buffer
+        for buffer in base.buffers
     )
     return replace(base, buffers=buffers)
 
