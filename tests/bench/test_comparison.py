@@ -158,7 +158,7 @@ def test_the_time_ends_children_and_begins_no_more(tmp_path):
         one.script("slow", "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])")
         is None
     )
-    assert not woken.exists()  # the grandchild was ended, too
+    assert not woken.exists()  # its pipes are the grandchild's too, and end with that
     assert one.script("late", "-c", "print('{}')") is None
     assert one.skipped == ["slow", "late"]
     assert one.failed == {}
