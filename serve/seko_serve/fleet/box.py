@@ -183,4 +183,5 @@ class Box:
             manager.admission.waiting,
             len(manager.sessions),
             not manager.stopping,
+            kind=manager.device.manifest.workload.kind,
         )

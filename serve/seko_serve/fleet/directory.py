@@ -37,6 +37,8 @@ class BoxFacts:
         sessions.
     accepts : bool
         Whether the box takes sessions; it takes none when it ends.
+    kind : str
+        What the artifact makes: ``video`` or ``speech``.
     """
 
     name: str
@@ -50,6 +52,12 @@ class BoxFacts:
     waiting: int
     sessions: int
     accepts: bool
+    kind: str = "video"
+
+    @property
+    def web(self) -> str:
+        """Address for the HTTP requests of clients, such as ``http://10.0.0.7:41000``."""
+        return f"http{self.url.removeprefix('ws')}"
 
 
 @dataclass(frozen=True)
