@@ -60,6 +60,7 @@ class Fleet:
         directory = self._open_directory()
         while all(row.name != box.name for row in await directory.boxes()):
             await asyncio.sleep(0.01)
+        await directory.close()
         return box
 
     async def stop(self, box: Box) -> None:

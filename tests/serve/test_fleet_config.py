@@ -67,7 +67,7 @@ def test_a_wrong_configuration_is_refused_by_the_fields_name(
 
 
 def test_boxes_are_replaced_if_their_settings_change_and_not_if_they_are_retired(tmp_path: Path) -> None:
-    config = config_of(tmp_path, LEAST)
+    config = config_of(tmp_path, f"{LEAST}host: 10.0.0.1\n")
     (model,) = config.models
     group = config.group(model)
     assert config.group(replace(model, retired=True, boxes=7)) == group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from seko_serve.client import AsyncClient
@@ -35,7 +37,8 @@ async def entered(box: Box, session: str, ticket: str) -> str:
     protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(TICKET_PREFIX + ticket)]
     url = f"{box.facts().url}/v1/sessions/{session}/stream"
     async with connect(url, subprotocols=protocols) as stream:
-        await stream.send('{"type": "hello", "codecs": ["rgb24"]}')
+        with suppress(ConnectionClosed):  # by a refusal, which is read next
+            await stream.send('{"type": "hello", "codecs": ["rgb24"]}')
         first = await stream.recv()
     assert isinstance(first, str)
     for word in ("unauthorized", "ready"):
@@ -77,20 +80,28 @@ def test_a_key_that_asks_two_gateways_at_once_gets_no_more_sessions_than_it_may_
 
     async def test(fleet: Fleet) -> None:
         boxes = [await fleet.box(most=3, keys=KEYS) for _ in range(3)]
-        async with fleet.gateway(keys=KEYS) as other_url:
+        async with fleet.gateway(keys=KEYS) as other_url, aiohttp.ClientSession() as client:
 
             async def opened(url: str, key: str) -> tuple[int, Any]:
-                return await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": PROMPT}, key)
+                headers = {"authorization": f"Bearer {key}"}
+                async with client.post(
+                    f"{url}/v1/sessions", json={"prompt": PROMPT}, headers=headers
+                ) as answer:
+                    return answer.status, await answer.json()
 
-            urls = [fleet.url, other_url] * 8
-            answers = await asyncio.gather(*(opened(url, KEYS[0]) for url in urls))
-            assert sorted(status for status, _ in answers) == [201] * 3 + [429] * 13
+            async def statuses_of_race() -> list[int]:
+                answers = await asyncio.gather(*(opened(url, KEYS[0]) for url in [fleet.url, other_url] * 8))
+                ids.extend(table["id"] for status, table in answers if status == 201)
+                return [status for status, _ in answers]
+
+            ids: list[str] = []
+            statuses = await statuses_of_race()
+            assert (statuses.count(201), set(statuses)) == (3, {201, 429})
             assert sum(box.facts().sessions for box in boxes) == 3
             assert (await opened(other_url, KEYS[1]))[0] == 201
-            ended = next(table["id"] for status, table in answers if status == 201)
-            assert (await ask(fleet, f"/v1/sessions/{ended}", "DELETE", key=KEYS[0]))[0] == 204
-            statuses = [status for status, _ in await asyncio.gather(*(opened(url, KEYS[0]) for url in urls))]
-            assert sorted(statuses) == [201] + [429] * 15
+            assert (await ask(fleet, f"/v1/sessions/{ids.pop()}", "DELETE", key=KEYS[0]))[0] == 204
+            statuses = await statuses_of_race()
+            assert (statuses.count(201), set(statuses)) == (1, {201, 429})
 
     prefix = tmp_path.name
 
@@ -109,6 +120,8 @@ def test_speech_is_answered_by_a_box_to_which_the_client_is_sent(tmp_path: Path)
         await fleet.box(keys=KEYS)
         assert (await ask(fleet, SPEECH, "POST", {"input": "abc"}, KEYS[0]))[0] == 415
         box = await fleet.box(opener, digest="5" * 64, keys=KEYS)
+        while len((await ask(fleet, "/v1/models", key=KEYS[0]))[1]["data"]) < 2:
+            await asyncio.sleep(0.05)
         body = {"input": "hallo", "seed": 3, "response_format": "pcm"}
         async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEYS[0]}"}) as client:
             async with client.post(fleet.url + SPEECH, json=body) as answer:
@@ -120,9 +133,12 @@ def test_speech_is_answered_by_a_box_to_which_the_client_is_sent(tmp_path: Path)
             async with client.post(fleet.url + SPEECH, json=body, allow_redirects=False) as answer:
                 location = answer.headers["location"]
         assert location.startswith(f"{box.facts().web}{SPEECH}?ticket=")
-        assert await asyncio.to_thread(status, location, body) == 200
-        assert await asyncio.to_thread(status, location, body) == 401  # a link is for one request
-        assert await asyncio.to_thread(status, f"{box.facts().web}{SPEECH}", body) == 401
+        statuses = []
+        async with aiohttp.ClientSession() as client:
+            for url in (location, location, f"{box.facts().web}{SPEECH}"):  # a link is for one request
+                async with client.post(url, json=body) as answer:
+                    statuses.append(answer.status)
+        assert statuses == [200, 401, 401]
         for path, table, code in (
             ("/v1/sessions", {"prompt": PROMPT}, 400),  # of which model?
             ("/v1/sessions", {"prompt": PROMPT, "model": "toy-speech"}, 400),
@@ -132,13 +148,14 @@ def test_speech_is_answered_by_a_box_to_which_the_client_is_sent(tmp_path: Path)
             (SPEECH, {"input": "abc", "model": "another"}, 404),
             (SPEECH, {"response_format": "pcm"}, 400),
         ):
-            assert (await ask(fleet, path, "POST", table, KEYS[0]))[0] == code, (path, table)
+            key = {"authorization": f"Bearer {KEYS[0]}"}
+            async with (
+                aiohttp.ClientSession(headers=key) as client,
+                client.post(fleet.url + path, json=table) as answer,
+            ):
+                assert answer.status == code, (path, table)
 
     run(tmp_path / "store", test, keys=KEYS)
-
-
-def status(url: str, table: object) -> int:
-    return http(url, "POST", table)[0]
 
 
 def test_a_videos_file_comes_from_its_box(tmp_path: Path) -> None:
