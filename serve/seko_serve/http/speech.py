@@ -60,8 +60,7 @@ class SpeechRoutes:
         """Return an address that takes one request without a key; ServeError if no row is free for it."""
         tenant = self._access.tenant(request)
         self._speaking()
-        if self._manager.stopping:
-            raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
+        self._manager.check_takes()
         if not self._manager.admission.free:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S)
         return link_to(PATH, self._access.links.issue(tenant, PATH))
