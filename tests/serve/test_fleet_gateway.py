@@ -250,9 +250,9 @@ def test_a_closed_box_keeps_its_sessions_and_takes_none_until_it_is_opened_again
             token = (await ask(fleet, "/v1/sessions", "POST", body, queue="join"))[1]["error"]["queue_token"]
             assert await held(False) == 1
             other = await fleet.box(max_sessions=1)
-            while (await ask(fleet, "/ready"))[1].get("free") != 1:  # until the gateway knows both rows
-                await asyncio.sleep(0.1)
-            assert (await ask(fleet, "/v1/sessions", "POST", body))[0] == 201
+            while (await ask(fleet, "/v1/sessions", "POST", body))[0] != 201:
+                await asyncio.sleep(0.1)  # until the gateway has read the other box's row
+            assert (closed.facts().sessions, other.facts().sessions) == (1, 1)
             # The closed box's queue is over: the request waits at the other box.
             refused = (await ask(fleet, "/v1/sessions", "POST", body, queue=token))[1]["error"]
             assert refused["queue_token"].startswith(other.name)

@@ -96,6 +96,13 @@ def _enough(load: int, rows_each: float, free: float) -> int:
     return ceil(load / (rows_each * (1 - free)) - 1e-9)
 
 
+def _as_told(row: BoxFacts, takes: bool) -> BoxFacts:
+    """Return a box's row as it will be once the box has written it again."""
+    if takes == row.accepts:
+        return row
+    return replace(row, accepts=takes, free=row.capacity - row.sessions if takes else 0)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to be done so that as many boxes as wanted take sessions.
@@ -148,9 +155,7 @@ class Scaling:
         """
         told = {box: takes for box, (takes, at) in self._told.items() if now - at < KNOWN_S}
         known = [
-            replace(row, accepts=told.get(row.application, row.accepts))
-            for row in rows
-            if row.application in boxes
+            _as_told(row, told.get(row.application, row.accepts)) for row in rows if row.application in boxes
         ]
         self._resumed &= set(boxes)
         closed = sorted((row for row in known if not row.accepts), key=lambda row: -row.sessions)
