@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,3 +127,45 @@ def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(
     with pytest.raises(ArtifactError):
         artifact_folder(str(tar), cache)
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".digest"]
+
+
+def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
+    small_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each fault is one sentence that names it, and exit code 3; Ray is not started."""
+    ray = pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    monkeypatch.delenv("SEKO_SERVE_API_KEY", raising=False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was started"))
+    open_folder = tmp_path / "open"
+    open_folder.mkdir(mode=0o755)
+    trust = tmp_path / "trust"
+    trust.write_text(f"ed25519 {'ab' * 32} somebody\n")
+    store = tmp_path / "store"
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody listens there
+        free, used = unused.getsockname()[1], taken.getsockname()[1]
+        for sentence, fields in (
+            ("No such file", {"artifact": tmp_path / "none"}),
+            ("has no VAE", {}),
+            ("is not signed", {"trust": trust}),
+            (f"port {used} cannot be listened on: Address already in use", {"port": used}),
+            (f"no Redis server answers at 127.0.0.1:{free}\n", {"directory": f"redis://:secret@127.0.0.1:{free}/0"}),
+            ("give it mode 0700", {"snapshots": open_folder}),
+            ("host is 0.0.0.0, which others reach, and there is no API key", {"host": "0.0.0.0"}),
+            ("No such file", {"api_key_file": tmp_path / "none"}),
+            ("ssl_certfile and ssl_keyfile are no certificate", {"ssl_certfile": trust, "ssl_keyfile": trust}),
+            ("ca_file", {"ca_file": trust}),
+        ):  # fmt: skip
+            values: dict[str, object] = {"artifact": small_artifact, "port": 0, "snapshots": store, **fields}
+            monkeypatch.setenv("SEKO_TRUST", str(values.pop("trust", "")))
+            if not os.environ["SEKO_TRUST"]:
+                monkeypatch.delenv("SEKO_TRUST")
+            lines = [f"models: [{{artifact: {values.pop('artifact')}}}]"]
+            lines += [f"{name}: {value}" for name, value in values.items()]
+            (tmp_path / "fleet.yaml").write_text("\n".join(lines))
+            assert main([str(tmp_path / "fleet.yaml")]) == 3, sentence
+            said = capsys.readouterr().err
+            assert sentence in said
+            assert said.count("\n") == 1
+            assert "secret" not in said
