@@ -97,6 +97,19 @@ def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str
     assert "give --address" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_an_address_where_no_cluster_answers_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    (tmp_path / "fleet.yaml").write_text(LEAST)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        assert main([str(tmp_path / "fleet.yaml"), "--address", address]) == 3
+    assert capsys.readouterr().err == f"seko-serve: --address: no Ray cluster answers at {address}\n"
+
+
 def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(LEAST)
     code = (
@@ -129,6 +142,7 @@ def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".digest"]
 
 
+@pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
     small_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ that ends again and again.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -17,9 +18,12 @@ from seko_serve.fleet.config import MEMORY, FleetConfig
 from seko_serve.fleet.directory import DirectoryError
 from seko_serve.fleet.redis_directory import RedisDirectory
 from seko_serve.live.kinds import check_served
+from seko_serve.security.keys import read_keys
 from seko_serve.settings import LOOPBACK
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.objects import ObjectStore
+
+CONNECT_S = 5.0  # for an answer of a Ray cluster
 
 
 def check(config: FleetConfig, environment: Mapping[str, str]) -> None:
@@ -43,13 +47,14 @@ def check(config: FleetConfig, environment: Mapping[str, str]) -> None:
     DirectoryError
         If no Redis server answers at the directory's address.
     """
-    settings = config.gateway_settings(environment)
+    keys = read_keys([], Path(config.api_key_file) if config.api_key_file else None, environment)
     for name, host in (("host", config.host), ("box_host", config.box_host)):
-        if host and host not in LOOPBACK and not settings.keys:
+        if host and host not in LOOPBACK and not keys:
             raise ValueError(
                 f"{name} is {host}, which others reach, and there is no API key: give api_key_file, or set "
                 "SEKO_SERVE_API_KEY"
             )
+    config.gateway_settings(environment)
     _check_certificates(config)
     _check_port(config.host, config.port)
     if "://" in config.snapshots:
@@ -82,7 +87,9 @@ def _check_port(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        raise ValueError(f"host {host}, port {port} cannot be listened on: {error.strerror}") from None
+        raise ValueError(
+            f"host {host}, port {port} cannot be listened on: {os.strerror(error.errno or 0)}"
+        ) from None
 
 
 async def _check_directory(url: str) -> None:
@@ -95,3 +102,29 @@ async def _check_directory(url: str) -> None:
         raise DirectoryError(f"directory: no Redis server answers at {where}") from None
     finally:
         await directory.close()
+
+
+def check_cluster(address: str) -> None:
+    """Check that something listens at the address of a Ray cluster, for which Ray would wait for minutes.
+
+    Parameters
+    ----------
+    address : str
+        A host and a port, or another word of Ray such as ``auto``, which is not checked.
+
+    Raises
+    ------
+    ValueError
+        If nothing answers.
+    """
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if host is None or port is None:
+        return
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError:
+        raise ValueError(f"--address: no Ray cluster answers at {host}:{port}") from None

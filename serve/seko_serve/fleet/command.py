@@ -51,12 +51,14 @@ def main(arguments: list[str]) -> int:
 
         from seko_serve.fleet import deployments
         from seko_serve.fleet.actor_directory import NAMESPACE
-        from seko_serve.fleet.checks import check
+        from seko_serve.fleet.checks import check, check_cluster
     except ImportError:
         return _lacking()
     try:
         if chosen.address is None:  # else the files are those of other machines
             check(config, os.environ)
+        else:
+            check_cluster(chosen.address)
     except (ValueError, OSError, SekoRuntimeError, StoreError, DirectoryError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
