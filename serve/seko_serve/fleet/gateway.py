@@ -205,10 +205,16 @@ class Gateway:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
             return _rewritten(answer, box)
+        # The directory has forgotten the session, but its record in the store says which artifact it needs.
+        lost: Answer | None = None
         for box in _one_for_each_digest(in_order(boxes, self._promised(), digest=None)):
             _, answer = await self._first([box], request.method, path, headers, body)
-            if answer.status != 404:
+            if answer.code == "lost":
+                lost = answer
+            elif answer.status != 404:
                 return _rewritten(answer, box)
+        if lost is not None:
+            return _passed(lost)
         raise ServeError("not_found", "there is no such session")
 
     # -- models and videos -------------------------------------------------------------------------------------
