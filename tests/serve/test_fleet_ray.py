@@ -60,7 +60,9 @@ def cluster() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def free_port() -> int:
+@pytest.fixture(scope="module")
+def port() -> int:
+    """The port of Ray's proxies, which stay when a fleet ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -83,7 +85,7 @@ def alone_of(artifact: Path, seed: int, prompt: str, chunks: int) -> np.ndarray:
 
 
 def test_sessions_of_a_fleet_outlive_their_boxes(
-    cluster: Any, film: Path, redis_server: RedisServer, tmp_path: Path
+    cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     from seko_serve.fleet.deployments import apply, remove
 
@@ -95,7 +97,7 @@ def test_sessions_of_a_fleet_outlive_their_boxes(
         (first,),
         str(tmp_path / "store"),
         redis_server.url,
-        port=free_port(),
+        port=port,
         box_host="127.0.0.1",
         opens_per_second=1e4,
         snapshot_every=1,
@@ -170,7 +172,7 @@ def raylet(node: Any) -> int:
 
 
 def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
-    cluster: Any, film: Path, redis_server: RedisServer, tmp_path: Path
+    cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     from seko_serve.fleet.deployments import apply, remove
 
@@ -180,7 +182,7 @@ def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
         str(tmp_path / "store"),
         redis_server.url,
         gateways=2,
-        port=free_port(),
+        port=port,
         box_host="127.0.0.1",
         opens_per_second=1e4,
         snapshot_every=1,
