@@ -117,6 +117,34 @@ def test_behind_the_last_snapshot_there_are_no_more_chunks_than_from_one_to_the_
     run(test, LIMIT_S)
 
 
+def test_a_session_whose_box_is_killed_before_its_first_snapshot_is_gone(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            first = stack.enter_context(box_process(directory, folder, 1000))
+            await listed(directory, [first])
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                viewer = await Viewer(AsyncClient(fleet.url), 0).open()
+                await more(viewer)
+                second = stack.enter_context(box_process(directory, folder))
+                await listed(directory, [second])
+                first.kill()
+                with pytest.raises(ServeError, match="there is no such session") as gone:
+                    await moved(viewer)
+                assert (gone.value.kind.code, gone.value.kind.retryable) == ("not_found", False)
+                viewer.check()
+                again = await Viewer(AsyncClient(fleet.url), 0).open()
+                await more(again)
+                again.check()
+                await again.client.close()
+            await nothing_left(directory)
+
+    run(test, LIMIT_S)
+
+
 def test_behind_a_slow_store_all_chunks_since_the_last_snapshot_that_it_has_come_again(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
