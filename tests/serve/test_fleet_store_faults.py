@@ -17,7 +17,8 @@ import pytest
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.fleet.box import Box
-from seko_serve.fleet.directory import MemoryDirectory
+from seko_serve.fleet.choice import FRESH_S
+from seko_serve.fleet.directory import BoxFacts, MemoryDirectory
 from seko_serve.live import manager
 from seko_serve.protocol import Media
 from seko_serve.store.base import Content, StoreError
@@ -34,10 +35,17 @@ OTHER = "e" * 64  # digest of another artifact
 
 
 class Directory(MemoryDirectory):
-    """A directory in memory that a test may look into, and have forget everything."""
+    """A directory in memory that a test may look into, and have forget everything; while it is `deaf` it hears of no
+    box.
+    """
 
     def __init__(self) -> None:
         super().__init__(time.monotonic)
+        self.deaf = False
+
+    async def announce(self, box: BoxFacts) -> None:
+        if not self.deaf:
+            await super().announce(box)
 
     def forget(self) -> None:
         for table in (self._boxes, self._leases, self._places):
@@ -159,13 +167,19 @@ def test_a_session_comes_back_at_its_own_artifact_alone_whatever_the_directory_r
             with pytest.raises(ServeError, match="no box has the session's artifact") as refused:
                 await client.resume()
             assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+        directory.deaf = True
         directory.forget()
+        await asyncio.sleep(2 * FRESH_S)  # rows that the gateway has just read are used
+        with pytest.raises(ServeError, match="no box answers") as refused:
+            await client.resume()
+        assert refused.value.kind.retryable
+        directory.deaf = False
         while not await directory.boxes():
             await asyncio.sleep(0.05)
         for _ in range(3):
             with pytest.raises(ServeError, match="needs another artifact") as refused:
                 await client.resume()
-            assert refused.value.kind.code == "lost"
+            assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
         elsewhere = new_client(url=other.facts().inside)  # one that does not ask the gateway
         elsewhere._id, elsewhere._hello, elsewhere._resume = client._id, client._hello, client._resume
         with pytest.raises(ServeError, match="needs another artifact"):

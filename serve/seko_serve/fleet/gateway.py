@@ -206,15 +206,18 @@ class Gateway:
             box, answer = await self._first(candidates, request.method, path, headers, body)
             return _rewritten(answer, box)
         # The directory has forgotten the session, but its record in the store says which artifact it needs.
-        lost: Answer | None = None
-        for box in _one_for_each_digest(in_order(boxes, self._promised(), digest=None)):
+        refused: Answer | None = None
+        several = _one_for_each_digest(in_order(boxes, self._promised(), digest=None))
+        for box in several:
             _, answer = await self._first([box], request.method, path, headers, body)
-            if answer.code == "lost":
-                lost = answer
+            if answer.code == "full":
+                refused = answer
             elif answer.status != 404:
                 return _rewritten(answer, box)
-        if lost is not None:
-            return _passed(lost)
+        if refused is not None:
+            return _passed(refused)
+        if not several:  # as when the directory has forgotten them, too
+            raise ServeError("full", "no box answers", retry_after=AGAIN_S)
         raise ServeError("not_found", "there is no such session")
 
     # -- models and videos -------------------------------------------------------------------------------------

@@ -293,7 +293,9 @@ class SessionManager:
         """Raise a ServeError if a saved session needs another artifact than that of this server of a fleet."""
         own = self._leases.artifact
         if own and record.artifact and record.artifact != own:
-            raise ServeError("lost", "the session needs another artifact than this server's")
+            raise ServeError(
+                "full", "the session needs another artifact than this server's", retry_after=AGAIN_S
+            )
 
     async def _reopen(self, record: Record, token: str) -> LiveSession:
         self._check_open()
