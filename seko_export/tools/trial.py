@@ -15,7 +15,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.errors import ExportError, MachineError, UsageError
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
-from seko_export.options.checks import is_speech
+from seko_export.options.checks import check_files, is_speech
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.options.resolved import ResolvedBuild
@@ -50,6 +50,7 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
         raise UsageError(
             "try makes video: build a speech model with `seko-export build`, and run it with seko-run"
         )
+    check_files(options)
     home = environment.user_cache() / TRIALS
     folder = home / _key(options, resolve_build(options), _Digests(home / _DIGESTS))
     if (folder / MANIFEST_FILE).is_file():

@@ -177,9 +177,9 @@ class Viewer:
         default_factory=list
     )  # chunks that it had seen behind the last snapshot in the store
 
-    async def open(self) -> Viewer:
-        """Open a session."""
-        await self.client.open(codecs=["rgb24"], prompt=PROMPTS[self.seed], seed=self.seed, fps=2)
+    async def open(self, *, wait: bool = False) -> Viewer:
+        """Open a session; with ``wait``, wait in the queue if the fleet is full."""
+        await self.client.open(codecs=["rgb24"], prompt=PROMPTS[self.seed], seed=self.seed, fps=2, wait=wait)
         return self
 
     @property
