@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from seko_serve.security.keys import private_bytes, read_keys
-from seko_serve.settings import Settings
+from seko_serve.settings import LOOPBACK, Settings
 
 MEMORY = "memory"  # the directory of a fleet on one machine
 BOX_OPENS_PER_S = 1000.0  # of a key at a box, where all requests come from gateways
@@ -33,7 +33,7 @@ class ModelConfig:
     device : str
         The device; see `open_artifact`.
     retired : bool
-        Whether the boxes take no new sessions. Their sessions go on until they end.
+        Whether the boxes take no new sessions; their present sessions continue.
     """
 
     artifact: str
@@ -66,7 +66,7 @@ class FleetConfig:
     models : tuple of ModelConfig
         The artifacts that are served.
     snapshots : str
-        Where sessions are saved, for all boxes: a shared folder, or the URL of an object store.
+        Store in which all boxes save sessions: a shared folder, or the URL of an object store.
     directory : str
         ``memory`` for a fleet on one machine, or the URL of a Redis server such as ``redis://10.0.0.5:6379/0``.
     gateways : int
@@ -74,20 +74,24 @@ class FleetConfig:
     host, port : str, int
         Address on which Ray's proxies listen for the gateways.
     box_host : str
-        Address on which boxes listen; empty: the machine's address, as Ray knows it.
+        Address on which boxes listen. Default: the machine's address, as Ray knows it.
     box_url : str
-        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``; empty: the address that is
-        listened on.
+        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``. Default: the address on which the
+        box listens.
+    ssl_certfile, ssl_keyfile : str
+        Files on each machine of the TLS certificate and key of boxes; empty: boxes speak plain HTTP.
+    ca_file : str
+        File on each machine of the authorities with which gateways check boxes' certificates; empty: the system's.
     cache : str
         Folder for unpacked artifacts on each machine.
     api_key_file, snapshot_key_file : str
         Files on each machine, as ``seko-serve`` takes them.
     allowed_origins : tuple of str
-        Origins of pages that may open sockets: at least that of the gateway's page.
+        Origins of pages that may open sockets; they must include the origin of the gateway's page.
     sessions_per_key : int
-        The most sessions of a key on all boxes; 0: any number.
+        Largest number of sessions of an API key on all boxes; 0: any number.
     opens_per_second : float
-        Sessions and videos that a key may open from an address in a second at each gateway, in the long run.
+        Mean number of sessions and videos that a key may open from an address in a second at each gateway.
     shrink_after : float
         Seconds for which a model must have had a box too many before one of its boxes ends.
     lease, snapshot_every, queue, videos
@@ -107,6 +111,9 @@ class FleetConfig:
     port: int = 8000
     box_host: str = ""
     box_url: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ca_file: str = ""
     cache: str = ""
     api_key_file: str = ""
     snapshot_key_file: str = ""
@@ -140,6 +147,8 @@ class FleetConfig:
             )
         if self.gateways < 1:
             raise ValueError(f"gateways is {self.gateways}, expected 1 or more")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ValueError("ssl_certfile and ssl_keyfile belong together: give both")
         if self.sessions_per_key < 0:
             raise ValueError(f"sessions_per_key is {self.sessions_per_key}, expected 0 or more")
         if not 0 <= self.shrink_after < float("inf"):
@@ -162,7 +171,7 @@ class FleetConfig:
         host : str
             Address to listen on, at any port.
         environment : mapping of str to str
-            The environment, which may have an API key.
+            Environment variables, which may include an API key.
         device : str
             The device.
 
@@ -178,7 +187,9 @@ class FleetConfig:
             host,
             0,
             keys=tuple(read_keys([], key_file, environment)),
-            allowed_origins=frozenset(self.allowed_origins),
+            allowed_origins=frozenset(self.allowed_origins) | self._own_origins(),
+            tls_key=Path(self.ssl_keyfile) if self.ssl_keyfile else None,
+            tls_certificate=Path(self.ssl_certfile) if self.ssl_certfile else None,
             lease_s=self.lease,
             opens_per_s=BOX_OPENS_PER_S,
             queue=self.queue,
@@ -190,8 +201,14 @@ class FleetConfig:
             videos=self.videos,
         )
 
+    def _own_origins(self) -> frozenset[str]:
+        """Origins of the gateway's page, if it is on this machine alone; others are configured."""
+        if self.host not in LOOPBACK:
+            return frozenset()
+        return frozenset(f"http://{name}:{self.port}" for name in ("127.0.0.1", "localhost"))
+
     def group(self, model: ModelConfig) -> str:
-        """Return the name of a model's boxes, another one for each artifact and each change of their settings."""
+        """Return the name of the group of a model's boxes: a hash of the artifact and the settings."""
         relevant = {
             name: value
             for name, value in asdict(self).items()
@@ -201,6 +218,7 @@ class FleetConfig:
             for name, value in asdict(model).items()
             if name not in ("boxes", "max_boxes", "retired")
         }
+        relevant["own_origins"] = sorted(self._own_origins())
         return f"seko-box-{hashlib.sha256(repr(sorted(relevant.items())).encode()).hexdigest()[:12]}"
 
 
@@ -227,7 +245,7 @@ def read_config(file: Path) -> FleetConfig:
 
 
 def _read(kind: type[Any], table: object, where: str) -> Any:
-    """Return a dataclass with the values of a table."""
+    """Return a dataclass that is filled from a table of the file."""
     if not isinstance(table, dict):
         raise ValueError(f"{where} is no table of fields and values")
     hints, values = get_type_hints(kind), {}
