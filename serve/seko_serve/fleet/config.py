@@ -25,15 +25,15 @@ class ModelConfig:
         The artifact's folder on each machine, or its packed tar: a file, or the URL of an object such as
         ``s3://bucket/name.tar``. Another artifact needs another name.
     boxes : int
-        Number of boxes; with ``max_boxes`` the smallest number.
+        Number of boxes; the smallest number if ``max_boxes`` is set.
     max_boxes : int
-        The largest number of boxes, if their number changes with the load; 0: there are always ``boxes``.
+        Largest number of boxes, if their number follows the load; 0: the number is always ``boxes``.
     gpus, cpus : float
         GPUs and CPU cores that Ray reserves for each box, on one machine: as many GPUs as the artifact has ranks.
     device : str
         The device; see `open_artifact`.
     retired : bool
-        Whether the boxes take no new sessions. Their sessions go on until they end.
+        Whether the boxes take no new sessions; their present sessions continue.
     """
 
     artifact: str
@@ -50,7 +50,7 @@ class ModelConfig:
         return self.max_boxes > 0
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise a ValueError if a box has GPUs, but another number than an artifact of several ranks needs."""
+        """Raise a ValueError if the number of GPUs of a box differs from the artifact's number of ranks."""
         if ranks > 1 and self.gpus not in (0, ranks):
             raise ValueError(
                 f"gpus is {self.gpus:g}, and the artifact has {ranks} ranks: expected gpus {ranks}"
@@ -66,7 +66,7 @@ class FleetConfig:
     models : tuple of ModelConfig
         The artifacts that are served.
     snapshots : str
-        Where sessions are saved, for all boxes: a shared folder, or the URL of an object store.
+        Store in which all boxes save sessions: a shared folder, or the URL of an object store.
     directory : str
         ``memory`` for a fleet on one machine, or the URL of a Redis server such as ``redis://10.0.0.5:6379/0``.
     gateways : int
@@ -74,27 +74,28 @@ class FleetConfig:
     host, port : str, int
         Address on which Ray's proxies listen for the gateways.
     box_host : str
-        Address on which boxes listen; empty: the machine's address, as Ray knows it, or ``127.0.0.1`` if ``host`` is a
-        loopback address and there is no API key.
+        Address on which boxes listen. Default: the machine's address, as Ray knows it, or ``127.0.0.1`` if ``host`` is
+        a loopback address and there is no API key.
     box_url : str
-        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``; empty: the address that is
-        listened on.
+        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``. Default: the address on which the
+        box listens.
     ssl_certfile, ssl_keyfile : str
-        Files on each machine of the TLS certificate and key of boxes; empty: boxes speak plain HTTP.
+        Files on each machine with the TLS certificate and key of boxes; empty: boxes use plain HTTP.
     ca_file : str
-        File on each machine of the authorities with which gateways check boxes' certificates; empty: the system's.
+        File on each machine with the certificates of the authorities that gateways trust for boxes; empty: the
+        system's.
     cache : str
         Folder for unpacked artifacts on each machine.
     api_key_file, snapshot_key_file : str
         Files on each machine, as ``seko-serve`` takes them.
     allowed_origins : tuple of str
-        Origins of pages that may open sockets: at least that of the gateway's page.
+        Origins of pages that may open sockets; they must include the origin of the gateway's page.
     sessions_per_key : int
-        The most sessions of a key on all boxes; 0: any number.
+        Largest number of sessions of an API key on all boxes; 0: any number.
     opens_per_second : float
-        Sessions and videos that a key may open from an address in a second at each gateway, in the long run.
+        Mean number of sessions and videos that a key may open from an address in a second at each gateway.
     shrink_after : float
-        Seconds for which a model must have had a box too many before one of its boxes ends.
+        Seconds for which one box less must have been enough before a box ends.
     lease, snapshot_every, queue, videos
         Options of each box, as ``seko-serve`` takes them.
 
@@ -172,7 +173,7 @@ class FleetConfig:
         host : str
             Address to listen on, at any port.
         environment : mapping of str to str
-            The environment, which may have an API key.
+            Environment variables, which may include an API key.
         device : str
             The device.
 
@@ -231,7 +232,7 @@ class FleetConfig:
         return frozenset(f"http://{name}:{self.port}" for name in ("127.0.0.1", "localhost"))
 
     def group(self, model: ModelConfig) -> str:
-        """Return the name of a model's boxes, another one for each artifact and each change of their settings."""
+        """Return the name of the group of a model's boxes: a hash of the artifact and the settings."""
         relevant = {
             name: value
             for name, value in asdict(self).items()
@@ -268,7 +269,7 @@ def read_config(file: Path) -> FleetConfig:
 
 
 def _read(kind: type[Any], table: object, where: str) -> Any:
-    """Return a dataclass with the values of a table."""
+    """Return a dataclass that is filled from a table of the file."""
     if not isinstance(table, dict):
         raise ValueError(f"{where} is no table of fields and values")
     hints, values = get_type_hints(kind), {}

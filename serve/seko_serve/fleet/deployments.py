@@ -1,7 +1,7 @@
-"""Ray Serve's part of a fleet: boxes as replicas of one application for each artifact, and the gateways' application.
+"""The fleet as applications of Ray Serve: one for each artifact, whose replicas are boxes, and one for the gateways.
 
-Ray starts, places and watches the processes. Requests go through Ray's proxies to the gateways alone; gateways and
-clients reach boxes directly.
+Ray starts, places and watches the processes. Only requests to gateways go through Ray's proxies; gateways and clients
+connect to boxes directly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOG = logging.getLogger("seko_serve")
 
 
 def opener_of(config: FleetConfig) -> Callable[[], Directory]:
-    """Return what opens a fleet's directory."""
+    """Return a function that opens the directory of a fleet."""
     return ActorDirectory if config.directory == MEMORY else partial(RedisDirectory, config.directory)
 
 
@@ -94,12 +94,13 @@ class Replica:
             self._thread.join(0.05)
 
     def check_health(self) -> None:
-        """Raise a RuntimeError if the server has ended: Ray then starts another replica."""
+        """Raise a RuntimeError if the server has ended, so that Ray starts another replica."""
         if not self._thread.is_alive():
             raise RuntimeError("the server has ended") from self._fault
 
     async def admit(self, takes: bool) -> int:
-        """Have the box take new sessions or none, and return what it has; see `Box.admit`."""
+        """Make the box accept or refuse new sessions, and return the number of its sessions and videos; see
+        `Box.admit`."""
         return await asyncio.wrap_future(self._box.admit(takes))
 
     async def __del__(self) -> None:
@@ -139,7 +140,7 @@ class GatewayReplica:
 
 
 class RayBoxes:
-    """The boxes of a model whose number changes, each an application of Ray Serve of its own; see `ScaledBoxes`.
+    """The boxes of a model whose number follows the load; each box is an application of Ray Serve. See `ScaledBoxes`.
 
     Parameters
     ----------
@@ -175,7 +176,7 @@ class RayBoxes:
         self._failed = {name: self._failed.get(name, now) for name in failed}
         for name, since in self._failed.items():
             if now - since > FAILED_S:
-                _LOG.error("a box could not start: %s", running[name].message.splitlines()[-1])
+                _LOG.error("a box could not start: %s", running[name].message.strip().splitlines()[-1:])
                 await self.end(name)
                 names.remove(name)
         return names
@@ -190,7 +191,7 @@ class RayBoxes:
         )
 
     async def admit(self, box: str, takes: bool) -> int | None:
-        """Have a box take new sessions or none; None if it does not answer."""
+        """Make a box accept or refuse new sessions; return None if it does not answer."""
         try:
             async with asyncio.timeout(ADMIT_S):
                 handle = await asyncio.to_thread(serve.get_app_handle, box)
@@ -205,7 +206,7 @@ class RayBoxes:
 
 
 class ScalerReplica:
-    """The process that adds and ends boxes of the models whose number of boxes changes, as a replica of Ray Serve.
+    """The scaler as a replica of Ray Serve: it adds and ends boxes of models whose number of boxes follows the load.
 
     Parameters
     ----------
@@ -233,12 +234,12 @@ class ScalerReplica:
         self._thread.start()
 
     def check_health(self) -> None:
-        """Raise a RuntimeError if boxes are not watched any more: Ray then starts another replica."""
+        """Raise a RuntimeError if the scaler has stopped, so that Ray starts another replica."""
         if not self._thread.is_alive():
             raise RuntimeError("the thread that watches the boxes has ended")
 
     async def __del__(self) -> None:
-        """End what is being done; Ray calls this before it ends the replica."""
+        """Stop the scaler; Ray calls this before it ends the replica."""
         self._stopped.set()
         while self._thread.is_alive():
             await asyncio.sleep(0.05)
@@ -339,10 +340,10 @@ def _config_of(arguments: Mapping[str, str], names: tuple[str, ...]) -> FleetCon
 
 
 def apply(config: FleetConfig) -> None:
-    """Make the fleet in the connected Ray cluster what a configuration says.
+    """Start and end boxes in the connected Ray cluster until the fleet is as in a configuration.
 
-    Boxes of new artifacts are started first, then the gateways, which send new sessions to boxes that are not retired.
-    Boxes that the configuration has no more save their sessions and end.
+    Boxes of new artifacts are started first, then the gateways. Boxes that are not in the configuration any more save
+    their sessions and end.
 
     Raises
     ------
@@ -377,7 +378,7 @@ def apply(config: FleetConfig) -> None:
 
 
 def _is_complete(status: Any, model: ModelConfig) -> bool:
-    """Return whether an application of boxes has as many as a configuration says, running or about to start."""
+    """Return whether an application has the configured number of boxes, running or starting."""
     boxes = status.deployments.get(BOX)
     if boxes is None or status.status == "DEPLOY_FAILED":
         return False
@@ -396,7 +397,7 @@ def fault() -> str:
 
 
 def remove() -> None:
-    """End the fleet in the connected Ray cluster; boxes save their sessions first."""
+    """End the fleet in the connected Ray cluster, after its boxes have saved their sessions."""
     if SCALER in serve.status().applications:  # it would start boxes again
         serve.delete(SCALER)
     for name in [*serve.status().applications]:

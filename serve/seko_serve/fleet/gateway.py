@@ -1,6 +1,7 @@
-"""The gateway: one address for all boxes. It says which box a session is at; sockets go to the boxes themselves.
+"""The gateway: one address for all boxes, which forwards requests and tells clients at which box their session is.
 
-A gateway has no state of its own, so there may be several gateways, and each may be killed.
+Sockets go to the boxes directly. A gateway has no state of its own, so a fleet may have several gateways, and each
+may be killed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LOG = logging.getLogger("seko_serve")
 
 
 class Gateway:
-    """The routes of a gateway.
+    """The HTTP routes of a gateway.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ class Gateway:
     retired : collection of str
         Groups of boxes that take no new sessions.
     ca_file : str
-        File with the certificates of authorities that signed those of the boxes; empty: the system's.
+        File with the certificates of the authorities that gateways trust for boxes; empty: the system's.
 
     Raises
     ------
@@ -139,7 +140,7 @@ class Gateway:
     # -- what the gateway answers itself -----------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        """Answer the page for the model that the query names, or for the first model."""
+        """Return the page of the model that the query names, or of the first model."""
         models = {box.model: box.kind for box in await self._taking()}
         name = request.query_params.get("model", min(models, default=""))
         if name not in models:
@@ -190,8 +191,10 @@ class Gateway:
     async def _admitted(
         self, boxes: list[BoxFacts], token: str, headers: dict[str, str], body: bytes
     ) -> tuple[BoxFacts, Answer]:
-        """Return a box and its answer to a request for a session. A request that waits gets a free row of any box, such
-        as one that was started for the queue; else it keeps its place. If the place is lost, it waits at another box.
+        """Return a box and its answer to a request for a session.
+
+        A waiting request gets a free row of any box, for example of one that was started for the queue; otherwise it
+        keeps its place. If its place is lost, it waits at another box.
         """
         name, _, inner = token.rpartition(".")
         place, others = [box for box in boxes if box.name == name], [box for box in boxes if box.name != name]
@@ -229,7 +232,7 @@ class Gateway:
         return JSONResponse({"object": "list", "data": own})
 
     async def _session(self, request: Request) -> Response:
-        """Answer from the box that has the session; for a session that no box has, from one that may resume it."""
+        """Forward a request to the box that has the session, or to a box that may resume the session if none has it."""
         tenant, name = self._access.tenant(request), request.path_params["name"]
         body = await raw_body(request, MAX_BODY_BYTES)
         place, lease = await self._directory.find(name)
@@ -257,10 +260,19 @@ class Gateway:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
             return rewritten(answer, box)
-        for box in _one_for_each_digest(in_order(boxes, self._promised(), digest=None)):
+        # The directory has forgotten the session, but its record in the store says which artifact it needs.
+        refused: Answer | None = None
+        several = _one_for_each_digest(in_order(boxes, self._promised(), digest=None))
+        for box in several:
             _, answer = await self._first([box], request.method, path, headers, body)
-            if answer.status != 404:
+            if answer.code == "full":
+                refused = answer
+            elif answer.status != 404:
                 return rewritten(answer, box)
+        if refused is not None:
+            return passed(refused)
+        if not several:  # as when the directory has forgotten them, too
+            raise ServeError("full", "no box answers", retry_after=AGAIN_S)
         raise ServeError("not_found", "there is no such session")
 
     # -- models, videos and speech ----------------------------------------------------------------------------------
@@ -281,7 +293,7 @@ class Gateway:
         return passed(answer)
 
     async def _videos(self, request: Request) -> Response:
-        """Answer the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
+        """Return the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
         query = request.query_params
         limit = query.get("limit", "20")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= MAX_LISTED):
@@ -312,7 +324,7 @@ class Gateway:
         return passed((await self._first([box], request.method, path, headers_of(request)))[1])
 
     async def _content(self, request: Request) -> Response:
-        """Send the client to the video's box: no file passes the gateway."""
+        """Redirect the client to the box of the video, so that no file passes the gateway."""
         box = await self._box_of_video(request)
         path = f"/v1/videos/{request.path_params['name']}/content/link"
         box, answer = await self._first([box], "POST", path, headers_of(request))
@@ -326,7 +338,7 @@ class Gateway:
         return box
 
     async def _speak(self, request: Request) -> Response:
-        """Send the client to a box that has room for the text: no sound passes the gateway."""
+        """Redirect the client to a box with a free row, so that no sound passes the gateway."""
         self._access.opener(request)
         boxes = await self._with_model(model_of(await raw_body(request, MAX_OPENING_BYTES)), "speech")
         box, answer = await self._first(boxes, "POST", f"{speech.PATH}/link", headers_of(request))
@@ -337,7 +349,7 @@ class Gateway:
     # -- boxes -------------------------------------------------------------------------------------------------
 
     async def _known(self) -> list[BoxFacts]:
-        """Return the rows of all boxes, not older than `FRESH_S`."""
+        """Return the entries of all boxes, which are at most `FRESH_S` seconds old."""
         async with self._reading:
             if self._rows.stale(time.monotonic()):
                 self._rows.update(await self._directory.boxes(), time.monotonic())
@@ -347,7 +359,7 @@ class Gateway:
         return self._rows.promised(time.monotonic())
 
     async def _taking(self) -> list[BoxFacts]:
-        """Return the boxes that take new sessions."""
+        """Return the boxes that accept new sessions."""
         return in_order(await self._known(), self._promised(), retired=self._retired)
 
     async def _with_model(self, model: object, kind: str | None = None) -> list[BoxFacts]:
@@ -356,7 +368,7 @@ class Gateway:
         Raises
         ------
         ServeError
-            If no box has the model or makes what is asked for, or if several models would do and none is named.
+            If no box has the model or the requested kind of output, or if several models would fit and none is named.
         """
         known = await self._known()
         if known and model is not None and all(box.model != model for box in known):
@@ -379,8 +391,8 @@ class Gateway:
     async def _first(
         self, boxes: list[BoxFacts], method: str, path: str, headers: dict[str, str], body: bytes = b""
     ) -> tuple[BoxFacts, Answer]:
-        """Return the answer of the first of a few boxes that does not refuse for being full or stopping; if all refuse,
-        the first one's refusal; ServeError if none answers.
+        """Ask a few boxes one after another; return the first answer that is not a refusal by a full or stopping box.
+        If all refuse, return the first refusal; if none answers, raise a ServeError.
         """
         refused: tuple[BoxFacts, Answer] | None = None
         for box in boxes[:TRIED]:
@@ -404,7 +416,7 @@ class Gateway:
     async def _all(
         self, boxes: Iterable[BoxFacts], request: Request, path: str
     ) -> list[tuple[BoxFacts, Answer]]:
-        """Return the answers of all boxes that answer; ServeError if the key is refused."""
+        """Return the answers of all boxes that answer; ServeError if they refuse the key."""
         self._access.tenant(request)
         headers = headers_of(request)
 
