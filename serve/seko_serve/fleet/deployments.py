@@ -392,7 +392,7 @@ def fault() -> str:
         for deployment in status.deployments.values():
             lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
             if status.status == "DEPLOY_FAILED" and lines:
-                return lines[-1]
+                return str(lines[-1])
     return ""
 
 
