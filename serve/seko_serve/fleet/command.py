@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         deployments.apply(config)
     except (RuntimeError, ConnectionError, ray.exceptions.RayError) as error:
         with suppress(Exception):  # of a Ray that has ended
-            reason = deployments.fault()
+            reason = deployments.fault() if ray.is_initialized() else ""  # else it would start Ray
         print(f"seko-serve: the fleet does not start: {reason or _last_line(error)}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
