@@ -19,6 +19,7 @@ from seko_kernels.causal_conv import packed_filters, tiles_on
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.ops import plain_torch
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, ConvTiles, read_table, size_class, write_table
 from tests.kernels.captured import run_and_replay
@@ -217,7 +218,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None
 
 def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "table.json"
-    write_table(file, [row(), row(channels=192)])
+    write_table(file, [row(), row(channels=192, taps=[1, 3, 3])])
     write_table(file, [row(ms=0.9)])
     assert [line["ms"] for line in json.loads(file.read_text())] == [0.9, 1.0]
     place = Convolution(96, 96, (3, 3, 3), "many")
@@ -229,15 +230,23 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
         def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="cuda")
 
-        x, weight = empty(1, 12, 480, 832, 96), empty(96, 96, 3, 3, 3)
+        x, weight = empty(1, 96, 12, 480, 832), empty(96, 96, 3, 3, 3)
         on_gpu(monkeypatch, (9, 0))
         assert tiles_on(x, weight) == read_table(file)["sm_90", place]
         assert tiles_on(empty(*x.shape, dtype=torch.float32), weight) is None
-        assert tiles_on(empty(1, 1, 60, 832, 96), weight) is None  # a smaller call
+        assert tiles_on(empty(1, 96, 1, 60, 832), weight) is None  # a smaller call
         assert tiles_on(x, empty(96, 96, 1, 3, 3)) is None  # fewer taps
+        assert (
+            tiles_on(empty(12, 192, 480, 832), empty(96, 192, 3, 3))
+            == read_table(file)["sm_90", place._replace(channels=192, taps=(1, 3, 3))]
+        )
+        with plain_torch():
+            assert tiles_on(x, weight) is None
         on_gpu(monkeypatch, (10, 0))
         assert tiles_on(x, weight) is None
-    assert tiles_on(torch.empty(1, 1, 1, 1, 96, dtype=torch.bfloat16), torch.empty(96, 96, 3, 3, 3)) is None
+    for device in ("cpu", "meta"):  # where shapes of a graph are computed
+        x = torch.empty(1, 96, 1, 1, 1, dtype=torch.bfloat16, device=device)
+        assert tiles_on(x, torch.empty(96, 96, 3, 3, 3, device=device)) is None
 
 
 @pytest.mark.parametrize(

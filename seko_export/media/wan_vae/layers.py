@@ -17,6 +17,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.media.row_split import RowSplit
+from seko_export.media.wan_vae.own_convolution import own_convolution
+from seko_kernels.causal_conv import tiles_on
+from seko_kernels.tuned_conv import ConvTiles
 
 CONV_HISTORY = 2  # earlier frames that a causal kernel of size 3 reads
 # Numbers of channels for which cuDNN's 3D convolution is as fast as a 2D convolution for each tap, and needs no sum
@@ -92,6 +95,9 @@ class CausalConv3d(Streamed):
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
+        tiles = self.tiles(x, caches)
+        if tiles is not None:
+            return self.by_kernel(x, caches, tiles)
         joined = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
         padding, own = (self._beside, self._beside), joined
         if caches.split is not None and self._beside:
@@ -102,6 +108,22 @@ class CausalConv3d(Streamed):
             # Only the last tap in time reads anything but zeros, which saves two thirds of the work.
             return self._convolved(x, self.weight[:, :, -1:], padding)
         return self._convolved(joined, self.weight, padding)
+
+    def tiles(self, x: Tensor, caches: FrameCaches) -> ConvTiles | None:
+        """Return the tile sizes with which Seko's kernel convolves ``x``, or None if torch's convolution is used, as
+        where several ranks share a picture."""
+        return None if caches.split is not None else tiles_on(x, self.weight)
+
+    def by_kernel(
+        self, x: Tensor, caches: FrameCaches, tiles: ConvTiles, residual: Tensor | None = None
+    ) -> Tensor:
+        """Return what `forward` returns, computed by Seko's kernel, plus ``residual`` [B, channels_out, T, H, W]."""
+        earlier = None if caches.starts else caches.before(x, CONV_HISTORY)
+        cached = x
+        if x.shape[2] < CONV_HISTORY:
+            cached = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
+        caches.keep(cached[:, :, -CONV_HISTORY:])
+        return own_convolution(x, earlier, self.weight, self.bias, tiles, residual)
 
     def _convolved(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
         """Return the convolution of the frames in ``x`` [B, channels_in, T', H', W], which includes the cached frames.
@@ -176,7 +198,10 @@ class ResidualBlock(Streamed):
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
         beside: Tensor = self.shortcut(x)
-        return beside + run(self.residual, x, caches)
+        *layers, last = self.residual
+        y = run(layers, x, caches)
+        tiles = last.tiles(y, caches)
+        return beside + last(y, caches) if tiles is None else last.by_kernel(y, caches, tiles, beside)
 
 
 def residual_blocks(channels_in: int, channels_out: int, count: int) -> list[ResidualBlock]:
@@ -228,10 +253,15 @@ class Upsample(Streamed):
                 caches.keep(caches.before(x, CONV_HISTORY))
             else:
                 x = torch.cat((x[:, :, :1], _interleaved(self.time_conv(x[:, :, 1:], caches))), dim=2)
-        if caches.split is None:
-            return as_clip(self.resample(as_images(x)), x.shape[0])
         enlarge, convolve = self.resample
         weight, bias = convolve.parameters()
+        if caches.split is None:
+            pictures = enlarge(as_images(x))
+            tiles = tiles_on(pictures, weight)
+            if tiles is not None:
+                clip = as_clip(pictures, x.shape[0])
+                return own_convolution(clip, None, weight.unsqueeze(2), bias, tiles)
+            return as_clip(convolve(pictures), x.shape[0])
         # Each neighbour's row becomes two rows, of which the adjacent one is needed.
         whole = enlarge(as_images(caches.split.with_neighbours(x)))[:, :, 1:-1]
         y = F.conv2d(whole, weight, bias, padding=(0, 1))
