@@ -311,13 +311,11 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
     chosen = layers.tiles_on
     layers.tiles_on = lambda *_: tiles
     try:
-        program = torch.export.export(layer, given, strict=False).module()
+        graph = torch.export.export(layer, given, strict=False).module()
     finally:
         layers.tiles_on = chosen
-    call = program if INTERPRETED else torch.compile(program, fullgraph=True)
-    ms = milliseconds(lambda: call(*given))
-    torch.compiler.reset()
-    return ms
+    call = graph if INTERPRETED else torch._inductor.compile(graph, list(given))
+    return milliseconds(lambda: call(*given))
 
 
 def milliseconds(call: Callable[[], object]) -> float:
