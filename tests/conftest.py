@@ -23,9 +23,6 @@ from tests.shared import made_once
 __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
 
-VECTOR_CODE = (
-    "TORCHINDUCTOR_VEC_ISA_OK"  # torch's: where it is 0, engines for a CPU have no vector instructions
-)
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 
@@ -92,10 +89,8 @@ class Built:
 
 @pytest.fixture(scope="session")
 def fp4(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model with an FP4 cache, AOTInductor engines, one row; with vector code, as a user's build has it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(VECTOR_CODE, raising=False)
-        return build_once(tmp_path_factory, "fp4", "--fp4-kv")
+    """The tiny model with an FP4 cache, AOTInductor engines, one row."""
+    return build_once(tmp_path_factory, "fp4", "--fp4-kv")
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,8 @@ from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
 from tests.manifest_schema import check_manifest
-from tests.shared import UNCOMPILED, made_once
+from tests.shared import made_once
+from tests.uncompiled import leave_uncompiled
 
 MODEL = ModelConfig(
     name="small", layers=2, dim=32, heads=2, ffn_dim=48, in_channels=4, out_channels=4,
@@ -32,7 +33,7 @@ def build_small_artifact(output: Path, loras: Sequence[LoraFile] = ()) -> None:
     """Build it in this process. Its engines are exported programs, which torch runs op by op while it verifies."""
     config = VideoBuild(MODEL, VideoConfig(STREAM, Schedule.warped(), "fp4"), TargetConfig("cpu"))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setenv(UNCOMPILED, "1")
+        leave_uncompiled(patch)
         checkpoint = Path(folder, "small.pt")
         write_random_checkpoint(checkpoint, MODEL, format="self-forcing", seed=0, dtype=torch.float32)
         build_artifact(config, checkpoint, output, backend="compile", compiler_cache=False, loras=loras)

@@ -17,6 +17,7 @@ from seko_export.cli import main as export_command
 from seko_runtime.cli.commands import main as runtime_main
 from seko_runtime.cli.parser import SUMMARIES, parse, parsers
 from seko_runtime.errors import UsageError
+from seko_serve.simulation.command import parser as simulation_parser
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("runtime/seko_runtime", "seko_export", "kernels/seko_kernels")
@@ -24,10 +25,7 @@ FOLDERS = ("runtime/seko_runtime", "seko_export", "kernels/seko_kernels")
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in PAGES if page.name != "LOG.md"]
 DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
-# Published names that no pyproject.toml holds: TensorRT's builder is no dependency of ours.
-PUBLISHED = {"tensorrt-cu13"}
-# Options of rsync, huggingface-cli and strip; and one that stands for how options are spelled.
-# Of pip, hf, strip, sed and the linker.
+# Options of docker, rsync, pip, hf, strip and the linker; and one that stands for how options are spelled.
 FOREIGN = {
     "--gpus",
     "--inplace",
@@ -102,6 +100,11 @@ def of_scripts() -> set[str]:
     return found
 
 
+def of_simulation() -> set[str]:
+    """Options of ``seko-serve simulate``, most of which are named after fields."""
+    return {option for action in simulation_parser()._actions for option in action.option_strings}
+
+
 def of_torchrun() -> set[str]:
     from torch.distributed.run import get_args_parser
 
@@ -134,7 +137,7 @@ def test_every_command_in_backticks_exists_with_its_options() -> None:
 
 def test_every_option_that_is_named_exists() -> None:
     known = {one for commands in options().values() for each in commands.values() for one in each}
-    known |= of_scripts() | FOREIGN | of_torchrun() | {"--version"}
+    known |= of_scripts() | FOREIGN | of_torchrun() | of_simulation() | {"--version"}
     wrong = {f"{place}: {one}" for place, text in texts() for one in OPTION.findall(text) if one not in known}
     assert sorted(wrong) == []
 

@@ -138,11 +138,11 @@ _TABLE = (
 )
 GPUS = {gpu.name: gpu for gpu in _TABLE}
 
-# -- shares of the peak that were reached on the H200 (docs/LOG.md, 2026-11-20, "What the plan's shares rest on")
+# -- shares of the peak that were reached on the H200 (docs/LOG.md, "Before")
 
 MATMUL_SHARE = 0.69  # measured alone: 643 to 730 TFLOP/s at the model's sizes, the middle
 # Measured as a layer's six in a captured graph, torch._scaled_mm by rows: 301 us at 12 heads, 2,167 at 40
-# (docs/LOG.md).
+# (docs/adr/0016).
 FP8_MATMUL_SHARE = 0.65
 ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
 # Measured alone: `ms` of kernels/seko_kernels/tuned_attention_bf16.json, 595 TFLOP/s at 12 heads, 598 at 40.
@@ -155,7 +155,7 @@ EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 
 GATHER_SHARE = 0.8  # of the bandwidth; assumed: rows of a pool's caches, plain copies
 # Of the bandwidth; measured alone: 54 us at 12 heads, 178 at 40 (docs/adr/0015).
 FP8_EXPAND_SHARE = 0.52
-# Of the bandwidth; measured alone at 12 heads (docs/LOG.md): norms with fp8 rows .39 to .66, quantisation .64, gate and
+# Of the bandwidth; measured alone at 12 heads: norms with fp8 rows .39 to .66, quantisation .64, gate and
 # residual .72, GELU .67, QK norm with RoPE .58.
 ROW_KERNEL_SHARE = 0.62
 FP32_MATMUL_SHARE = 0.5  # assumed: embedding of time and head, a thousandth of a step
@@ -183,7 +183,7 @@ FEW_ROW_S, FEW_ROW_SHARE = 5.5e-6, 0.6
 LOCAL_ATTENTION_S, LOCAL_ATTENTION_SHARE = 3.9e-6, 0.41
 TOKEN_ATTENTION_S = 6.4e-6  # 36 launches took 0.23 ms at one row of 600 positions (same entry)
 
-CUBLAS_WORKSPACE = 32 << 20  # bytes a stream that runs matmuls, on Hopper (docs/LOG.md); less elsewhere
+CUBLAS_WORKSPACE = 32 << 20  # bytes a stream that runs matmuls, on Hopper; less elsewhere
 
 
 def find_gpu(name: str) -> Gpu:

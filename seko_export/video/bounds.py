@@ -16,7 +16,7 @@ from seko_runtime.video.manifest import GoldenBound
 # Bounds for |engine - eager| / |eager| of a golden chunk's latents. Engine and eager model sum in different orders,
 # and the five passes of a chunk build on each other. Rounding differences can also flip a code of a quantised cache,
 # or a value of latents that are rounded to bfloat16; builds with either count as lossy here. Measured: float32 2.4e-7
-# with random weights, 1.8e-5 with the sample's trained ones; bfloat16 at full size 1.3e-2 (docs/LOG.md). Planted
+# with random weights, 1.8e-5 with the sample's trained ones; bfloat16 at full size 1.3e-2. Planted
 # faults in the tiny model give 0.02 (a stale ring) to 0.14 (layers swapped; docs/benchmarks/cpu.jsonl): too little
 # for bfloat16's bound to see. So the cache is recorded too: there the same faults give 1 or more, in any format.
 TOLERANCES = {

@@ -44,7 +44,6 @@ from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import batch_latents, eager_pool, text_of
-from tests.shared import programs_as_they_are
 from tests.tiers import first_is_fast
 from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import (
@@ -54,6 +53,7 @@ from tests.truth.eager_stream import (
     same_bytes,
     small_config,
 )
+from tests.uncompiled import programs_as_they_are
 
 BLOCKS = ("block", "block_context")
 

@@ -22,8 +22,8 @@ from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.shared import programs_as_they_are
 from tests.stacked import open_stacked
+from tests.uncompiled import programs_as_they_are
 
 CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third
 

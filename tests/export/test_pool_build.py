@@ -18,7 +18,7 @@ from seko_export.workloads.base import BuildResult
 from seko_runtime import open_artifact
 from seko_runtime.video.pool import Pool, Session
 from tests.no_host_sync import no_host_sync
-from tests.shared import UNCOMPILED
+from tests.uncompiled import leave_uncompiled
 
 SESSIONS = 3
 
@@ -26,7 +26,7 @@ SESSIONS = 3
 @pytest.fixture(autouse=True)
 def programs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled when a `compile` artifact is opened here, nor in processes started here."""
-    monkeypatch.setenv(UNCOMPILED, "1")
+    leave_uncompiled(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def pool_artifact(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     )
     goal = tmp_path_factory.mktemp("pool") / "artifact"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(UNCOMPILED, "1")
+        leave_uncompiled(patch)
         return build(options, goal, compiler_cache=False, note=lambda _: None)
 
 

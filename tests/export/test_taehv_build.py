@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from seko_export.workloads.registry import workload_named
 from seko_runtime import open_artifact
 from tests.export.media_files import VAE, write_vae
 from tests.export.taehv_oracle import random_weights
-from tests.shared import UNCOMPILED
 from tests.stacked import open_stacked
 from tests.truth.naive_taehv import TINY, decoded
+from tests.uncompiled import leave_uncompiled
 
 TAE = TaehvConfig(16, (8, 6, 4, 4))
 FAMILIES = {
@@ -75,9 +74,7 @@ def test_encoders_that_do_not_fit_are_refused() -> None:
 # Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
 def test_the_video_is_the_naive_decoders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(UNCOMPILED, "1")
-    places = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))  # of the child processes
+    leave_uncompiled(monkeypatch)
     weights = {key: value.float() for key, value in random_weights(TAE).items()}
     save_file(weights, tmp_path / "lighttae.safetensors")
     notes: list[str] = []

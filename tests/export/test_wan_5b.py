@@ -21,8 +21,8 @@ from seko_export.media.wan_vae.config import VAE_PRESETS
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
-from tests.shared import UNCOMPILED
 from tests.stacked import open_stacked
+from tests.uncompiled import leave_uncompiled
 
 LAST_LEVEL = 1  # of 255: rounding of a number that lies between two
 PRESET = "wan-5b-tiny"
@@ -52,7 +52,7 @@ def oracle(published: Path) -> AutoencoderKLWan:
 @pytest.fixture(scope="module")
 def artifact(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(UNCOMPILED, "1")
+        leave_uncompiled(patch)
         folder = published / "Wan2.2-TI2V-5B"
         resolved = resolve_build(BuildOptions(folder, vae=folder / "Wan2.2_VAE.pth", target="cpu"))
         assert resolved.config.model.name == PRESET

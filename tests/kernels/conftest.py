@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from seko_export.lowering.patches import descriptor_scratch, outlined_kernels
 from seko_export.lowering.patches.patch import applied
 
-ARCHS = (80, 89, 90, 100, 120)
+HOPPER, OTHERS = (90,), (80, 89, 100, 120)
 WARP_THREADS = 32
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", re.MULTILINE)
@@ -128,7 +128,7 @@ def vector_code() -> Iterator[None]:
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
 
 
-@pytest.fixture
-def compile_archs() -> tuple[int, ...]:
-    """Compute capabilities that every kernel must compile for."""
-    return ARCHS
+@pytest.fixture(params=[HOPPER, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["hopper", "others"])
+def compile_archs(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """Compute capabilities that a kernel must compile for: that whose instructions are looked at, then the others."""
+    return request.param  # type: ignore[no-any-return]

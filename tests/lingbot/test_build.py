@@ -15,9 +15,9 @@ from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning import KeyboardCamera
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint, weights_of
-from tests.shared import UNCOMPILED
 from tests.stacked import eager_session, open_stacked
 from tests.tolerances import relative_error
+from tests.uncompiled import leave_uncompiled
 
 # Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
 STREAM_BAR = 5e-5
@@ -31,7 +31,7 @@ def test_it_is_built_verified_and_replayed(
     """The exact one is held to the eager model. Programs run as they are; test_gpu.py compiles them."""
     config, checkpoint = lingbot_config(scheme), random_checkpoint()
     save_file(checkpoint, tmp_path / "tiny.safetensors")
-    monkeypatch.setenv(UNCOMPILED, "1")
+    leave_uncompiled(monkeypatch)
     built = build_artifact(
         config, tmp_path / "tiny.safetensors", tmp_path / "artifact", backend="compile", compiler_cache=False
     )

@@ -16,8 +16,8 @@ from seko_runtime.cli.commands import main
 from seko_runtime.video.conditioning import KeyboardCamera
 from tests.export.media_files import VAE, write_vae
 from tests.lingbot.streams import lingbot_config, random_checkpoint
-from tests.shared import UNCOMPILED
 from tests.stacked import open_stacked
+from tests.uncompiled import leave_uncompiled
 
 KEYS = "w-9,jl-6"
 
@@ -29,7 +29,7 @@ def test_a_walk_from_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The latents are those of a session with the same picture and keys; another picture gives others."""
-    monkeypatch.setenv(UNCOMPILED, "1")
+    leave_uncompiled(monkeypatch)
     save_file(random_checkpoint(), tmp_path / "tiny.safetensors")
     vae = write_vae(tmp_path / "vae")
     artifact = build_artifact(

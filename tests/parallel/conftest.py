@@ -26,7 +26,7 @@ from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.backends import runtime_backend
 from tests.conftest import Built, build_once
 from tests.export.media_files import VAE, write_vae
-from tests.shared import UNCOMPILED
+from tests.uncompiled import leave_uncompiled
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
 TARGET = os.environ.get("SEKO_RANKS_TARGET", "cpu")
@@ -68,7 +68,7 @@ def ranks_of_programs() -> Iterator[None]:
         return replace(built(name), capabilities=Capabilities(ranks=True))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(UNCOMPILED, "1")
+        leave_uncompiled(patch)
         patch.setattr(build_steps, "export_backend", carrying_ranks)
         patch.setattr(build_steps, "too_few_devices", lambda _: True)
         patch.setattr("seko_runtime.opening.artifact.runtime_backend", lambda _: several)

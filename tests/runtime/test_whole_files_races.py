@@ -137,6 +137,37 @@ def test_an_artifact_that_stepped_aside_for_one_and_was_replaced_by_another_is_r
     assert names(tmp_path) == ["artifact"]
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_replaced_artifact_that_a_third_process_is_removing_does_not_come_back(
+    tmp_path, monkeypatch, finished
+):
+    """Another process takes the name just before the exchange and ends; a third takes its artifact for a leftover."""
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    exchange, raced, third = whole_files.exchange, [], []
+
+    def race(folder: Path, name: Path) -> bool:
+        if raced:
+            return exchange(folder, name)
+        raced.append(True)
+        build(name, "theirs", replace=True)
+        exchange(folder, name)
+        if finished:
+            shutil.rmtree(folder)
+        else:
+            third.append(os.open(folder, os.O_RDONLY))
+            fcntl.flock(third[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / "manifest.json").unlink()
+        return True
+
+    monkeypatch.setattr(whole_files, "exchange", race)
+    build(goal, "mine", replace=True)
+    for descriptor in third:
+        os.close(descriptor)
+    assert (goal / "manifest.json").read_text() == "mine"
+    assert names(tmp_path) == ["artifact"]
+
+
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_a_name_taken_at_the_last_moment_is_not_overwritten(tmp_path, monkeypatch, exchanged):
     """After the last look at it."""

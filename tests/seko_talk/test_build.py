@@ -30,9 +30,9 @@ from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.voice import AudioWindows
 from tests.export.media_files import VAE, write_vae
 from tests.seko_talk.streams import Reference, talk_config, weights_of, write_clip, write_hubert
-from tests.shared import UNCOMPILED
 from tests.stacked import eager_session, open_stacked
 from tests.tolerances import relative_error
+from tests.uncompiled import leave_uncompiled
 
 # Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
 STREAM_BAR = 5e-5
@@ -48,7 +48,7 @@ def test_it_is_built_verified_and_replayed(
     """
     config = talk_config(scheme, model={"image_dim": 32, "speakers": 2 if scheme == "fp4" else 1})
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
-    monkeypatch.setenv(UNCOMPILED, "1")
+    leave_uncompiled(monkeypatch)
     media, heard = MediaSources(), ((1, 2, 13, 48), "chunk", "audio_features")
     sight = {"picture": ((5, 32), "prompt", "picture_features")}
     if scheme == "fp4":

@@ -22,8 +22,8 @@ from seko_export.media.sources import MediaSources
 from tests.asked import resolved
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.seko_talk.streams import talk_config, write_clip, write_hubert
-from tests.shared import UNCOMPILED
 from tests.small_artifact import MODEL, STREAM
+from tests.uncompiled import UNCOMPILED, leave_uncompiled
 from tests.wan_i2v.streams import TWO, i2v_config
 
 from .test_uploads import coded
@@ -99,7 +99,7 @@ def make_way(folder: Path) -> None:
 def _build(config: object, checkpoint: Path, folder: Path, media: MediaSources) -> None:
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(UNCOMPILED, "1")
+        leave_uncompiled(patch)
         build_steps.build_artifact(
             config,  # type: ignore[arg-type]
             checkpoint,

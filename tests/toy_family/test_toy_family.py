@@ -26,11 +26,11 @@ from seko_export.video.recording import golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from tests.eager_pool import eager_pool
-from tests.shared import UNCOMPILED
 from tests.stacked import eager_session, open_stacked
 from tests.tolerances import relative_error
 from tests.toy_family.family import CAMERA, MODEL, NAME, STREAM, camera_of, random_checkpoint
 from tests.toy_family.naive import NaiveToy
+from tests.uncompiled import UNCOMPILED
 
 # A chunk is three passes in float32 that feed on each other, and later chunks read what they wrote: some ten times the
 # bar of one pass, `tolerances.STEP`.

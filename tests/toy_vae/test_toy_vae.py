@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from seko_export.media import vaes
 from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError as RuntimeUsageError
-from tests.shared import UNCOMPILED
 from tests.stacked import open_stacked
 from tests.toy_vae.vae import KEY, NAME, PAST, ToyVaeConfig
 from tests.truth.eager_stream import SMALL, random_wan_weights
+from tests.uncompiled import leave_uncompiled
 
 MODEL = replace(SMALL, name="four-channels", dim=64, ffn_dim=96, in_channels=4, out_channels=4)
 STREAM = StreamConfig(
@@ -60,9 +59,7 @@ def painted(latents: Tensor, weight: Tensor) -> Tensor:
 
 
 def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(UNCOMPILED, "1")
-    found = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, found)))  # of the processes beside this one
+    leave_uncompiled(monkeypatch)
     save_file(random_wan_weights(MODEL), tmp_path / "toy.safetensors")
     save_file({KEY: painter()}, tmp_path / "vae.safetensors")
     built = build_artifact(

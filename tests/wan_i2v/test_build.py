@@ -16,7 +16,7 @@ from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from tests.export.media_files import write_vae
 from tests.seko_talk.streams import write_clip
-from tests.shared import UNCOMPILED
+from tests.uncompiled import leave_uncompiled
 from tests.wan_i2v.streams import TWO, i2v_config
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def test_it_is_built_verified_and_run(
         backend="compile",
     )
     resolved = resolve_build(asked)
-    monkeypatch.setenv(UNCOMPILED, "1")
+    leave_uncompiled(monkeypatch)
     built = build_artifact(
         resolved.config,
         resolved.checkpoint,

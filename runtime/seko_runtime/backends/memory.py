@@ -110,8 +110,10 @@ class CopyQueue(Protocol):
 
 
 class Lane(Protocol):
-    """A queue of work in parallel to the memory's own queue; on a device without parallel queues, the memory's own
-    queue."""
+    """A second queue of device work, such as a second CUDA stream, which runs in parallel to the queue of the memory.
+
+    A device without parallel queues, such as a CPU, runs a lane's work in the queue of the memory.
+    """
 
     def feed(self, target: Tensor, source: Tensor) -> None:
         """Queue ``target = source`` on the memory's queue. The copy waits until the lane has read the previous content

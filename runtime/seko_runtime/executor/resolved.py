@@ -1,4 +1,7 @@
-"""Resolved programs: which tensors each engine call takes and returns, with its pass, row and bucket inserted."""
+"""Resolved programs: engine calls whose tensors are known for one pass, one choice of rows and one bucket.
+
+A program of the manifest refers to "the tensor of this pass" or "of this row"; a resolved program has numbers instead.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
-    """An engine call with its pass, row and bucket inserted."""
+    """An engine call whose tensors are known for one pass, one choice of rows and one bucket."""
 
     engine: str
     inputs: tuple[Ref, ...]

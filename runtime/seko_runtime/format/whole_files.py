@@ -36,6 +36,7 @@ _BARRED = frozenset(
 _ASIDE = "replaced"  # hidden name of an artifact that is being replaced; `_put_back` may undo the rename
 _OBSOLETE = "removed"  # hidden name of a replaced artifact that only needs to be removed
 _TRIES = 100
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -251,13 +252,18 @@ def _is_artifact(path: Path) -> bool | None:
         except OSError:  # the path is a file or a link, or a parent folder cannot be entered
             return False if os.path.lexists(path) else None
         try:
-            with contextlib.suppress(OSError):
-                if stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=descriptor).st_mode):
-                    return True
+            if _has_manifest(descriptor):
+                return True
             if is_open_on(descriptor, path):  # otherwise another process is replacing the artifact just now
                 return False
         finally:
             os.close(descriptor)
+
+
+def _has_manifest(folder: int) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=folder).st_mode)
+    return False
 
 
 def _check_file_path(output_path: Path, *, replace: bool) -> None:
@@ -341,10 +347,16 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
+def _attempts() -> Iterator[None]:
+    """Yield before each attempt to rename, after a growing pause for another process that is between two renames."""
+    for attempt in range(_TRIES):
+        time.sleep(min(attempt, 20) / 1000)
+        yield
+
+
 def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
     """Rename a folder to its output path and fsync; an existing artifact with that name is replaced and removed."""
-    for tries in range(_TRIES):
-        time.sleep(min(tries, 20) / 1000)  # for another process that is between two renames
+    for _ in _attempts():
         check_goal(output_path, replace=replace)  # another process may have taken the name meanwhile
         with _unless_raced():
             if not (replace and os.path.lexists(output_path)):
@@ -358,11 +370,11 @@ def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
 
 def _replace_folder(folder: Path, output_path: Path) -> bool:
     """Replace an existing artifact by a folder; return False if it is no longer an artifact."""
-    old = os.open(output_path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    old = os.open(output_path, _FOLDER)
     try:
         hold(old)  # otherwise another process would treat it as a leftover once it has a hidden name
         if exchange(folder, output_path):
-            if not _is_artifact(folder):
+            if _is_foreign(folder, old):
                 exchange(folder, output_path)
                 return False
             _sync_folder(output_path.parent)
@@ -375,6 +387,26 @@ def _replace_folder(folder: Path, output_path: Path) -> bool:
     finally:
         os.close(old)
     return True
+
+
+def _is_foreign(folder: Path, held: int) -> bool:
+    """Return whether a folder that was exchanged for an artifact is not an artifact, so that it must get its name back.
+
+    Another process may have named the folder after ``held`` was opened, and ended since. A third process then removes
+    the folder as a leftover, which it locks for that time. A folder that another process has locked, or that is gone,
+    is therefore not foreign, whatever files are left in it.
+    """
+    with contextlib.ExitStack() as opened:
+        descriptor = held
+        if not is_open_on(held, folder):
+            try:
+                descriptor = os.open(folder, _FOLDER)
+            except FileNotFoundError:
+                return False
+            except OSError:  # a file or a link
+                return True
+            opened.callback(os.close, descriptor)
+        return hold(descriptor) and not _has_manifest(descriptor) and is_open_on(descriptor, folder)
 
 
 def _rename_both(folder: Path, output_path: Path, aside: Path) -> None:
@@ -394,7 +426,7 @@ def _rename_both(folder: Path, output_path: Path, aside: Path) -> None:
 
 
 def _name_file(hidden: Path, output_path: Path, *, replace: bool) -> None:
-    for _ in range(_TRIES):
+    for _ in _attempts():
         _check_file_path(output_path, replace=replace)
         with _unless_raced():
             if replace:

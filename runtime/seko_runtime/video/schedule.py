@@ -124,8 +124,9 @@ def schedule_tables(
     -------
     dict of str to numpy.ndarray
         The tables by name. ``schedule.timestep`` is [P+1, B, F] float32. ``schedule.sigma`` and ``schedule.sigma_next``
-        are [P, 1] float32; the ``sigma_next`` of a chunk's last pass is 0. ``schedule.draw`` [P, 1] int64 is the number
-        of the noise that a pass adds, and ``schedule.first_draw`` [1] int64 that of the first noise.
+        are [P, 1] float32; the ``sigma_next`` of a chunk's last pass is 0. The noise generator takes a draw number:
+        ``schedule.first_draw`` [1] int64 is 0, for the noise from which a chunk starts, and ``schedule.draw`` [P, 1]
+        int64 counts from 1, for the noise that is added after each pass of a chunk.
         ``schedule.context_timestep`` is [1] float32. With the sampler `UNIPC` there is also ``schedule.solver`` [P, 8]
         float32, of `unipc_weights`.
 

@@ -131,6 +131,8 @@ class Replica:
     """
 
     def __init__(self, config: FleetConfig, model: ModelConfig) -> None:
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="seko-box", daemon=True)
         set_up("info")
         folder = artifact_folder(model.artifact, Path(config.cache) if config.cache else None)
         _, digest = read_manifest(folder)
@@ -145,8 +147,6 @@ class Replica:
             public=config.box_url.replace("{host}", host),
             most=config.sessions_per_key,
         )
-        self._fault: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="seko-box", daemon=True)
         self._thread.start()
         while not self._box.started:
             if not self._thread.is_alive():
@@ -159,8 +159,10 @@ class Replica:
             raise RuntimeError("the server has ended") from self._fault
 
     async def __del__(self) -> None:
-        """Save all sessions and end the server; Ray calls this before it ends the replica."""
-        self._box.stop()
+        """Save all sessions and end the server; Ray calls this before it ends the replica, also if it has no server
+        yet."""
+        if self._thread.is_alive():
+            self._box.stop()
         while self._thread.is_alive():
             await asyncio.sleep(0.05)
 

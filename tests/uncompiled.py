@@ -1,0 +1,100 @@
+"""Builds whose engines nothing is compiled of, made in this process. No tests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seko_export import build_steps
+from seko_export.backends.base import Capabilities, ExportBackend
+from seko_export.backends.workers import make_engine
+from seko_export.config.build import BuildConfig
+from seko_export.engines.key import ENGINES_FOLDER, engine_file
+from seko_export.families.registry import graph_of
+from seko_export.host import environment
+from seko_export.host.child_process import run_child
+from seko_export.host.progress import Progress
+from seko_runtime.cli.commands import main
+
+UNCOMPILED = "TORCHDYNAMO_DISABLE"  # torch's: where it is 1, `torch.compile` returns what it was given
+
+
+def leave_uncompiled(patch: pytest.MonkeyPatch) -> None:
+    """Have builds with ``backend="compile"`` save exported programs, which torch then runs op by op, and do it in this
+    process.
+
+    What a build writes and the runtime does with it is tested without the minutes that code for a CPU takes, and
+    without the seconds in which processes import torch. Builds by the command (`build_tiny`) compile in worker
+    processes and verify in a process of its own.
+    """
+    patch.setenv(UNCOMPILED, "1")
+    patch.setattr(build_steps, "compiled_beside", _made_here)
+    patch.setattr(build_steps, "run_child", _run_here)
+    patch.setattr(environment, "probe_compiler", lambda: None)
+
+
+@contextlib.contextmanager
+def programs_as_they_are() -> Iterator[None]:
+    """Have builds with ``backend="compile"`` take fused layers and offloaded caches, too, and leave them uncompiled.
+
+    Compiled layers of these kinds are tested as one package (tests/kernels/test_fused_package.py) and, as whole builds,
+    on a GPU.
+    """
+    backend_named = build_steps.export_backend
+
+    def carrying_all(name: str) -> ExportBackend:
+        return replace(
+            backend_named(name), capabilities=Capabilities(fused_kernels=True, offloaded_cache=True)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        leave_uncompiled(patch)
+        patch.setattr(build_steps, "export_backend", carrying_all)
+        yield
+
+
+@contextlib.contextmanager
+def _made_here(
+    config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
+) -> Iterator[Callable[[], dict[str, float]]]:
+    """As `compiled_beside`: the engines are made when they are waited for."""
+    del progress
+    folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
+    (artifact / folder).mkdir()
+
+    def make_all() -> dict[str, float]:
+        assert backend.compile_piece is not None
+        with _silent():
+            return {
+                name: make_engine(
+                    backend.compile_piece, config, name, artifact / engine_file(name, suffix, folder)
+                )
+                for name in graph_of(config).pieces
+            }
+
+    yield make_all
+
+
+def _run_here(module: str, *arguments: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
+    """As `run_child`: the runtime's command in this process, other modules in one of their own."""
+    if module != "seko_runtime":
+        return run_child(module, *arguments, shown=shown)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _silent():
+        code = main(list(arguments))
+    return subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Hide torch's warnings about itself, which tests take as errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
