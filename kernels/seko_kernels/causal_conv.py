@@ -31,7 +31,7 @@ def packed_filters(weight: Tensor) -> Tensor:
     return weight.permute(2, 3, 4, 0, 1).contiguous()
 
 
-def tiles_on(x: Tensor, weight: Tensor) -> ConvTiles | None:
+def tiles_on(x: Tensor, weight: Tensor, *, fp8: bool = False) -> ConvTiles | None:
     """Return the measured tile sizes with which a GPU convolves `x`, or None if torch's convolution is to be used.
 
     Torch's convolution is also used within `ops.plain_torch`, and for tensors that are not bfloat16 on a GPU.
@@ -43,13 +43,15 @@ def tiles_on(x: Tensor, weight: Tensor) -> ConvTiles | None:
         done on them.
     weight : Tensor
         Weight of the convolution, ``[N, C, t, r, c]``, or ``[N, C, r, c]`` for pictures.
+    fp8 : bool
+        Whether the kernel is to get both as e4m3.
     """
     if x.dtype != torch.bfloat16 or not (x.is_cuda and takes_kernels(x)):
         return None
     frames = x.shape[0] if x.dim() == 4 else x.shape[0] * x.shape[2]
     taps_t = 1 if weight.dim() == 4 else weight.shape[2]
     taps = (taps_t, weight.shape[-2], weight.shape[-1])
-    place = Convolution(weight.shape[1], weight.shape[0], taps, size_class(frames, *x.shape[-2:]))
+    place = Convolution(weight.shape[1], weight.shape[0], taps, size_class(frames, *x.shape[-2:]), fp8)
     major, minor = torch.cuda.get_device_capability(x.device)
     return measured_tiles(f"sm_{major}{minor}", place)
 

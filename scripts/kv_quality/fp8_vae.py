@@ -2,34 +2,30 @@
 
     python -m scripts.kv_quality.fp8_vae --sample seko_export/sample --rows docs/benchmarks/kv-quality.jsonl
 
-The convolutions of residual blocks are computed as `seko_kernels.causal_conv` computes them with e4m3 frames and
-weights: products of e4m3 numbers, summed in float32, times a scale for each filter, rounded once. The scale of the
-frames needs no calibration: behind an RMS norm and SiLU no number is larger than sqrt(C) * max|gamma|. Latents are
-the sample's own, for held-out prompts, and random ones. The last line of output is JSON.
+The convolutions of residual blocks are those of a build with ``--vae-fp8``, by the kernel's reference: products of e4m3
+numbers, summed in float32, times a scale for each filter, rounded once. The scale of the frames needs no calibration,
+since behind an RMS norm and SiLU no number is larger than sqrt(C) * max|gamma|. Latents are the sample's own, for
+held-out prompts, and random ones. The last line of output is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scripts.bench.rows import append_row
 from scripts.kv_quality.measures import psnr
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import run_stream
 from seko_export.media.wan_vae import layers
-from seko_export.media.wan_vae.layers import CausalConv3d, ResidualBlock, RmsNorm
+from seko_export.media.wan_vae.layers import ResidualBlock
 from seko_export.media.wan_vae.modules import VaeDecode
-from seko_kernels.causal_conv import causal_conv, packed_filters
-from seko_kernels.conv_reference import e4m3_filters
-from seko_kernels.fused_reference import E4M3_MAX, e4m3_cast
 from seko_kernels.tuned_conv import ConvTiles
 
 BAR_DB = 40.0
@@ -87,76 +83,36 @@ def measure(sample: Sample, latents: Tensor) -> dict[str, float]:
     truth = decoded(half, latents).float()
     found = {"float32": float(psnr(decoded(exact, latents), truth).mean())}
     places = parts(half)
-    for way, convolutions in {ALL: [c for part in places.values() for c in part], **places}.items():
-        with in_e4m3(convolutions):
+    for way, blocks in {ALL: [block for part in places.values() for block in part], **places}.items():
+        with in_e4m3(blocks):
             found[way] = float(psnr(decoded(half, latents).float(), truth).mean())
     return found
 
 
-Convolutions = list[tuple[RmsNorm, CausalConv3d]]
-
-
-def parts(decode: VaeDecode) -> dict[str, Convolutions]:
-    """Return the convolutions of the residual blocks, each with its norm, by resolution, from the smallest."""
-    found: dict[str, Convolutions] = {}
+def parts(decode: VaeDecode) -> dict[str, list[ResidualBlock]]:
+    """Return the decoder's residual blocks by resolution, from the smallest."""
+    found: dict[str, list[ResidualBlock]] = {}
     level = 0
     for module in (*decode.decoder.middle, *decode.decoder.upsamples):
-        if not isinstance(module, ResidualBlock):
-            level += isinstance(module, layers.Upsample)
-            continue
-        norms = [layer for layer in module.residual if isinstance(layer, RmsNorm)]
-        convolutions = [layer for layer in module.residual if isinstance(layer, CausalConv3d)]
-        name = f"blocks of 1/{2 ** (3 - level)} of the sides"
-        found.setdefault(name, []).extend(zip(norms, convolutions, strict=True))
+        if isinstance(module, ResidualBlock):
+            found.setdefault(f"blocks of 1/{2 ** (3 - level)} of the sides", []).append(module)
+        level += isinstance(module, layers.Upsample)
     return found
 
 
 @contextmanager
-def in_e4m3(convolutions: Convolutions) -> Iterator[None]:
-    """Context manager in which these convolutions multiply e4m3 numbers."""
-    frame_scales = {id(convolution.weight): frame_scale(norm) for norm, convolution in convolutions}
-    quantised = {id(c.weight): e4m3_filters(packed_filters(c.weight)) for _, c in convolutions}
-
-    def chosen(_: Tensor, weight: nn.Parameter) -> ConvTiles | None:
-        return UNUSED if id(weight) in frame_scales else None
-
-    def convolution(
-        x: Tensor,
-        earlier: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        tiles: ConvTiles,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        filters, scale = quantised[id(weight)]
-        of_frames = frame_scales[id(weight)]
-
-        def e4m3(frames: Tensor) -> Tensor:
-            return e4m3_cast(frames.permute(0, 2, 3, 4, 1).contiguous().float() / of_frames)
-
-        y = causal_conv(
-            e4m3(x),
-            None if earlier is None else e4m3(earlier),
-            filters,
-            bias,
-            None if residual is None else residual.permute(0, 2, 3, 4, 1).contiguous(),
-            scale=scale * of_frames,
-            tiles=tiles,
-        )
-        return y.permute(0, 4, 1, 2, 3)
-
-    before = layers.tiles_on, layers.own_convolution
-    layers.tiles_on, layers.own_convolution = chosen, convolution  # type: ignore[assignment]
+def in_e4m3(blocks: Sequence[ResidualBlock]) -> Iterator[None]:
+    """Context manager in which the convolutions of these blocks multiply e4m3 numbers."""
+    before = layers.tiles_on
+    layers.tiles_on = lambda *_, fp8=False: UNUSED if fp8 else None
+    for block in blocks:
+        block.fp8 = True
     try:
         yield
     finally:
-        layers.tiles_on, layers.own_convolution = before
-
-
-def frame_scale(norm: RmsNorm) -> float:
-    """Return the power of two by which SiLU of a norm's result is divided, so that it fits e4m3 whatever the frames."""
-    largest = math.sqrt(norm.gamma.numel()) * float(norm.gamma.abs().max())
-    return float(2.0 ** math.ceil(math.log2(largest / E4M3_MAX)))
+        layers.tiles_on = before
+        for block in blocks:
+            block.fp8 = False
 
 
 if __name__ == "__main__":

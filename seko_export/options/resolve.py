@@ -27,6 +27,7 @@ from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
@@ -44,6 +45,7 @@ from seko_export.options.resolved import ResolvedBuild
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
+from seko_kernels.tuned_conv import has_fp8_convolutions
 
 _Config = TypeVar("_Config")
 EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
@@ -102,6 +104,8 @@ def resolve_build(
         )
         options = replace(options, image_encoder=None)
     files, vae, text, audio, image = _media(options, sample)
+    if options.vae_fp8:
+        vae = _with_fp8(vae, machine, options.ranks)
     vae_encoder = None if options.vae_encoder is None else _read(vae_config_of, options.vae_encoder)
     if options.vae is not None and vae is not None and vae.latent_channels != chosen.model.out_channels:
         raise NotACheckpointError(
@@ -183,6 +187,24 @@ def resolve_build(
         )
     first_entry = None if chosen_preset is None else chosen_preset.entry
     return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
+
+
+def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> WanVaeConfig:
+    """Return the VAE with fp8 convolutions in its decoder; refuse --vae-fp8 where nothing would be computed in fp8."""
+    if not isinstance(vae, WanVaeConfig):
+        what = "this build has no VAE" if vae is None else f"a {vae.title} has none"
+        raise UsageError(f"--vae-fp8 is for the convolutions of a Wan VAE's decoder, and {what}: leave it out")
+    if ranks > 1:
+        raise UsageError(
+            f"--vae-fp8 contradicts --ranks {ranks}: ranks that share a picture convolve in "
+            "the compute dtype; leave one of them out"
+        )
+    if not has_fp8_convolutions(machine.arch):
+        raise UsageError(
+            f"--vae-fp8: no fp8 convolution was measured on {machine.arch}, so none would be used; leave it out, or "
+            "measure (scripts/bench/vae_kernels.py --fp8 --admit)"
+        )
+    return replace(vae, fp8=True)
 
 
 def _kv_scheme(text: str) -> KvScheme:

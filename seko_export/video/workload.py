@@ -18,6 +18,7 @@ from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.placement import device_bytes
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.roofline.gpus import find_gpu
 from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.calibration import uncalibrated_scales
@@ -121,14 +122,15 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return resolve_video(cast(VideoManifest, manifest))
 
     def needs(self, config: VideoBuild) -> Iterator[Need]:
-        """Yield the cache layouts for which the build needs support from the backend."""
-        stream = config.workload.stream
+        """Yield the features, such as cache layouts, for which the build needs support from the backend."""
+        stream, vae = config.workload.stream, config.workload.vae
         for asked, option, what in (
             (stream.offload_cache, "--offload-cache", "offloaded caches"),
             (stream.pass_caches, "--pass-caches", "caches of each pass"),
             (bool(stream.layer_rings), "--layer-rings", "layers of different rings"),
             (stream.window_positions, "--window-positions", "positions within the window"),
             (bool(stream.reference_frames), "--reference-frames", "reference frames"),
+            (isinstance(vae, WanVaeConfig) and vae.fp8, "--vae-fp8", "fp8 convolutions"),
         ):
             if asked:
                 yield Need(option, what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,7 @@ def admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "tiles_on", everywhere)
 
 
-def everywhere(x: Tensor, _: Tensor) -> ConvTiles | None:
+def everywhere(x: Tensor, *_: Tensor, **__: bool) -> ConvTiles | None:
     return None if x.is_meta else TILES
 
 
@@ -127,14 +128,14 @@ def test_the_last_of_many_chunks_is_as_near_as_the_first(convolved: list[tuple[i
 def test_some_convolutions_of_a_call_may_be_the_kernels(
     first: bool, convolved: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wide_only(x: Tensor, weight: Tensor) -> ConvTiles | None:
+    def wide_only(x: Tensor, weight: Tensor, **_: bool) -> ConvTiles | None:
         return everywhere(x, weight) if len(weight) == 4 * SMALL.base_dim else None
 
     oracle = VaeOracle(torch.float32)
     half = oracle.half(VaeDecode, first=first, frames=2)
     shapes = () if first else decoder_cache_shapes(SMALL, 1, HEIGHT, WIDTH)
     given = (clip(SMALL, VaeDecode, 2), *(torch.randn(shape) for shape in shapes))
-    monkeypatch.setattr(layers, "tiles_on", lambda *_: None)
+    monkeypatch.setattr(layers, "tiles_on", lambda *_, **__: None)
     expected = half(*given)
     assert not convolved
     monkeypatch.setattr(layers, "tiles_on", wide_only)
@@ -150,6 +151,38 @@ def test_ranks_that_share_a_picture_use_torchs_convolution(monkeypatch: pytest.M
     layer, x = CausalConv3d(4, 4, side=3), torch.empty(1, 4, 2, 3, 5)
     assert layer.tiles(x, FrameCaches(None)) == TILES
     assert layer.tiles(x, FrameCaches(None, split=SimpleNamespace())) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("fp8", [True, False])
+def test_e4m3_is_for_a_decoders_blocks_where_it_was_measured(
+    fp8: bool, measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `fp8` in the config; encoders, upsampling and the last convolution stay as they are."""
+    dtypes: list[torch.dtype] = []
+
+    def noted(x: Tensor, earlier: Tensor | None, weight: Tensor, *rest: Any, **named: Any) -> Tensor:
+        dtypes.append(weight.dtype)
+        return causal_conv(x, earlier, weight, *rest, **named)
+
+    def tiles(x: Tensor, _: Tensor, *, fp8: bool = False) -> ConvTiles | None:
+        return None if x.is_meta or (fp8 and not measured) else TILES
+
+    monkeypatch.setattr(own_convolution, "causal_conv", noted)
+    monkeypatch.setattr(layers, "tiles_on", tiles)
+    config = replace(SMALL, fp8=fp8)
+    oracle = VaeOracle(torch.float32)
+    plain = stream(oracle, VaeDecode, clip(SMALL, VaeDecode, 3), (1, 2))
+    dtypes.clear()
+    oracle.config = config
+    ours = stream(oracle, VaeDecode, clip(SMALL, VaeDecode, 3), (1, 2))
+    in_e4m3 = [dtype for dtype in dtypes if dtype is torch.float8_e4m3fn]
+    assert len(in_e4m3) == (2 * 2 * 14 if fp8 and measured else 0)
+    assert torch.equal(ours, plain) == (not in_e4m3)
+    assert relative_error(ours, plain) < 0.3
+    dtypes.clear()
+    stream(oracle, VaeEncode, clip(SMALL, VaeEncode, 1), (1,))
+    assert set(dtypes) == {torch.float32}
 
 
 # -- graphs ---------------------------------------------------------------------------------------------------
@@ -199,13 +232,13 @@ CALLS = [
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choices of a build on a GPU, of graphs on a CPU."""
 
-    def tiles(x: Tensor, weight: Tensor) -> ConvTiles | None:
+    def tiles(x: Tensor, weight: Tensor, *, fp8: bool = False) -> ConvTiles | None:
         if x.is_meta:
-            return tiles_on(x, weight)
+            return tiles_on(x, weight, fp8=fp8)
         there = SimpleNamespace(
             shape=x.shape, dim=x.dim, dtype=x.dtype, is_cuda=True, device=torch.device("cuda")
         )
-        return tiles_on(there, weight)  # type: ignore[arg-type]
+        return tiles_on(there, weight, fp8=fp8)  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(layers, "by_cudnn", lambda _: True)
@@ -277,5 +310,6 @@ def row(channels: int, filters: int, **change: object) -> dict[str, Any]:
         "filters": filters,
         "taps": [3, 3, 3],
         "shape_class": "many",
+        "fp8": False,
     }
     return {**known, "tiles": tiles, "error": 0.01, "bound": 0.02, "ms": 1.0, "torch_ms": 1.2, **change}

@@ -21,7 +21,15 @@ from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.ops import plain_torch
 from seko_kernels.triton.causal_conv import causal_conv_kernel
-from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, ConvTiles, read_table, size_class, write_table
+from seko_kernels.tuned_conv import (
+    SHARED_BYTES,
+    Convolution,
+    ConvTiles,
+    has_fp8_convolutions,
+    read_table,
+    size_class,
+    write_table,
+)
 from tests.kernels.captured import run_and_replay
 from tests.kernels.interpreter import run_interpreted
 from tests.tiers import first_is_fast
@@ -202,7 +210,14 @@ def row(**change: object) -> dict[str, Any]:
         "stages": 4,
         "warps": 4,
     }
-    known = {"arch": "sm_90", "channels": 96, "filters": 96, "taps": [3, 3, 3], "shape_class": "many"}
+    known = {
+        "arch": "sm_90",
+        "channels": 96,
+        "filters": 96,
+        "taps": [3, 3, 3],
+        "shape_class": "many",
+        "fp8": False,
+    }
     return {**known, "tiles": sizes, "error": 0.01, "bound": 0.02, "ms": 1.0, "torch_ms": 1.2, **change}
 
 
@@ -242,6 +257,13 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
         )
         with plain_torch():
             assert tiles_on(x, weight) is None
+        assert tiles_on(x, weight, fp8=True) is None
+        assert not has_fp8_convolutions("sm_90")
+        write_table(file, [row(fp8=True, tiles={**row()["tiles"], "stages": 5})])
+        assert tiles_on(x, weight, fp8=True).stages == 5
+        assert tiles_on(x, weight).stages == 4
+        assert has_fp8_convolutions("sm_90")
+        assert not has_fp8_convolutions("sm_100")
         on_gpu(monkeypatch, (10, 0))
         assert tiles_on(x, weight) is None
     for device in ("cpu", "meta"):  # where shapes of a graph are computed
@@ -293,8 +315,9 @@ def test_the_op_on_a_gpu_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- admission -------------------------------------------------------------------------------------------------
 
 
-def test_admission_admits_what_is_right() -> None:
-    passed = admit_conv(TILES, 6, 5, (3, 3, 3), "cpu")
+@pytest.mark.parametrize("fp8", [False, True])
+def test_admission_admits_what_is_right(fp8: bool) -> None:
+    passed = admit_conv(TILES, 6, 5, (3, 3, 3), "cpu", fp8=fp8)
     assert passed.refusal == ""
     assert 0 <= passed.error <= passed.bound
 
@@ -339,9 +362,12 @@ class ConvModule(torch.nn.Module):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("taps", TAPS, ids=str)
-@pytest.mark.parametrize(("channels", "filters"), [(96, 96), (16, 384), (20, 36), (96, 3)])
-def test_gpu_admits_it(channels: int, filters: int, taps: tuple[int, int, int]) -> None:
-    assert admit_conv(TILES, channels, filters, taps, full=(3, 60, 104)).refusal == ""
+@pytest.mark.parametrize(
+    ("channels", "filters", "fp8"),
+    [(96, 96, False), (16, 384, False), (20, 36, False), (96, 3, False), (96, 96, True)],
+)
+def test_gpu_admits_it(channels: int, filters: int, fp8: bool, taps: tuple[int, int, int]) -> None:
+    assert admit_conv(TILES, channels, filters, taps, full=(3, 60, 104), fp8=fp8).refusal == ""
 
 
 @pytest.mark.gpu

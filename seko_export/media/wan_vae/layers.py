@@ -109,21 +109,30 @@ class CausalConv3d(Streamed):
             return self._convolved(x, self.weight[:, :, -1:], padding)
         return self._convolved(joined, self.weight, padding)
 
-    def tiles(self, x: Tensor, caches: FrameCaches) -> ConvTiles | None:
+    def tiles(self, x: Tensor, caches: FrameCaches, *, fp8: bool = False) -> ConvTiles | None:
         """Return the tile sizes with which Seko's kernel convolves ``x``, or None if torch's convolution is used, as
         where several ranks share a picture."""
-        return None if caches.split is not None else tiles_on(x, self.weight)
+        return None if caches.split is not None else tiles_on(x, self.weight, fp8=fp8)
 
     def by_kernel(
-        self, x: Tensor, caches: FrameCaches, tiles: ConvTiles, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        caches: FrameCaches,
+        tiles: ConvTiles,
+        residual: Tensor | None = None,
+        largest: Tensor | None = None,
     ) -> Tensor:
-        """Return what `forward` returns, computed by Seko's kernel, plus ``residual`` [B, channels_out, T, H, W]."""
+        """Return what `forward` returns, computed by Seko's kernel, plus ``residual`` [B, channels_out, T, H, W].
+
+        With ``largest``, an upper bound of the absolute values of ``x`` and of its cache, the kernel multiplies e4m3
+        numbers; see `own_convolution`. The cache keeps the dtype of ``x``.
+        """
         earlier = None if caches.starts else caches.before(x, CONV_HISTORY)
         cached = x
         if x.shape[2] < CONV_HISTORY:
             cached = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
         caches.keep(cached[:, :, -CONV_HISTORY:])
-        return own_convolution(x, earlier, self.weight, self.bias, tiles, residual)
+        return own_convolution(x, earlier, self.weight, self.bias, tiles, residual, largest)
 
     def _convolved(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
         """Return the convolution of the frames in ``x`` [B, channels_in, T', H', W], which includes the cached frames.
@@ -177,12 +186,23 @@ class RmsNorm(nn.Module):
         y: Tensor = F.normalize(x.to(wide), dim=1) * scale
         return y.to(x.dtype)
 
+    def largest(self) -> Tensor:
+        """Return the largest absolute value of any result, one number in float32 or wider: no channel of a normalised
+        vector is above 1."""
+        wide = torch.promote_types(self.gamma.dtype, torch.float32)
+        bound: Tensor = self.gamma.abs().amax().to(wide) * self.gamma.numel() ** 0.5
+        return bound
+
 
 class ResidualBlock(Streamed):
-    """Norm, SiLU and causal convolution, twice, with a shortcut."""
+    """Norm, SiLU and causal convolution, twice, with a shortcut.
 
-    def __init__(self, channels_in: int, channels_out: int) -> None:
+    With ``fp8``, a convolution multiplies e4m3 numbers where tile sizes were measured for that.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, *, fp8: bool = False) -> None:
         super().__init__()
+        self.fp8 = fp8
         self.residual = nn.Sequential(
             RmsNorm(channels_in, axes=3),
             nn.SiLU(),
@@ -198,15 +218,37 @@ class ResidualBlock(Streamed):
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
         beside: Tensor = self.shortcut(x)
-        *layers, last = self.residual
-        y = run(layers, x, caches)
-        tiles = last.tiles(y, caches)
-        return beside + last(y, caches) if tiles is None else last.by_kernel(y, caches, tiles, beside)
+        norm, silu, convolution, *rest = self.residual
+        x = self._convolved(x, norm, silu, convolution, caches)
+        norm, silu, _, convolution = rest
+        return self._convolved(x, norm, silu, convolution, caches, beside)
+
+    def _convolved(
+        self,
+        x: Tensor,
+        norm: RmsNorm,
+        silu: nn.Module,
+        convolution: CausalConv3d,
+        caches: FrameCaches,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        x = silu(norm(x))
+        tiles = convolution.tiles(x, caches, fp8=True) if self.fp8 else None
+        if tiles is not None:
+            return convolution.by_kernel(x, caches, tiles, residual, norm.largest())
+        tiles = convolution.tiles(x, caches)
+        if tiles is not None:
+            return convolution.by_kernel(x, caches, tiles, residual)
+        y: Tensor = convolution(x, caches)
+        return y if residual is None else residual + y
 
 
-def residual_blocks(channels_in: int, channels_out: int, count: int) -> list[ResidualBlock]:
+def residual_blocks(
+    channels_in: int, channels_out: int, count: int, *, fp8: bool = False
+) -> list[ResidualBlock]:
     """Return blocks in sequence, of which the first changes the number of channels."""
-    return [ResidualBlock(channels_out if number else channels_in, channels_out) for number in range(count)]
+    widths = [channels_in, *[channels_out] * (count - 1)]
+    return [ResidualBlock(width, channels_out, fp8=fp8) for width in widths]
 
 
 class AttentionBlock(Streamed):
