@@ -193,7 +193,9 @@ def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> WanVaeConfi
     """Return the VAE with fp8 convolutions in its decoder; refuse --vae-fp8 where nothing would be computed in fp8."""
     if not isinstance(vae, WanVaeConfig):
         what = "this build has no VAE" if vae is None else f"a {vae.title} has none"
-        raise UsageError(f"--vae-fp8 is for the convolutions of a Wan VAE's decoder, and {what}: leave it out")
+        raise UsageError(
+            f"--vae-fp8 is for the convolutions of a Wan VAE's decoder, and {what}: leave it out"
+        )
     if ranks > 1:
         raise UsageError(
             f"--vae-fp8 contradicts --ranks {ranks}: ranks that share a picture convolve in "
