@@ -7,7 +7,8 @@ first. Order: candidates for tile sizes compile in processes of their own; each 
 timed alone, beside cuDNN; the fastest ones go through `admission_conv.admit_conv` in processes of their own; then the
 whole layer, with norm, SiLU, cache and residual, is compiled with torch's convolution and with the kernel. Where the
 kernel's is faster, its tile sizes are written to the table, after each convolution, so that a run that is cut off
-leaves what it has measured. What the budget leaves out is named.
+leaves what it has measured. With ``--fp8`` the convolutions of residual blocks are also measured with e4m3, and
+enter the table where they are faster than in bfloat16. What the budget leaves out is named.
 
 With ``TRITON_INTERPRET=1`` the script runs on a CPU without any GPU, at small sizes, to test the script; times then
 mean nothing, and nothing is compiled.
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -71,6 +73,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=832)
     parser.add_argument("--latents", type=int, default=3, help="latent frames of a call")
     parser.add_argument("--calls", default="steady,first", help="of steady, first")
+    parser.add_argument("--fp8", action="store_true", help="also e4m3, for builds with --vae-fp8")
     parser.add_argument("--tiles", type=int, default=12, help="most candidates of a convolution")
     parser.add_argument("--admit", type=Path, help="table to which the tile sizes that won are added")
     parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1), help="that compile")
@@ -146,7 +149,9 @@ def child(task: dict[str, Any], groups: Groups, most: int) -> None:
         largest = max(cases, key=lambda case: case.operations)
         full = (largest.frames, largest.height, largest.width)
         for sizes in order:
-            verdict = admit_conv(ConvTiles(**sizes), key.channels, key.filters, key.taps, DEVICE, full)
+            verdict = admit_conv(
+                ConvTiles(**sizes), key.channels, key.filters, key.taps, DEVICE, full, fp8=key.fp8
+            )
             refused = bool(verdict.refusal)
             emit(kind="refused" if refused else "admitted", number=number, tiles=sizes, **asdict(verdict))
             if not refused:
@@ -158,10 +163,18 @@ def child(task: dict[str, Any], groups: Groups, most: int) -> None:
 
 def run_kernel(case: Case, tiles: ConvTiles, inputs: Inputs) -> Tensor:
     """Call the kernel, without the op around it."""
-    out = inputs.x.new_empty((1, case.frames, case.height, case.width, case.filters))
+    out = inputs.bias.new_empty((1, case.frames, case.height, case.width, case.filters))
     processors = 4 if INTERPRETED else torch.cuda.get_device_properties(0).multi_processor_count
     launch_causal_conv(
-        *(causal_conv_kernel, inputs.x, inputs.earlier, inputs.weight, None, inputs.bias, inputs.residual),
+        *(
+            causal_conv_kernel,
+            inputs.x,
+            inputs.earlier,
+            inputs.weight,
+            inputs.scale,
+            inputs.bias,
+            inputs.residual,
+        ),
         *(out, tiles, processors * tiles.resident),
     )
     return out
@@ -169,10 +182,15 @@ def run_kernel(case: Case, tiles: ConvTiles, inputs: Inputs) -> Tensor:
 
 def run_cudnn(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
     """Return a call of torch's convolution over joined channels-last frames, and the sum behind it."""
-    past = case.taps[0] - 1
-    earlier = inputs.x.new_zeros((1, past, *inputs.x.shape[2:])) if inputs.earlier is None else inputs.earlier
-    joined = torch.cat((earlier, inputs.x), 1).permute(0, 4, 1, 2, 3)
-    weight = inputs.weight.permute(3, 4, 0, 1, 2).contiguous(memory_format=torch.channels_last_3d)
+    x, earlier, weight = (None if part is None else part.to(DTYPE) for part in inputs[:3])
+    assert x is not None
+    assert weight is not None
+    if earlier is None:
+        earlier = x.new_zeros((1, case.taps[0] - 1, *x.shape[2:]))
+    if inputs.scale is not None:
+        weight = (weight * inputs.scale[:, None]).to(DTYPE)
+    joined = torch.cat((earlier, x), 1).permute(0, 4, 1, 2, 3)
+    weight = weight.permute(3, 4, 0, 1, 2).contiguous(memory_format=torch.channels_last_3d)
     residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
 
     def call() -> Tensor:
@@ -266,36 +284,40 @@ def compare_layers(
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    totals = {"torch_ms": 0.0, "ms": 0.0}
+    torchs: dict[Convolution, float] = {}  # of the same convolution in bfloat16
+    fastest: dict[Convolution, float] = {}  # of torch's and of the kernel in bfloat16
     for key, cases in groups.items():
         if key not in admitted or time.monotonic() > deadline:
             emit(kind="left out" if key in admitted else "not admitted", convolution=key)
             continue
         tiles = ConvTiles(**admitted[key]["tiles"])
-        torch_ms = ms = 0.0
+        plain = key._replace(fp8=False)
         try:
-            for case, count in cases.items():
-                torch_ms += count * layer_milliseconds(case, None)
-                ms += count * layer_milliseconds(case, tiles)
+            if plain not in torchs:
+                torchs[plain] = fastest[plain] = total_milliseconds(cases, None)
+            ms = total_milliseconds(cases, tiles)
         except Exception as fault:  # whatever a compiler or a kernel raises is the result
             emit(kind="failed", convolution=key, error=f"{type(fault).__name__}: {fault}"[:300])
             continue
-        emit(kind="layers", convolution=key, calls=sum(cases.values()), torch_ms=torch_ms, ms=ms)
-        steady = not any(case.first for case in cases)
-        totals["torch_ms"] += torch_ms * steady
-        totals["ms"] += min(ms, torch_ms) * steady
-        if ms < torch_ms and table is not None:
+        emit(kind="layers", convolution=key, calls=sum(cases.values()), torch_ms=torchs[plain], ms=ms)
+        if ms < fastest[plain] and table is not None:
             figures = {name: admitted[key][name] for name in ("error", "bound")}
             found = {
                 **key._asdict(),
                 **figures,
                 "ms": ms,
-                "torch_ms": torch_ms,
+                "torch_ms": torchs[plain],
                 "tiles": asdict(tiles),
                 **here,
             }
             write_table(table, [found])
-    emit(kind="summary", **here, steady_layers=totals)
+        fastest[plain] = min(fastest[plain], ms)
+    emit(kind="summary", **here)
+
+
+def total_milliseconds(cases: Counter[Case], tiles: ConvTiles | None) -> float:
+    """Return the time of all calls of a convolution's layers."""
+    return sum(count * layer_milliseconds(case, tiles) for case, count in cases.items())
 
 
 def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
@@ -304,12 +326,12 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
     for name, parameter in layer.named_parameters():
         scale = parameter[0].numel() ** -0.5 if parameter.dim() > 3 and "gamma" not in name else 0.1
         parameter.copy_(torch.randn_like(parameter) * scale + ("gamma" in name))
-    inputs = kernel_inputs(case)
+    inputs = kernel_inputs(case._replace(fp8=False))  # the layer quantises
     x = inputs.x[:, :, ::2, ::2].contiguous() if layer.enlarges else inputs.x
     residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
     given = (x.permute(0, 4, 1, 2, 3), inputs.earlier, residual)
     chosen = layers.tiles_on
-    layers.tiles_on = lambda *_: tiles
+    layers.tiles_on = lambda *_, **__: tiles
     try:
         graph = torch.export.export(layer, given, strict=False).module()
     finally:

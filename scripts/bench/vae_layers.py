@@ -18,11 +18,14 @@ from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, ResidualBlock, RmsNorm, Upsample
 from seko_export.media.wan_vae.modules import VaeDecode, decoder_cache_shapes
 from seko_kernels.causal_conv import packed_filters
+from seko_kernels.conv_reference import e4m3_filters
+from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, ConvTiles, size_class
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter multiplies no bfloat16
+FP8_FACTOR = 16  # by which e4m3 frames are larger than normal numbers
 BOXES = ((8, 16, 4), (16, 16, 8), (8, 16, 8), (8, 32, 8), (1, 128, 4))  # rows, columns and warps of a tile
 
 
@@ -41,6 +44,8 @@ class Case(NamedTuple):
         Whether the call has no cached frames.
     normed, added : bool
         Whether RMS norm and SiLU stand before the convolution, and a residual is added to it.
+    fp8 : bool
+        Whether frames and weight are e4m3, as in a residual block of a build with ``--vae-fp8``.
     """
 
     channels: int
@@ -52,12 +57,17 @@ class Case(NamedTuple):
     first: bool
     normed: bool
     added: bool
+    fp8: bool = False
 
     @property
     def place(self) -> Convolution:
         """The table's key."""
         return Convolution(
-            self.channels, self.filters, self.taps, size_class(self.frames, self.height, self.width)
+            self.channels,
+            self.filters,
+            self.taps,
+            size_class(self.frames, self.height, self.width),
+            self.fp8,
         )
 
     @property
@@ -80,7 +90,7 @@ def grouped(options: argparse.Namespace) -> Groups:
         cases = cases_of(config, options.height, options.width, options.latents, first=call == "first")
         new: Groups = {}
         for case, count in cases.items():
-            if case.place not in groups:
+            if case.place not in groups and case.fp8 <= options.fp8:
                 new.setdefault(case.place, Counter())[case] = count
         groups |= new
     order = sorted(groups, key=lambda key: -sum(c.operations * n for c, n in groups[key].items()))
@@ -88,15 +98,13 @@ def grouped(options: argparse.Namespace) -> Groups:
 
 
 def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, first: bool) -> Counter[Case]:
-    """Return the convolutions of a decoder's call that the kernel may take, with their numbers."""
+    """Return the convolutions of a decoder's call that the kernel may take, with their numbers; those of residual
+    blocks also with e4m3."""
     h, w = height // config.spatial_stride, width // config.spatial_stride
     half = on_meta(lambda: VaeDecode(config, first=first, frames=latents))
-    normed: set[nn.Module] = {half.decoder.head[-1]}
-    added: set[nn.Module] = set()
-    for module in half.modules():
-        if isinstance(module, ResidualBlock):
-            normed |= {layer for layer in module.residual if isinstance(layer, CausalConv3d)}
-            added.add(module.residual[-1])
+    blocks = [module for module in half.modules() if isinstance(module, ResidualBlock)]
+    in_blocks = {layer for block in blocks for layer in block.residual if isinstance(layer, CausalConv3d)}
+    normed, added = {half.decoder.head[-1], *in_blocks}, {block.residual[-1] for block in blocks}
     seen: Counter[Case] = Counter()
 
     def hook(module: nn.Module, _: Any, y: Tensor) -> None:
@@ -106,7 +114,10 @@ def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, fir
             return
         frames = y.shape[0] if y.dim() == 4 else y.shape[2]
         sides = (frames, y.shape[-2], y.shape[-1])
-        seen[Case(weight.shape[1], len(weight), taps, *sides, first, module in normed, module in added)] += 1
+        case = Case(weight.shape[1], len(weight), taps, *sides, first, module in normed, module in added)
+        seen[case] += 1
+        if module in in_blocks and case.channels % 16 == 0:  # as the kernel takes e4m3
+            seen[case._replace(fp8=True)] += 1
 
     for module in half.modules():
         if isinstance(module, CausalConv3d | nn.Conv2d):
@@ -155,6 +166,7 @@ class Inputs(NamedTuple):
     weight: Tensor
     bias: Tensor
     residual: Tensor | None
+    scale: Tensor | None
 
 
 def kernel_inputs(case: Case) -> Inputs:
@@ -167,13 +179,15 @@ def kernel_inputs(case: Case) -> Inputs:
     frame = (case.height, case.width)
     fan_in = case.channels * math.prod(case.taps)
     cached = case.taps[0] > 1 and not case.first
-    return Inputs(
-        normal(1, case.frames, *frame, case.channels),
-        normal(1, case.taps[0] - 1, *frame, case.channels) if cached else None,
-        packed_filters(normal(case.filters, case.channels, *case.taps) * fan_in**-0.5),
-        normal(case.filters),
-        normal(1, case.frames, *frame, case.filters) if case.added else None,
-    )
+    x = normal(1, case.frames, *frame, case.channels)
+    earlier = normal(1, case.taps[0] - 1, *frame, case.channels) if cached else None
+    weight, scale = packed_filters(normal(case.filters, case.channels, *case.taps) * fan_in**-0.5), None
+    if case.fp8:
+        x, earlier = e4m3_cast(x * FP8_FACTOR), None if earlier is None else e4m3_cast(earlier * FP8_FACTOR)
+        weight, scale = e4m3_filters(weight)
+        scale = scale / FP8_FACTOR
+    residual = normal(1, case.frames, *frame, case.filters) if case.added else None
+    return Inputs(x, earlier, weight, normal(case.filters), residual, scale)
 
 
 class Layer(nn.Module):
@@ -182,7 +196,7 @@ class Layer(nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.norm = RmsNorm(case.channels, axes=3) if case.normed else None
-        self.enlarges, self.starts = case.taps[0] == 1, case.first
+        self.enlarges, self.fp8 = case.taps[0] == 1, case.fp8
         self.convolution: CausalConv3d | Upsample
         if self.enlarges:
             self.convolution = Upsample(case.channels, case.filters, temporal=False)
@@ -194,8 +208,11 @@ class Layer(nn.Module):
         caches = FrameCaches(None if earlier is None else [earlier])
         if self.norm is not None:
             x = F.silu(self.norm(x))
-        tiles = None if isinstance(self.convolution, Upsample) else self.convolution.tiles(x, caches)
-        if tiles is not None and residual is not None:
-            return (self.convolution.by_kernel(x, caches, tiles, residual), *caches.kept)
+        if isinstance(self.convolution, Upsample):
+            return (self.convolution(x, caches),)
+        tiles = self.convolution.tiles(x, caches, fp8=self.fp8)
+        if tiles is not None:
+            largest = self.norm.largest() if self.norm is not None and self.fp8 else None
+            return (self.convolution.by_kernel(x, caches, tiles, residual, largest), *caches.kept)
         y = self.convolution(x, caches)
         return (y if residual is None else residual + y, *caches.kept)

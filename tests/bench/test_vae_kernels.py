@@ -22,7 +22,7 @@ from seko_kernels import conv_reference
 from seko_kernels.tuned_conv import SHARED_BYTES, read_table
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": "steady"}
+TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": "steady", "fp8": True}
 
 
 @pytest.fixture
@@ -40,7 +40,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def reference(_: Any, __: Any, given: Any) -> Tensor:
-    return conv_reference.causal_conv(given.x, given.earlier, given.weight, None, given.bias, given.residual)
+    return conv_reference.causal_conv(
+        given.x, given.earlier, given.weight, given.scale, given.bias, given.residual
+    )
 
 
 def in_this_process(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, groups: Any) -> list[dict[str, Any]]:
@@ -61,7 +63,7 @@ def in_this_process(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, groups: 
 def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
     """All but the matrix products, which are half a hundredth at most."""
     config = VAE_PRESETS["wan-2.1"]
-    options = Namespace(vae="wan-2.1", height=480, width=832, latents=3, calls="steady")
+    options = Namespace(vae="wan-2.1", height=480, width=832, latents=3, calls="steady", fp8=False)
     groups = bench.grouped(options)
     half = VaeDecode(config, first=False, frames=3).to("meta")
     shapes = ((1, 16, 3, 60, 104), *decoder_cache_shapes(config, 1, 60, 104))
@@ -76,6 +78,11 @@ def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
         (True, False, 3),
         (True, True, 3),
     ]
+    with_fp8 = bench.grouped(Namespace(**{**vars(options), "fp8": True}))
+    assert groups.items() <= with_fp8.items()
+    e4m3 = {key: cases for key, cases in with_fp8.items() if key not in groups}
+    assert sum(cases.total() for cases in e4m3.values()) == 2 * 14
+    assert 0.9 * whole < sum(c.operations * n for cases in e4m3.values() for c, n in cases.items())
     both = bench.grouped(Namespace(**{**vars(options), "calls": "steady,first"}))
     assert groups.items() <= both.items()
     assert all(case.first for key, cases in both.items() if key not in groups for case in cases)
@@ -139,7 +146,7 @@ def test_wrong_kernels_and_an_ended_budget_leave_the_table_as_it_is(
 @pytest.mark.slow
 def test_the_script_runs_in_the_interpreter(tmp_path: Path) -> None:
     """Every convolution is timed by the kernel itself, and admitted."""
-    options = [f"--{name}={value}" for name, value in TOY.items()]
+    options = [f"--{name}={value}" for name, value in TOY.items() if name != "fp8"]
     ran = subprocess.run(
         [
             sys.executable,
