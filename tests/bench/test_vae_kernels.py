@@ -102,10 +102,18 @@ def test_candidates_fit_a_multiprocessor(channels: int, filters: int) -> None:
         assert filters >= 128 or tiles.filters + tiles.more_filters >= filters
 
 
-@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize(
+    ("bf16_ms", "fp8_ms", "rows"), [(1.0, 0.5, {False, True}), (1.0, 1.0, {False}), (2.0, 2.0, set())]
+)
 def test_the_table_gets_what_was_right_and_faster(
-    faster: bool, bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bf16_ms: float,
+    fp8_ms: float,
+    rows: set[bool],
+    bench: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Faster than torch's convolution, which takes 2 ms, and e4m3 also faster than the kernel in bfloat16."""
     groups = bench.grouped(Namespace(**TOY))
     printed = in_this_process(bench, monkeypatch, groups)
     runs = set(bench.kernels_of(groups, 2))
@@ -113,20 +121,19 @@ def test_the_table_gets_what_was_right_and_faster(
     assert {len(order) for order in timed.values()} == {2}
     admitted = bench.admit_fastest(groups, timed, 1.0)
     assert set(admitted) == set(groups)
-    measured, table = bench.layer_milliseconds, tmp_path / "table.json"
+    measured, file = bench.layer_milliseconds, tmp_path / "table.json"
 
     def milliseconds(case: Any, tiles: Any) -> float:
-        return float(measured(case, tiles)) + (faster if tiles is None else not faster)
+        assert measured(case, tiles) == 1.0
+        return 2.0 if tiles is None else fp8_ms if case.fp8 else bf16_ms
 
     monkeypatch.setattr(bench, "layer_milliseconds", milliseconds)
-    bench.compare_layers(groups, admitted, table, float("inf"))
+    bench.compare_layers(groups, admitted, file, float("inf"))
     assert not [line for line in printed if line["kind"] == "failed"]
     assert printed[-1]["kind"] == "summary"
-    if not faster:
-        assert not table.exists()
-        return
-    assert {(arch, key) for arch, key in read_table(table)} == {("interpreter", key) for key in groups}
-    assert all(tiles == timed[key][0] for (_, key), tiles in read_table(table).items())
+    table = read_table(file) if file.exists() else {}
+    assert set(table) == {("interpreter", key) for key in groups if key.fp8 in rows}
+    assert all(tiles == timed[key][0] for (_, key), tiles in table.items())
 
 
 def test_wrong_kernels_and_an_ended_budget_leave_the_table_as_it_is(
