@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from seko_export.engines.piece import on_meta
+from seko_export.errors import UsageError
+from seko_export.host.environment import Target
 from seko_export.media.wan_vae import layers, own_convolution
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.layers import (
@@ -31,15 +33,18 @@ from seko_export.media.wan_vae.modules import (
     decoder_cache_shapes,
     encoder_cache_shapes,
 )
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
 from seko_kernels import tuned_conv
 from seko_kernels.causal_conv import causal_conv, tiles_on
-from seko_kernels.tuned_conv import ConvTiles, read_table, write_table
+from seko_kernels.tuned_conv import Convolution, ConvTiles, read_table, write_table
 from tests.export.test_wan_vae import Flat
 from tests.export.vae_oracle import SMALL, SMALL_2_2, VaeOracle, stream
 from tests.tiers import first_is_fast
 from tests.tolerances import VAE, relative_error
 
 TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4)
+FP8_PLACE = Convolution(96, 96, (3, 3, 3), "many", fp8=True)
 HEIGHT, WIDTH = 3, 5  # latent cells, odd on both sides
 LIGHT = VAE_PRESETS["lightvae"]
 CALLS_OF_33 = (2, *[1, 2] * 16)  # latent frames of each call
@@ -183,6 +188,34 @@ def test_e4m3_is_for_a_decoders_blocks_where_it_was_measured(
     dtypes.clear()
     stream(oracle, VaeEncode, clip(SMALL, VaeEncode, 1), (1,))
     assert set(dtypes) == {torch.float32}
+
+
+# -- the option --------------------------------------------------------------------------------------------------
+
+
+def asked(**options: Any) -> BuildOptions:
+    return BuildOptions(preset="sample", vae_fp8=True, **options)
+
+
+def test_vae_fp8_is_refused_where_nothing_would_be_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopper = Target("cuda", "sm_90")
+    for options, machine, message in (
+        (asked(), Target("cpu", "x86_64"), "no fp8 convolution was measured on x86_64"),
+        (asked(), hopper, "no fp8 convolution was measured on sm_90"),
+        (asked(no_vae=True), hopper, "this build has no VAE"),
+        (asked(ranks=2), hopper, "contradicts --ranks 2"),
+    ):
+        with pytest.raises(UsageError, match=f"--vae-fp8.*{message}"):
+            resolve_build(options, machine=machine)
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: {("sm_90", FP8_PLACE): TILES})
+    vae = resolve_build(asked(), machine=hopper).config.workload.vae
+    assert isinstance(vae, WanVaeConfig)
+    assert vae.fp8
+    assert vae.title.endswith(", fp8 convolutions")
+    with pytest.raises(
+        UsageError, match="--backend compile has no fp8 convolutions yet: leave --vae-fp8 out"
+    ):
+        resolve_build(asked(backend="compile"), machine=hopper)
 
 
 # -- graphs ---------------------------------------------------------------------------------------------------
