@@ -218,20 +218,16 @@ class ResidualBlock(Streamed):
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
         beside: Tensor = self.shortcut(x)
-        norm, silu, convolution, *rest = self.residual
-        x = self._convolved(x, norm, silu, convolution, caches)
-        norm, silu, _, convolution = rest
-        return self._convolved(x, norm, silu, convolution, caches, beside)
+        first, second = range(3), (3, 4, 6)  # the numbers of norm, SiLU and convolution
+        x = self._convolved(x, first, caches)
+        return self._convolved(x, second, caches, beside)
 
     def _convolved(
-        self,
-        x: Tensor,
-        norm: RmsNorm,
-        silu: nn.Module,
-        convolution: CausalConv3d,
-        caches: FrameCaches,
-        residual: Tensor | None = None,
+        self, x: Tensor, numbers: Iterable[int], caches: FrameCaches, residual: Tensor | None = None
     ) -> Tensor:
+        norm, silu, convolution = (self.residual[number] for number in numbers)
+        assert isinstance(norm, RmsNorm)
+        assert isinstance(convolution, CausalConv3d)
         x = silu(norm(x))
         tiles = convolution.tiles(x, caches, fp8=True) if self.fp8 else None
         if tiles is not None:
