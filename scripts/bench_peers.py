@@ -196,9 +196,9 @@ class Comparison:
                 name: {
                     "shape": SHAPES[name].text,
                     "floors_ms": plot.floors_ms(name, passes),
-                    "measured": found,
+                    "measured": result,
                 }
-                for name, found in self.results.items()
+                for name, result in self.results.items()
             },
             "rows": sorted(" at ".join(key) for key in self.written),
             "no_row": {f"{f.name} at {f.shape}": list(f.missing) for f in self._figures() if f.missing},

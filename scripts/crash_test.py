@@ -163,21 +163,21 @@ def crash(scenario: Scenario, place: Path, step: int = 1) -> Found:
     step : int
         At every how many calls one fails; 1 for all. It is killed at all of them.
     """
-    found = Found()
+    outcome = Found()
     with _not_waiting_for_the_disk():
         wanted = _Wanted(scenario, place)
         for kind in (KILL, *FAULTS):
             for at in range(1, MAX_CALLS, 1 if kind == KILL else step):
                 _prepare(scenario, place)
                 ending = run_failing(lambda: scenario.work(place), at, kind)
-                found.runs += 1
-                found.violations += [f"{kind} at call {at}: {wrong}" for wrong in wanted.wrongs(ending)]
+                outcome.runs += 1
+                outcome.violations += [f"{kind} at call {at}: {wrong}" for wrong in wanted.wrongs(ending)]
                 if ending.how == "done" and not ending.struck:
-                    found.calls = max(found.calls, at - 1)
+                    outcome.calls = max(outcome.calls, at - 1)
                     break
             else:
-                found.violations.append(f"{kind}: no end after {MAX_CALLS} calls")
-    return found
+                outcome.violations.append(f"{kind}: no end after {MAX_CALLS} calls")
+    return outcome
 
 
 class _Wanted:
@@ -257,24 +257,24 @@ def main(arguments: list[str] | None = None) -> int:
         "--step", type=int, default=1, metavar="N", help="fail at every N-th call only; kill at all"
     )
     options = parser.parse_args(arguments)
-    found: dict[str, Found] = {}
+    outcomes: dict[str, Found] = {}
     with tempfile.TemporaryDirectory(dir=options.place) as folder:
         artifact, archive = Path(folder, "small"), Path(folder, "small.tar")
         build_small_artifact(artifact)
         pack_artifact(artifact, archive)
         for name, scenario in scenarios(artifact, archive).items():
             if options.only in (None, name):
-                found[name] = crash(scenario, Path(folder, "place"), options.step)
-                print(f"{name}: {found[name].calls} calls, {found[name].runs} runs", file=sys.stderr)
-    violations = [f"{name}: {wrong}" for name, one in found.items() for wrong in one.violations]
+                outcomes[name] = crash(scenario, Path(folder, "place"), options.step)
+                print(f"{name}: {outcomes[name].calls} calls, {outcomes[name].runs} runs", file=sys.stderr)
+    violations = [f"{name}: {wrong}" for name, outcome in outcomes.items() for wrong in outcome.violations]
     report = {
-        "calls": {name: one.calls for name, one in found.items()},
-        "points": sum(value.runs for value in found.values()),
+        "calls": {name: outcome.calls for name, outcome in outcomes.items()},
+        "points": sum(value.runs for value in outcomes.values()),
         "violations": len(violations),
         "told": violations[:20],
     }
     print(json.dumps(report))
-    return 1 if violations or not found else 0
+    return 1 if violations or not outcomes else 0
 
 
 def _prepare(scenario: Scenario, place: Path) -> None:
@@ -326,8 +326,8 @@ def _unknown(*_: object) -> None:
 
 
 def _short(content: Content) -> str:
-    told = {name: len(one) for name, one in content.items()} if isinstance(content, dict) else content
-    return str(told)[:200]
+    sizes = {name: len(part) for name, part in content.items()} if isinstance(content, dict) else content
+    return str(sizes)[:200]
 
 
 if __name__ == "__main__":

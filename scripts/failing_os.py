@@ -120,8 +120,8 @@ class _Layer:
             if "b" in mode and not buffering:
                 return raw
             buffered = io.BufferedReader(raw) if mode.startswith("r") and "+" not in mode else None
-            found = buffered or (io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw))
-            return found if "b" in mode else io.TextIOWrapper(found, *text, **options)
+            stream = buffered or (io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw))
+            return stream if "b" in mode else io.TextIOWrapper(stream, *text, **options)
 
         return opened
 
@@ -155,13 +155,13 @@ def run_failing(work: Callable[[], object], at: int, kind: str) -> Ending:
         _be_the_child(work, _Layer(at, kind), writing)
     os.close(writing)
     with open(reading, "rb") as file:
-        told = file.read()
+        text = file.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == -signal.SIGKILL:
         return Ending("killed")
-    if status or not told:
+    if status or not text:
         return Ending("broken", told=f"exit code {status}")
-    return Ending(**json.loads(told))
+    return Ending(**json.loads(text))
 
 
 def _be_the_child(work: Callable[[], object], layer: _Layer, report: int) -> NoReturn:

@@ -111,11 +111,11 @@ def tiny_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.5, 0.02
     if len(shape) == 1:
         return 0.0, 0.1
-    kept = (2 / math.prod(shape[1:])) ** 0.5  # of what an activation leaves
+    gain = (2 / math.prod(shape[1:])) ** 0.5  # of what an activation leaves
     if name == "decoder.22.weight":
-        return 0.0, 0.02 * kept
+        return 0.0, 0.02 * gain
     ends_block = name.endswith((".conv.4.weight", ".conv.3.weight"))
-    return 0.0, kept * (0.3 if ends_block else 1.0)
+    return 0.0, gain * (0.3 if ends_block else 1.0)
 
 
 def _encoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:

@@ -91,15 +91,15 @@ def module_stub(package: str, names: list[str]) -> str:
     return "\n".join(parts)
 
 
-def class_stub(one: type, known: set[str], name: str = "", indent: str = "") -> str:
-    members = getattr(one, "__members__", None)
-    lines = [f"{indent}class {name or one.__name__}:"]
+def class_stub(cls: type, known: set[str], name: str = "", indent: str = "") -> str:
+    members = getattr(cls, "__members__", None)
+    lines = [f"{indent}class {name or cls.__name__}:"]
     inner = indent + "    "
     if members is not None:
-        lines += [f"{inner}{member}: {one.__name__}" for member in sorted(members)]
+        lines += [f"{inner}{member}: {cls.__name__}" for member in sorted(members)]
         lines += [f"{inner}name: str", f"{inner}value: int", f"{inner}def __int__(self) -> int: ..."]
         return "\n".join(lines) + "\n"
-    for key, value in sorted(vars(one).items()):
+    for key, value in sorted(vars(cls).items()):
         if isinstance(value, type) and hasattr(value, "__members__"):
             lines.append(class_stub(value, known, key, inner))
         elif isinstance(value, property):
@@ -108,7 +108,7 @@ def class_stub(one: type, known: set[str], name: str = "", indent: str = "") -> 
             lines.append(f"{inner}{key}: {kind}")
         elif callable(value) and (key in ("__init__", "__len__", "__getitem__") or not key.startswith("_")):
             lines += [f"{inner}{line}" for line in method_stub(key, inspect.getdoc(value) or "", known)]
-    if "buffer protocol" in (inspect.getdoc(one) or ""):
+    if "buffer protocol" in (inspect.getdoc(cls) or ""):
         lines.append(f"{inner}def __buffer__(self, flags: int, /) -> memoryview: ...")
     if len(lines) == 1:
         lines[0] += " ..."
@@ -117,15 +117,15 @@ def class_stub(one: type, known: set[str], name: str = "", indent: str = "") -> 
 
 def method_stub(name: str, doc: str, known: set[str]) -> Iterator[str]:
     """Signatures of a compiled method: the first line of its text, or a numbered line an overload."""
-    found = re.findall(rf"^(?:\d+\. )?{re.escape(name)}\((self: .*)\) -> (.*)$", doc, re.MULTILINE)
+    signatures = re.findall(rf"^(?:\d+\. )?{re.escape(name)}\((self: .*)\) -> (.*)$", doc, re.MULTILINE)
     if name == "__init__" and "accurate signature" in doc:
         return  # made by the library alone
-    if not found:
+    if not signatures:
         raise SystemExit(f"{name} does not say its signature: {doc[:80]!r}")
-    if len(found) > 1:
-        found = [*dict.fromkeys(found)]
-    for arguments, result in found:
-        if len(found) > 1:
+    if len(signatures) > 1:
+        signatures = [*dict.fromkeys(signatures)]
+    for arguments, result in signatures:
+        if len(signatures) > 1:
             yield "@overload"
         yield f"def {name}({in_order(clean(drop_self(arguments), known))}) -> {clean(result, known)}: ..."
 
@@ -175,27 +175,27 @@ def main() -> int:
     options = argparse.ArgumentParser(description="Stubs of TensorRT's bindings, as far as we use them.")
     options.add_argument("--check", action="store_true", help="compare with what is there, write nothing")
     options.add_argument("--part", choices=("tensorrt", "tensorrt_lean"), help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.part:
-        names = (BUILDER if given.part == "tensorrt" else LEAN).split()
-        print(module_stub(f"{given.part}_bindings", names), end="")
+    chosen = options.parse_args()
+    if chosen.part:
+        names = (BUILDER if chosen.part == "tensorrt" else LEAN).split()
+        print(module_stub(f"{chosen.part}_bindings", names), end="")
         return 0
-    made: dict[str, str] = {}
+    stubs: dict[str, str] = {}
     for part in ("tensorrt", "tensorrt_lean"):  # a process each: both bindings define the same types
         command = [sys.executable, __file__, "--part", part]
-        made[f"{part}/__init__.pyi"] = subprocess.run(
+        stubs[f"{part}/__init__.pyi"] = subprocess.run(
             command, check=True, capture_output=True, text=True
         ).stdout
     stale = [
         name
-        for name, text in made.items()
+        for name, text in stubs.items()
         if not (STUBS / name).is_file() or (STUBS / name).read_text() != text
     ]
-    for name in () if given.check else stale:
+    for name in () if chosen.check else stale:
         (STUBS / name).parent.mkdir(parents=True, exist_ok=True)
-        (STUBS / name).write_text(made[name])
+        (STUBS / name).write_text(stubs[name])
     print(f"stale: {', '.join(stale) or 'none'}")
-    return int(given.check and bool(stale))
+    return int(chosen.check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
 "$(dirname "$PYTHON")/lint-imports" --no-cache
-# Two processes, as the tests use one core each; a file's tests stay together, so that its artifacts are built once.
+# Three processes for two cores, as a test uses one core and some wait for a quarter of a minute; a file's tests stay
+# together, so that its artifacts are built once.
 # In their order, as the longest files have few tests: those would come last.
-"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder --durations 25 "${tier[@]}" "$@"
+"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-3}" --dist loadfile --no-loadscope-reorder --durations 25 "${tier[@]}" "$@"

@@ -130,9 +130,9 @@ def admit_conv(
     """
     worst: Admission | None = None
     for case in conv_cases(full):
-        given = conv_inputs(case, channels, filters, taps, device, fp8=fp8)
+        inputs = conv_inputs(case, channels, filters, taps, device, fp8=fp8)
         try:
-            runs = [_run(given, tiles) for _ in range(RUNS)]
+            runs = [_run(inputs, tiles) for _ in range(RUNS)]
             if device == "cuda":
                 torch.cuda.synchronize()
         except Exception as fault:  # any exception of a compiler is the result of the check
@@ -140,7 +140,7 @@ def admit_conv(
             return _refused(f"{case.name}: {type(fault).__name__}: {lines[0][:200]}")
         if any(not torch.equal(runs[0], run) for run in runs[1:]) and not bool(runs[0].isnan().any()):
             return _refused(f"{case.name}: two runs differ")
-        truth = _truth(given)
+        truth = _truth(inputs)
         error = distance(runs[0], truth)
         bound = SAME_DTYPE_FACTOR * distance(truth.to(torch.bfloat16), truth)
         if not error <= bound:  # also true if the error is NaN
@@ -150,20 +150,20 @@ def admit_conv(
     return worst or _refused("no case")
 
 
-def _run(given: ConvInputs, tiles: ConvTiles) -> Tensor:
+def _run(inputs: ConvInputs, tiles: ConvTiles) -> Tensor:
     """Run the convolution, where memory of its result's size held NaN, so that a place that is not written shows."""
-    shape = (*given.x.shape[:4], given.weight.shape[3])
-    torch.full(shape, torch.nan, dtype=given.bias.dtype, device=given.x.device)
+    shape = (*inputs.x.shape[:4], inputs.weight.shape[3])
+    torch.full(shape, torch.nan, dtype=inputs.bias.dtype, device=inputs.x.device)
     return causal_conv(
-        given.x, given.earlier, given.weight, given.bias, given.residual, scale=given.scale, tiles=tiles
+        inputs.x, inputs.earlier, inputs.weight, inputs.bias, inputs.residual, scale=inputs.scale, tiles=tiles
     )
 
 
-def _truth(given: ConvInputs) -> Tensor:
+def _truth(inputs: ConvInputs) -> Tensor:
     """Return the convolution in float32, whose dtype is that of the bias."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
         return conv_reference.causal_conv(
-            given.x, given.earlier, given.weight, given.scale, given.bias.float(), given.residual
+            inputs.x, inputs.earlier, inputs.weight, inputs.scale, inputs.bias.float(), inputs.residual
         )
 
 

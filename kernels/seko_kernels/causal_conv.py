@@ -102,16 +102,16 @@ def causal_conv(
     expect_dims("bias", bias, 1, "[filters]")
     filters, channels = weight.shape[3], x.shape[4]
     expect_dtype("bias", bias, *FLOAT_DTYPES)
-    given = bias.dtype if scale is None else FP8
-    expect("x", x, tuple(x.shape), given)
-    expect("weight", weight, (*weight.shape[:4], channels), given)
+    dtype = bias.dtype if scale is None else FP8
+    expect("x", x, tuple(x.shape), dtype)
+    expect("weight", weight, (*weight.shape[:4], channels), dtype)
     expect("bias", bias, (filters,), bias.dtype)
     if weight.shape[1] % 2 == 0 or weight.shape[2] % 2 == 0:
         raise KernelsError(
             f"weight has taps {tuple(weight.shape[:3])}, expected odd numbers in height and width"
         )
     if earlier is not None:
-        expect("earlier", earlier, (x.shape[0], weight.shape[0] - 1, *x.shape[2:]), given)
+        expect("earlier", earlier, (x.shape[0], weight.shape[0] - 1, *x.shape[2:]), dtype)
     if residual is not None:
         expect("residual", residual, (*x.shape[:4], filters), bias.dtype)
     if scale is not None:

@@ -76,8 +76,8 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
         weight is e4m3 and the GPU has no fp8 numbers.
     """
     tickets = torch.zeros if _tiles(x, weight, NORM) is None else torch.empty
-    made = tickets(TICKETS, dtype=torch.int32, device=x.device)
-    return _linear(x, weight, made, norm=(norm_weight, eps), makes_tickets=True), made
+    counters = tickets(TICKETS, dtype=torch.int32, device=x.device)
+    return _linear(x, weight, counters, norm=(norm_weight, eps), makes_tickets=True), counters
 
 
 def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, tickets: Tensor) -> Tensor:

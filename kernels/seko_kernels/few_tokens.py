@@ -186,10 +186,10 @@ def quantised_decode_attention(
         whole = (cache.read(index, qkv.dtype) for cache in (keys, values))
         k, v = whole
         return reference.attended(qkv, cos, sin, k, v, starts, positions)
-    found: Tensor = _quantised_decode_cuda(
+    attended: Tensor = _quantised_decode_cuda(
         *(qkv, cos, sin, codes, scales, values.codes, values.scales, starts, positions, tickets), form.name
     )
-    return found
+    return attended
 
 
 def decode_parts(batch: int, kv_heads: int) -> int:

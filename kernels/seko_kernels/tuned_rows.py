@@ -119,7 +119,7 @@ def read_table(file: Path) -> dict[tuple[str, Product], RowTiles]:
         If the file is not a table of tile sizes, or an entry's error exceeds its bound, or an entry was not faster
         than what runs without it, or its tiles do not fit its linear layer.
     """
-    found = {}
+    table = {}
     with table_faults(file):
         for row in json.loads(file.read_text(encoding="utf-8")):
             product = Product(*(row[name] for name in _OF_PRODUCT))
@@ -132,8 +132,8 @@ def read_table(file: Path) -> dict[tuple[str, Product], RowTiles]:
                 raise TilesError(f"{file.name}: no linear layer {product.form!r} of {product.weights!r}")
             if tiles.splits > 1 and product.form != ADDED:
                 raise TilesError(f"{file.name}: {tiles.splits} programs share sums behind a norm")
-            found[str(row["arch"]), product] = tiles
-    return found
+            table[str(row["arch"]), product] = tiles
+    return table
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:

@@ -101,12 +101,12 @@ def main() -> None:
 
 def lines_of_the_library(text: str) -> int:
     """Count the lines of the statements that say what the library's entries and structures are, and load it."""
-    found, inside = 0, False
+    count, inside = 0, False
     for line in text.splitlines():
         if line[:1] not in ("", " ", "}", ")", "]"):
             inside = line.startswith(LIBRARY_ONLY)
-        found += inside and bool(line.strip())
-    return found
+        count += inside and bool(line.strip())
+    return count
 
 
 if __name__ == "__main__":

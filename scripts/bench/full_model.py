@@ -80,32 +80,33 @@ class RandomSource:
 def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     """Return all weights, tables and constants of a build, on its device."""
     source, pieces = RandomSource(config, config.target.device), graph_of(config).pieces
-    made = dict(family_of(config).weights(pieces, source, _random_media(config)))
-    made |= tables_of_passes(config)
+    weights = dict(family_of(config).weights(pieces, source, _random_media(config)))
+    weights |= tables_of_passes(config)
     shape = (config.model.heads, config.model.head_dim)
     seen = ChannelStatistics(torch.full(shape, -AMAX), torch.full(shape, AMAX), torch.zeros(shape))
     if not config.lossless:
         for layer in range(config.model.layers):
-            made |= {
-                f"blocks.{layer}.kv.{name}": one for name, one in config.kv.calibrate(seen, seen).items()
+            weights |= {
+                f"blocks.{layer}.kv.{name}": tensor
+                for name, tensor in config.kv.calibrate(seen, seen).items()
             }
-        made |= layer_constants(config, made)
-    return {name: one.to(config.target.device) for name, one in made.items()}
+        weights |= layer_constants(config, weights)
+    return {name: tensor.to(config.target.device) for name, tensor in weights.items()}
 
 
 def tables_of_passes(config: VideoBuild) -> dict[str, Tensor]:
     """Return the tables that hang on the schedule, on the build's device."""
-    made = dict(family_of(config).tables(config, RandomSource(config, "cpu")))
-    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
-    return {name: one.to(config.target.device) for name, one in made.items()}
+    tables = dict(family_of(config).tables(config, RandomSource(config, "cpu")))
+    tables |= config.workload.schedule.tables(config.as_batch.workload.stream)
+    return {name: tensor.to(config.target.device) for name, tensor in tables.items()}
 
 
 def _random_media(config: VideoBuild) -> MediaTensors:
     """Return random weights of the VAE and of the audio encoder, if the build has them."""
     vae, audio = config.workload.vae, None
-    given = None
+    vae_weights = None
     if isinstance(vae, WanVaeConfig):
-        given = random_vae(vae) | latent_statistics(vae, torch.float32)
+        vae_weights = random_vae(vae) | latent_statistics(vae, torch.float32)
     if config.workload.audio is not None:
         random = torch.Generator().manual_seed(0)
         prefix = f"weight:{AUDIO_ENCODER}."
@@ -116,7 +117,7 @@ def _random_media(config: VideoBuild) -> MediaTensors:
             if argument.ref.startswith(prefix)
         }
         audio = {name: 0.02 * torch.randn(shape, generator=random) for name, shape in shapes.items()}
-    return MediaTensors(vae=given, audio=audio)
+    return MediaTensors(vae=vae_weights, audio=audio)
 
 
 def compiled_engines(config: VideoBuild, *, without: Collection[str] = ()) -> dict[str, Engine]:
@@ -219,7 +220,9 @@ class FullModelBench:
         self, config: VideoBuild, weights: Mapping[str, Tensor], engines: Engines | None = None
     ) -> Iterator[tuple[VideoManifest, Engines]]:
         """Open a build's compiled engines, or take others for it."""
-        table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+        table = tuple(
+            Weight(name, tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in weights.items()
+        )
         if engines is not None or self.options.eager:
             yield describe(config, EAGER, table, {}), eager_engines(config) if engines is None else engines
             return
@@ -246,15 +249,15 @@ class FullModelBench:
         self.forget()
         begun = time.monotonic()
         weights = random_weights(config) if weights is None else weights
-        held = golden_reference(config)
+        reference = golden_reference(config)
         with (
-            self.engines(config, weights, engines) as (manifest, found),
+            self.engines(config, weights, engines) as (manifest, loaded),
             torch.no_grad(),
             attention_backends(config.target.device),
-            Pool(self._rows(manifest, found, wrap, weights, config, captured)) as pool,
+            Pool(self._rows(manifest, loaded, wrap, weights, config, captured)) as pool,
             pool.open_session(
                 text=golden_text(config),
-                reference=None if held is None else held.numpy(),
+                reference=None if reference is None else reference.numpy(),
                 inputs=golden_inputs(config, None),
             ) as session,
         ):
@@ -274,10 +277,10 @@ class FullModelBench:
         self.forget()
         weights = random_weights(config) if weights is None else weights
         with (
-            self.engines(config, weights, engines) as (manifest, found),
+            self.engines(config, weights, engines) as (manifest, loaded),
             torch.no_grad(),
             attention_backends(config.target.device),
-            Pool(self._rows(manifest, found, wrap, weights, config, engines is None)) as pool,
+            Pool(self._rows(manifest, loaded, wrap, weights, config, engines is None)) as pool,
         ):
             self.say(f"{config.model.name}: a pool of {pool.capacity}")
             yield pool
@@ -353,11 +356,11 @@ def measure(bench: FullModelBench, parts: Mapping[str, Callable[[Any], None]]) -
             traceback.print_exc()
             failed[name] = f"{type(fault).__name__}: {fault}"[:500]
         seconds[name] = round(bench.elapsed - began, 1)
-    told = {
+    report = {
         "failed": failed,
         "skipped": skipped,
         "seconds": round(bench.elapsed, 1),
         "seconds_of_parts": seconds,
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
     return 1 if failed or skipped else 0

@@ -60,8 +60,8 @@ def _errors(
     config: VideoBuild, weights: dict[str, torch.Tensor], record: golden.Record
 ) -> tuple[float, float]:
     """Errors of the latents and of the cache, as `verify` measures them."""
-    made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.chunks), silent, None)
-    apart = [difference(config, made[number], right) for number, right in record.chunks.items()]
+    results = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.chunks), silent, None)
+    apart = [difference(config, results[number], right) for number, right in record.chunks.items()]
     return max(gap.latents for gap in apart), max(gap.cache for gap in apart)
 
 

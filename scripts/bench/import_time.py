@@ -28,7 +28,7 @@ def main() -> None:
     for _ in range(options.runs):
         for code in codes:
             times[code].append(_process_ms(code))
-    least = {code: min(found) for code, found in times.items()}
+    least = {code: min(seconds) for code, seconds in times.items()}
     for code in IMPORTS:
         append_row(
             options.out,

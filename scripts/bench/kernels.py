@@ -148,12 +148,12 @@ def attention_inputs(shape: Shape, *, zeros: bool = False) -> tuple[Any, ...]:
         return draw(size, device="cuda")
 
     s = shape
-    held = s.cache_tokens - s.tokens
+    past = s.cache_tokens - s.tokens
     q = normal(1, s.tokens, s.heads, s.head_dim).bfloat16()
-    keys = normal(1, held, s.heads, s.head_dim)
+    keys = normal(1, past, s.heads, s.head_dim)
     codes, k_scale = int8_tiles(keys, largest_of_tiles(keys))
     del keys
-    v = e4m3_cast(normal(1, s.heads, s.head_dim, v_columns(held)))
+    v = e4m3_cast(normal(1, s.heads, s.head_dim, v_columns(past)))
     ones, valid = torch.ones(s.heads, device="cuda"), torch.tensor([s.cache_tokens], device="cuda")
     projected = normal(1, s.tokens, 3 * s.width).bfloat16()
     own = OwnTokens(normal(*q.shape).bfloat16(), projected.chunk(3, dim=-1)[2])
@@ -253,11 +253,11 @@ class Bench:
             for seen in (valid, valid // 2)
         )
         place = shape_class(1, shape.heads, shape.tokens)
-        found = {"error": verdict.error, "bound": verdict.bound, "ms": ms, "torch_ms": torch_ms}
+        figures = {"error": verdict.error, "bound": verdict.bound, "ms": ms, "torch_ms": torch_ms}
         rates = {"tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
-        emit(kind="attention, 16 bits", shape=shape.name, **found, **rates)
+        emit(kind="attention, 16 bits", shape=shape.name, **figures, **rates)
         self.exact.setdefault(place, {
-            "arch": self.arch, "head_dim": shape.head_dim, "shape_class": place, **found,
+            "arch": self.arch, "head_dim": shape.head_dim, "shape_class": place, **figures,
             "measured_on": shape.name, **measured_here(),
         })  # fmt: skip
 

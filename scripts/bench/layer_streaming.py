@@ -66,8 +66,8 @@ def measure(config: VideoBuild, checkpoint: Path, scheme: str, options: argparse
     shutil.rmtree(resident, ignore_errors=True)
     build_artifact(config, checkpoint, streamed, replace=True)
     resident_copy(streamed, resident)
-    one, other = (timed(folder, options.chunks) for folder in (streamed, resident))
-    if not torch.equal(one.pop("latents"), other.pop("latents")):
+    streamed_run, resident_run = (timed(folder, options.chunks) for folder in (streamed, resident))
+    if not torch.equal(streamed_run.pop("latents"), resident_run.pop("latents")):
         raise SystemExit(f"{scheme}: a streamed cache gives other bytes than one on the device")
     plain, homes, moved = copy_rates(), home_bytes(config), chunk_offload_bytes(config)
     copying_s = (moved - homes) / plain["in"] + homes / plain["out"]
@@ -75,16 +75,16 @@ def measure(config: VideoBuild, checkpoint: Path, scheme: str, options: argparse
         options.rows,
         "layer_streaming",
         f"S1 of {options.layers} layers: 480x832, chunk 3, ring 21, B=1, {scheme}",
-        one["chunk_ms"] / other["chunk_ms"],
+        streamed_run["chunk_ms"] / resident_run["chunk_ms"],
         "of a chunk with the cache on the device",
         None,
-        streamed=one,
-        resident=other,
+        streamed=streamed_run,
+        resident=resident_run,
         moved_bytes=moved,
         pool_bytes=homes,
         plain_gb_s={way: rate / 1e9 for way, rate in plain.items()},
         plain_copies_ms=1e3 * copying_s,  # what the bytes take alone, at the rate of a plain pinned copy
-        bandwidth_share=1e3 * copying_s / one["chunk_ms"],
+        bandwidth_share=1e3 * copying_s / streamed_run["chunk_ms"],
         kernels="fused" if config.target.fused else "plain",
     )
 

@@ -169,10 +169,11 @@ def key(bench: Bench) -> None:
             if bench.elapsed > bench.options.seconds:
                 break
         alone = spread(chunk_times(lambda: _to_latents(session, camera), min(5, bench.options.chunks)))
-    told = spread(latencies)
+    figures = spread(latencies)
     chunk_ms = bench.chunk_ms.get("chunk", alone["median"])
-    bench.row("lingbot_key_to_frame", config, told["p99"] / chunk_ms, "p99, keys to frames / chunk", chunk_ms=chunk_ms,
-              latency_ms=told, chunk_with_decoding_ms=alone, video_frames=int(frames.shape[1]))  # fmt: skip
+    bench.row("lingbot_key_to_frame", config, figures["p99"] / chunk_ms, "p99, keys to frames / chunk",
+              chunk_ms=chunk_ms, latency_ms=figures, chunk_with_decoding_ms=alone,
+              video_frames=int(frames.shape[1]))  # fmt: skip
 
 
 def fits(bench: Bench) -> None:

@@ -67,7 +67,7 @@ def main() -> int:
         cpus=os.cpu_count(),
         memory_ratio=round(reports["lora"]["peak_bytes"] / reports["plain"]["peak_bytes"], 3),
         memory_bar=BAR_MEMORY,
-        **{f"{name}_{key}": value for name, found in reports.items() for key, value in found.items()},
+        **{f"{name}_{key}": value for name, report in reports.items() for key, value in report.items()},
     )
     return 0
 
@@ -79,8 +79,8 @@ def _run(child: str) -> dict[str, float]:
         text=True,
         check=True,
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    report: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 def _child(preset: str, base: Path, loras: list[LoraFile]) -> int:

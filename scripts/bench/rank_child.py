@@ -64,8 +64,8 @@ def main(spec: Mapping[str, Any]) -> None:
     os.environ |= KINETO
     with torch.no_grad(), opened(spec) as session:
         ready = time.monotonic() - begun
-        told = measured(session, spec)
-    print(json.dumps(told | {"ready_s": round(ready, 1)}), flush=True)
+        report = measured(session, spec)
+    print(json.dumps(report | {"ready_s": round(ready, 1)}), flush=True)
 
 
 @contextmanager
@@ -96,7 +96,9 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     if place.type == "cuda":
         torch.cuda.set_device(place)
     weights = random_weights(config.changed(ranks=1))  # each rank holds all of them
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    table = tuple(
+        Weight(name, tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in weights.items()
+    )
     memory = torch_memory(place)
     if spec["eager"]:
         manifest, backend = describe(config, EAGER, table, {}), None
@@ -159,9 +161,9 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
 
     latents = []
     for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 2):
-        made = session.run_chunk()
+        chunk = session.run_chunk()
         if first:
-            latents.append(made.to_host())
+            latents.append(chunk.to_host())
         wait()
     if first:
         np.savez(spec["latents"], *latents)
@@ -172,7 +174,7 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
         ends.append(time.monotonic_ns())  # one clock for all processes of a machine
     times["to_host"] += [milliseconds(to_host) for _ in range(chunks)]
     times["queued"] = [milliseconds(queued) / chunks]
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "name": session.manifest.name,
         "layers": session.manifest.model["layers"],
         "passes": session.manifest.workload.schedule.denoise_passes + session.manifest.has_context,
@@ -182,7 +184,7 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
         "graph_launches": session.stats.graph_launches,
     }
     if not on_gpu:  # Gloo: see above
-        return told
+        return report
     if first:
         from seko_export.tools.profile_trace import digest_trace
         from seko_export.tools.profiling import traced
@@ -190,11 +192,11 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
         # The profiler's start costs time in the first chunk that it sees.
         traced(lambda: milliseconds(to_host) / 1e3, 1, on_gpu)
         trace, _ = traced(lambda: milliseconds(to_host) / 1e3, PROFILED, on_gpu)
-        told["profile"] = digest_trace(trace).report(TOP)
+        report["profile"] = digest_trace(trace).report(TOP)
     else:
         for _ in range(1 + PROFILED):
             alone()
-    return told
+    return report
 
 
 def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
     session = EngineSession(config, weights, Path(spec["engines"]), spec["rank"], eager=spec["eager"])
     chunks = some_latents(config, CHUNKS).to(spec["device"]).split(config.workload.stream.chunk_frames, dim=2)
     first = [session.decode(latents).cpu() for latents in chunks]
-    np.savez(f"{spec['latents']}.{spec['rank']}.npz", *(one.numpy() for one in first))
+    np.savez(f"{spec['latents']}.{spec['rank']}.npz", *(part.numpy() for part in first))
     host = torch.empty_like(first[-1], pin_memory=spec["device"] != "cpu")
 
     def to_host() -> None:

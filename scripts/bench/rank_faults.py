@@ -49,27 +49,27 @@ def main() -> int:
     options = parser.parse_args()
     manifest, _ = read_manifest(options.artifact)
     draw = random.Random(options.seed)
-    found: list[dict[str, Any]] = []
+    faults: list[dict[str, Any]] = []
     wrong: list[str] = []
 
     def kill_all() -> None:
         for _ in range(options.kills):
             rank, delay = draw.randrange(manifest.ranks), draw.uniform(0.0, MOST_DELAY_S)
             try:
-                found.append(kill_once(options.artifact, rank, delay))
+                faults.append(kill_once(options.artifact, rank, delay))
             except AssertionError as fault:
                 wrong.append(str(fault))
 
     if options.beside:
-        with beside(options.artifact, options.beside_device) as made:
+        with beside(options.artifact, options.beside_device) as faults_beside:
             kill_all()
-        wrong += made
+        wrong += faults_beside
     else:
         kill_all()
-    longest = max((one["seconds"] for one in found), default=float("nan"))
+    longest = max((record["seconds"] for record in faults), default=float("nan"))
     shape = f"{manifest.name}, {manifest.ranks} GPUs"
     append_row(options.rows, "sp_kill_error_s", shape, longest, "s from a kill to the error, the longest", BAR_S,
-               kills=len(found), wrong=wrong, beside=options.beside)  # fmt: skip
+               kills=len(faults), wrong=wrong, beside=options.beside)  # fmt: skip
     return 1 if wrong else 0
 
 
@@ -125,17 +125,17 @@ def beside(folder: Path, device: str = "auto") -> Iterator[list[str]]:
     """
     wrong: list[str] = []
     ready, done = threading.Event(), threading.Event()
-    made: list[NDArray[np.float32]] = []
+    chunks: list[NDArray[np.float32]] = []
 
     def run() -> None:
         try:
             with open_artifact(folder, device) as artifact, artifact.open_session() as session:
-                while not done.is_set() or len(made) < 2:
+                while not done.is_set() or len(chunks) < 2:
                     session.restart()
-                    made.append(session.run_chunk().to_host())
+                    chunks.append(session.run_chunk().to_host())
                     ready.set()
-                    if not np.array_equal(made[-1], made[0]):
-                        wrong.append(f"chunk {len(made)} has other bytes than the first")
+                    if not np.array_equal(chunks[-1], chunks[0]):
+                        wrong.append(f"chunk {len(chunks)} has other bytes than the first")
         except Exception as fault:
             wrong.append(f"{type(fault).__name__}: {fault}")
         finally:

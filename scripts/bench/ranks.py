@@ -129,12 +129,12 @@ def artifacts(options: argparse.Namespace, one: Path, several: Path) -> None:
     steps = [statistics.median(report["chunk_ms"]) / passes for report in seen]
     more: dict[str, Any] = {"open_s": seen[1]["open_s"], "graph_launches": seen[1]["graph_launches"]}
     try:
-        found = [
+        reports = [
             run_ranks(options, name, count, {"artifact": str(folder.absolute())})
             for name, count, folder in (("one", 1, one), ("several", ranks, several))
         ]
-        more |= compared(*found, ranks)
-        append_skew(options.rows, f"sp{ranks}_s1_rank_skew_ms", shape, found[1])
+        more |= compared(*reports, ranks)
+        append_skew(options.rows, f"sp{ranks}_s1_rank_skew_ms", shape, reports[1])
     except Exception as fault:  # the row itself does not hang on it
         traceback.print_exc()
         more["not_profiled"] = str(fault)[:SAID_BYTES]
@@ -174,7 +174,7 @@ def drawn(options: argparse.Namespace) -> None:
                 job.result()
     if options.compile:
         return
-    found = [
+    reports = [
         run_ranks(
             options,
             name,
@@ -183,9 +183,9 @@ def drawn(options: argparse.Namespace) -> None:
         )
         for name, count in counts.items()
     ]
-    step = [statistics.median(report[0]["ms"]["to_host"]) / report[0]["passes"] for report in found]
+    step = [statistics.median(report[0]["ms"]["to_host"]) / report[0]["passes"] for report in reports]
     shape = (
-        f"{options.drawn}, {found[0][0]['layers']} layers, FP4, fp8, resident window, {options.ranks} GPUs"
+        f"{options.drawn}, {reports[0][0]['layers']} layers, FP4, fp8, resident window, {options.ranks} GPUs"
     )
     append_row(
         options.rows,
@@ -198,9 +198,9 @@ def drawn(options: argparse.Namespace) -> None:
         step_ms=step[1],
         weights="random",
         engines="uncompiled" if options.eager else "aoti",
-        **compared(*found, options.ranks),
+        **compared(*reports, options.ranks),
     )
-    append_skew(options.rows, f"sp{options.ranks}_s5_rank_skew_ms", shape, found[1])
+    append_skew(options.rows, f"sp{options.ranks}_s5_rank_skew_ms", shape, reports[1])
     files = [np.load(options.work / f"{name}.npz") for name in counts]
     append_equal(options.rows, shape, *([file[name] for name in file.files] for file in files))
 
@@ -221,7 +221,7 @@ def decoded(options: argparse.Namespace) -> None:
             (folder / "done").touch()
     if options.compile:
         return
-    found = {
+    reports = {
         name: run_ranks(
             options,
             name,
@@ -230,7 +230,7 @@ def decoded(options: argparse.Namespace) -> None:
         )
         for name, count in counts.items()
     }
-    by_rank = {name: [statistics.median(rank["ms"]) for rank in told] for name, told in found.items()}
+    by_rank = {name: [statistics.median(rank["ms"]) for rank in by_run] for name, by_run in reports.items()}
     ms = {name: max(times) for name, times in by_rank.items()}  # a picture is there when its last part is
     parts = {
         name: [np.load(options.work / f"{name}.npz.{rank}.npz") for rank in range(count)]
@@ -255,7 +255,7 @@ def decoded(options: argparse.Namespace) -> None:
         engines="uncompiled" if options.eager else "aoti",
         levels_apart=int(max(difference.max() for difference in apart)),
         share_apart=float(np.mean([(difference > 0).mean() for difference in apart])),
-        peak_bytes=[rank["peak_bytes"] for told in found.values() for rank in told],
+        peak_bytes=[rank["peak_bytes"] for by_run in reports.values() for rank in by_run],
     )
 
 
@@ -321,22 +321,22 @@ def compared(
     both = {"one": one[0], "several": several[0]}
     passes = one[0]["passes"]
     ms = {
-        name: {how: round(statistics.median(times) / passes, 3) for how, times in told["ms"].items()}
-        for name, told in both.items()
+        name: {how: round(statistics.median(times) / passes, 3) for how, times in report["ms"].items()}
+        for name, report in both.items()
     }
     return {
         "ms": ms,
         "ratios": {how: round(ms["one"][how] / ms["several"][how], 3) for how in ms["one"]},
-        "peak_bytes": [told["peak_bytes"] for told in (*one, *several)],
-        "ready_s": [told["ready_s"] for told in (*one, *several)],
+        "peak_bytes": [report["peak_bytes"] for report in (*one, *several)],
+        "ready_s": [report["ready_s"] for report in (*one, *several)],
     } | ({} if "profile" not in one[0] else _profiled(both, passes, ranks))
 
 
 def _profiled(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) -> dict[str, Any]:
     """Return the milliseconds of a step by kind of kernel, of those that take most, and of an idle device."""
     kinds = {
-        name: {kind: row["time_ns"] / 1e6 / passes for kind, row in told["profile"]["buckets"].items()}
-        for name, told in both.items()
+        name: {kind: row["time_ns"] / 1e6 / passes for kind, row in report["profile"]["buckets"].items()}
+        for name, report in both.items()
     }
     kernels = {
         kind: [
@@ -346,13 +346,13 @@ def _profiled(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) ->
         for kind, took in kinds["one"].items()
         if took or kinds["several"][kind]
     }
-    idle = {name: round(told["profile"]["idle_ns"] / 1e6 / passes, 3) for name, told in both.items()}
+    idle = {name: round(report["profile"]["idle_ns"] / 1e6 / passes, 3) for name, report in both.items()}
     top = {
         name: [
             [row["name"][:80], row["calls"], round(row["time_ns"] / 1e6 / passes, 3)]
-            for row in told["profile"]["top"]
+            for row in report["profile"]["top"]
         ]
-        for name, told in both.items()
+        for name, report in both.items()
     }
     return {
         "kernels_ms": {"one, rank 0, more than its share": kernels},
@@ -363,7 +363,7 @@ def _profiled(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) ->
 
 def append_skew(rows: Path, figure: str, shape: str, several: Sequence[Mapping[str, Any]]) -> None:
     """Append how far apart the ranks end a chunk."""
-    ends = np.array([told["ends_ns"] for told in several]) / 1e6  # [ranks, chunks]
+    ends = np.array([report["ends_ns"] for report in several]) / 1e6  # [ranks, chunks]
     spread = ends.max(axis=0) - ends.min(axis=0)
     median, most = float(np.median(spread)), float(spread.max())
     append_row(

@@ -56,8 +56,8 @@ def measured_commit() -> str | None:
     Rows that were measured before do not count: a run appends them. ``SEKO_COMMIT`` says it where the repository's
     files were copied without their history; None: nobody knows.
     """
-    if told := os.environ.get(COMMIT):
-        return told
+    if commit := os.environ.get(COMMIT):
+        return commit
     try:
         named = _git("rev-parse", "--short=12", "HEAD")
         same = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)docs/benchmarks")

@@ -211,9 +211,9 @@ class Bench(FullModelBench):
         self, config: VideoBuild, engines: Engines | None = None, weights: Mapping[str, Tensor] | None = None
     ) -> Iterator[tuple[Callable[[], object], Hearing]]:
         """Open a session and yield what makes its next chunk, and its engines that run once a chunk."""
-        hearing, given = Hearing(), golden_inputs(config, 0)
+        hearing, inputs = Hearing(), golden_inputs(config, 0)
         with self.opened(config, engines, wrap=hearing.around, weights=weights) as session:
-            yield (lambda: session.run_chunk(given)), hearing
+            yield (lambda: session.run_chunk(inputs)), hearing
             hearing.calls.clear()
 
 
@@ -308,16 +308,16 @@ def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str) -> None:
     for number in range(CHUNKS_EACH):
         for session in sessions:
             began = time.perf_counter()
-            (made,) = pool.run([session], [golden_inputs(config, number)])
-            latents = made.to_host()
+            (chunk,) = pool.run([session], [golden_inputs(config, number)])
+            latents = chunk.to_host()
             chunk_s.append(time.perf_counter() - began)
             if not np.isfinite(latents).all():
                 raise ValueError(f"chunk {number} of a session holds a number that is not finite")
-    told = pool.manifest
+    manifest = pool.manifest
     bench.row(
         figure, config, float(len(sessions)), f"sessions, each made {CHUNKS_EACH} chunks", peak_bytes=peak_bytes(),
-        kv_bytes=told.workload.kv.pool_bytes, buffer_bytes=sum(buffer.nbytes for buffer in told.buffers),
-        weight_bytes=sum(weight.nbytes for weight in told.weights), last_chunk_s=chunk_s[-1],
+        kv_bytes=manifest.workload.kv.pool_bytes, buffer_bytes=sum(buffer.nbytes for buffer in manifest.buffers),
+        weight_bytes=sum(weight.nbytes for weight in manifest.weights), last_chunk_s=chunk_s[-1],
     )  # fmt: skip
 
 

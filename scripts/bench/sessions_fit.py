@@ -72,15 +72,15 @@ def main() -> None:
         run_python("scripts/make_checkpoint.py", "--preset", options.preset, "--format", "self-forcing", "--device",
                    device, "-o", str(checkpoint))  # fmt: skip
     for scheme in options.kv.split(","):
-        found = fitting(options, checkpoint, scheme)
+        result = fitting(options, checkpoint, scheme)
         append_row(
             options.rows,
             f"sessions_fit_{NAMES.get(options.preset, options.preset)}_{scheme}",
             f"{options.preset}, {options.layout}, {scheme}",
-            found.pop("sessions"),
+            result.pop("sessions"),
             "sessions, each made a chunk",
             None,
-            **found,
+            **result,
         )
 
 
@@ -92,10 +92,10 @@ def fitting(options: argparse.Namespace, checkpoint: Path, scheme: str) -> dict[
     count = min(options.most, 1 + alone["free_after"] // alone["row_bytes"])
     refused = []
     for sessions in range(count, max(1, count - FEWER), -1):
-        found = tried(options, checkpoint, scheme, sessions)
-        if "refused" not in found:
-            return found | {"refused_above": refused}
-        refused.append(found["refused"])
+        result = tried(options, checkpoint, scheme, sessions)
+        if "refused" not in result:
+            return result | {"refused_above": refused}
+        refused.append(result["refused"])
     return alone | {"refused_above": refused}
 
 

@@ -280,20 +280,20 @@ def table(rows: Any, patterns: list[str]) -> str:
         lines.append(
             f"| `{row['figure']}` | {row['shape']} | {row['value']:.4g} {row['unit']} | {goal} | {measured(row)} |"
         )
-    one = list(newest.values())[-1]
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(one["versions"].items()))
-    return "\n".join([*lines, "", f"Measured on {one['gpu']} with {versions}.", ""])
+    example = list(newest.values())[-1]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(example["versions"].items()))
+    return "\n".join([*lines, "", f"Measured on {example['gpu']} with {versions}.", ""])
 
 
 def measured(row: dict[str, Any]) -> str:
     """Return a row's date and commit, and what the measured code has had since, such as `before rooms`."""
     commit = row.get("commit") or ""
-    told = f"{row['date']} {commit}".strip()
+    when = f"{row['date']} {commit}".strip()
     for figures, shapes, last, words in OLDER:
-        named = any(fnmatchcase(row["figure"], one) for one in figures.split())
+        named = any(fnmatchcase(row["figure"], pattern) for pattern in figures.split())
         if named and fnmatchcase(row["shape"], shapes) and row["date"] <= last:
-            return f"{told}, {words}"
-    return f"{told}, before rooms" if not commit or commit.removesuffix("+") in BEFORE_ROOMS else told
+            return f"{when}, {words}"
+    return f"{when}, before rooms" if not commit or commit.removesuffix("+") in BEFORE_ROOMS else when
 
 
 def newest_rows() -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -334,10 +334,10 @@ def dated_lines() -> str:
     newest = newest_rows()
     lines = []
     for text, form, sources in (*FIGURES, *MORE):
-        found = [newest[source] for source in sources]
-        told = ", ".join(dict.fromkeys(f"`{row['figure']}`" for row in found))
-        made = "; ".join(dict.fromkeys(measured(row) for row in found))
-        lines.append(f"| {text} | {form.format(*(row['value'] for row in found))} | {told} | {made} |")
+        rows = [newest[source] for source in sources]
+        figures = ", ".join(dict.fromkeys(f"`{row['figure']}`" for row in rows))
+        dates = "; ".join(dict.fromkeys(measured(row) for row in rows))
+        lines.append(f"| {text} | {form.format(*(row['value'] for row in rows))} | {figures} | {dates} |")
     return "\n".join(["| what | figure | row | date, commit |", "|---|---|---|---|", *lines]) + "\n"
 
 

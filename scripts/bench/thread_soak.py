@@ -147,9 +147,9 @@ def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
                 if turn is None:
                     return
                 number = chance.randrange(STORIES)
-                found = tell(teller, stories[number], wanted[number], chance, path)
+                outcome = tell(teller, stories[number], wanted[number], chance, path)
                 with lock:
-                    counts.update(found)
+                    counts.update(outcome)
 
         with ThreadPoolExecutor(options.threads) as threads:
             for future in [threads.submit(work, thread) for thread in range(options.threads)]:

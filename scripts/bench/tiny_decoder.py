@@ -110,8 +110,8 @@ def eager(
     caches: tuple[Tensor, ...] = ()
     steady, last = decoders[1], latents[0, :, -3:]
     for part in latents[0].split(3, dim=1):
-        decoded, *kept = decoders[bool(pictures)](part, *caches)
-        caches = tuple(kept)
+        decoded, *new_caches = decoders[bool(pictures)](part, *caches)
+        caches = tuple(new_caches)
         pictures.append(decoded)
     return torch.cat(pictures).double(), timed(lambda: steady(last, *caches), repeats)
 

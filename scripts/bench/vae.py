@@ -307,7 +307,7 @@ class EngineSession:
         engine: Callable[[list[Tensor]], Sequence[Tensor]]
         if package is None:
             module = FlatModule(piece)
-            engine = lambda given: module(*given)  # noqa: E731
+            engine = lambda tensors: module(*tensors)  # noqa: E731
         else:
             engine = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, -1).boxed_run
         inputs = [self.tensors[a.ref] for a in piece.parameters] + [self.buffers[a.ref] for a in piece.inputs]

@@ -154,13 +154,17 @@ def step(bench: Bench) -> None:
         for batch in (ONE, MANY):
             bench.steps[batch], launches = steps_ms(artifact, batch, 20)
     ours, many = bench.steps[ONE], bench.steps[MANY]
-    told = {"step_ms": ours, "held": HELD, "peers_ms": {f"{n} {b}": ms for (n, b), ms in bench.peers.items()}}
+    facts = {
+        "step_ms": ours,
+        "held": HELD,
+        "peers_ms": {f"{n} {b}": ms for (n, b), ms in bench.peers.items()},
+    }
     bench.row("vox_launches_per_step", launches, "graph launches")
     if not bench.peers:
         bench.row("vox_step_ms", ours, "ms", b64_ms=many)
         return
     bench.row(
-        "vox_step_vs_floor", ours / bench.floor_ms, "step / weight traffic", floor_ms=bench.floor_ms, **told
+        "vox_step_vs_floor", ours / bench.floor_ms, "step / weight traffic", floor_ms=bench.floor_ms, **facts
     )
     for figure, name in (
         ("vox_step_vs_compiled", COMPILED),
@@ -168,11 +172,11 @@ def step(bench: Bench) -> None:
         ("vox_step_vs_eager", EAGER),
     ):
         if (name, ONE) in bench.peers:
-            bench.row(figure, ours / bench.peers[name, ONE], f"step / {name}", **told)
+            bench.row(figure, ours / bench.peers[name, ONE], f"step / {name}", **facts)
     if (CAPTURED, MANY) in bench.peers:
         ratio = many / bench.peers[CAPTURED, MANY]
         bench.row("vox_b64_vs_captured", ratio, f"step of {MANY} / captured", b64_ms=many,
-                  patches_per_second=1e3 * MANY / many, **told)  # fmt: skip
+                  patches_per_second=1e3 * MANY / many, **facts)  # fmt: skip
 
 
 def talk(bench: Bench) -> None:
@@ -232,9 +236,9 @@ def fp8(bench: Bench) -> None:
     if ONE not in bench.steps:
         step(bench)
     with bench.opened("artifact-fp8", "--fp8") as artifact:
-        found = {batch: steps_ms(artifact, batch, 20)[0] for batch in (ONE, MANY)}
-    bench.row("vox_fp8_step_vs_bf16", found[ONE] / bench.steps[ONE], "step / step in bf16", fp8_ms=found[ONE],
-              bf16_ms=bench.steps[ONE], fp8_b64_ms=found[MANY], bf16_b64_ms=bench.steps[MANY])  # fmt: skip
+        steps = {batch: steps_ms(artifact, batch, 20)[0] for batch in (ONE, MANY)}
+    bench.row("vox_fp8_step_vs_bf16", steps[ONE] / bench.steps[ONE], "step / step in bf16", fp8_ms=steps[ONE],
+              bf16_ms=bench.steps[ONE], fp8_b64_ms=steps[MANY], bf16_b64_ms=bench.steps[MANY])  # fmt: skip
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (peers, step, talk, fp8)}
@@ -268,7 +272,7 @@ def steps_ms(artifact: SpeechArtifact, batch: int, count: int) -> tuple[float, i
 def queued_ms(run: Callable[[], Any], count: int) -> float:
     """Return the milliseconds of a call, median of several runs of ``count`` that are queued one behind the other."""
     run()
-    found = []
+    times_ms = []
     for _ in range(5):
         if torch.cuda.is_available():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -278,12 +282,12 @@ def queued_ms(run: Callable[[], Any], count: int) -> float:
                 run()
             end.record()
             end.synchronize()
-            found.append(begin.elapsed_time(end) / count)
+            times_ms.append(begin.elapsed_time(end) / count)
         else:
             began = time.perf_counter()
             run()
-            found.append(1e3 * (time.perf_counter() - began))
-    return round(statistics.median(found), 4)
+            times_ms.append(1e3 * (time.perf_counter() - began))
+    return round(statistics.median(times_ms), 4)
 
 
 def main() -> int:

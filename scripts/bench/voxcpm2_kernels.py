@@ -238,16 +238,21 @@ def admit(deadline: float) -> list[dict[str, Any]]:
         usual_us = times.get(usual, math.inf) if few else torch_microseconds(matrix, *inputs)
         product = matrix.product(fp8=fp8)
         order = sorted(times, key=lambda tiles: times[tiles])
-        told = [{**tiles._asdict(), "us": times[tiles]} for tiles in order]
-        emit(kind="admit", matrix=str(matrix), fp8=fp8, usual_us=usual_us, tiles=told)
+        timed = [{**tiles._asdict(), "us": times[tiles]} for tiles in order]
+        emit(kind="admit", matrix=str(matrix), fp8=fp8, usual_us=usual_us, tiles=timed)
         for tiles in order:
             if not times[tiles] < usual_us < math.inf:
                 break
-            found = admit_rows(tiles, product, matrix.rows)
-            if found.refusal:
-                emit(kind="refused", matrix=str(matrix), fp8=fp8, tiles=tiles, reason=found.refusal)
+            verdict = admit_rows(tiles, product, matrix.rows)
+            if verdict.refusal:
+                emit(kind="refused", matrix=str(matrix), fp8=fp8, tiles=tiles, reason=verdict.refusal)
                 continue
-            figures = {"us": times[tiles], "usual_us": usual_us, "error": found.error, "bound": found.bound}
+            figures = {
+                "us": times[tiles],
+                "usual_us": usual_us,
+                "error": verdict.error,
+                "bound": verdict.bound,
+            }
             rows.append({**product._asdict(), **figures, "tiles": tiles._asdict(), **here})
             break
     emit(kind="table", rows=rows)
@@ -288,21 +293,23 @@ def compare_layers(
     fused_inputs = fused_inputs or plain_inputs
     size = sum(p.numel() * 2 for p in meta_layer(plain, dims).parameters())
     count = max(2, int(COLD_BYTES / size))
-    made = {kind: [random_layer(kind, dims, seed) for seed in range(count)] for kind in (fused, plain)}
-    ours, theirs = made[fused][0](*fused_inputs), made[plain][0](*plain_inputs)
-    found: dict[str, Any] = {"difference": relative(ours, theirs), "floor_us": size / 4.8e6}
-    found["fused_us"] = microseconds([lambda m=m: m(*fused_inputs) for m in made[fused]])  # type: ignore[misc]
-    found["plain_us"] = microseconds([lambda m=m: m(*plain_inputs) for m in made[plain]])  # type: ignore[misc]
+    layers = {kind: [random_layer(kind, dims, seed) for seed in range(count)] for kind in (fused, plain)}
+    ours, theirs = layers[fused][0](*fused_inputs), layers[plain][0](*plain_inputs)
+    figures: dict[str, Any] = {"difference": relative(ours, theirs), "floor_us": size / 4.8e6}
+    figures["fused_us"] = microseconds([lambda m=m: m(*fused_inputs) for m in layers[fused]])  # type: ignore[misc]
+    figures["plain_us"] = microseconds([lambda m=m: m(*plain_inputs) for m in layers[plain]])  # type: ignore[misc]
     if name in COMPILED:
         compiled = torch.compile(functional(plain, dims), dynamic=False)
-        weights = [dict(m.named_parameters()) for m in made[plain]]
-        found["compiled_us"] = microseconds([partial(compiled, w, plain_inputs) for w in weights])
+        weights = [dict(m.named_parameters()) for m in layers[plain]]
+        figures["compiled_us"] = microseconds([partial(compiled, w, plain_inputs) for w in weights])
         with tempfile.TemporaryDirectory() as folder:
             engine = engine_of(fused, dims, fused_inputs, Path(folder))
-        lists = [[*layer.parameters(), *fused_inputs] for layer in made[fused]]
-        found["engine_us"] = microseconds([lambda given=given: engine(list(given)) for given in lists])  # type: ignore[misc]
-        found["engine_difference"] = relative(engine(list(lists[0]))[0], ours)
-    emit(kind="layer", name=name, **found)
+        lists = [[*layer.parameters(), *fused_inputs] for layer in layers[fused]]
+        figures["engine_us"] = microseconds(
+            [lambda tensors=tensors: engine(list(tensors)) for tensors in lists]
+        )  # type: ignore[misc]
+        figures["engine_difference"] = relative(engine(list(lists[0]))[0], ours)
+    emit(kind="layer", name=name, **figures)
 
 
 def engine_of(
@@ -345,22 +352,22 @@ def attention() -> None:
     for batch, tokens in ((2, 11), (1, 5), (16, 11), (128, 11)):
         inputs = normal(batch, tokens, width), *(t.cuda() for t in local_rotary(CONFIG.rope, tokens)), *heads
         expected = reference.local_attention(*inputs)
-        found: dict[str, Any] = {"torch_us": microseconds([partial(reference.local_attention, *inputs)])}
+        figures: dict[str, Any] = {"torch_us": microseconds([partial(reference.local_attention, *inputs)])}
         for warps in (1, 2, 4, 8):
             run = partial(launch_local_attention, local_attention_kernel, *inputs, warps)
-            found["difference"] = relative(run(), expected)
-            found[f"warps_{warps}_us"] = microseconds([run])
-        emit(kind="local attention", rows=batch, tokens=tokens, **found)
-    for batch, held in ((1, HELD), (8, HELD), (64, HELD), (64, 60), (1, 8000)):
-        decode(batch, held, width, net)
+            figures["difference"] = relative(run(), expected)
+            figures[f"warps_{warps}_us"] = microseconds([run])
+        emit(kind="local attention", rows=batch, tokens=tokens, **figures)
+    for batch, cached in ((1, HELD), (8, HELD), (64, HELD), (64, 60), (1, 8000)):
+        decode(batch, cached, width, net)
 
 
-def decode(batch: int, held: int, width: int, net: NetConfig) -> None:
+def decode(batch: int, cached: int, width: int, net: NetConfig) -> None:
     """Attention of a token over each row's positions."""
-    length = max(LENGTH, held + 8)
+    length = max(LENGTH, cached + 8)
     caches = [normal(batch * length, net.kv_heads, net.head_dim) for _ in range(2)]
     starts = torch.arange(batch, device="cuda") * length
-    positions = torch.full((batch,), held, device="cuda")
+    positions = torch.full((batch,), cached, device="cuda")
     half = [normal(batch, net.head_dim // 2).float() for _ in range(2)]
     tables = [torch.cat((table, table), -1) for table in half]
     inputs = (normal(batch, width), *tables, *caches, starts, positions, starts + positions)
@@ -376,8 +383,8 @@ def decode(batch: int, held: int, width: int, net: NetConfig) -> None:
             differences.add(relative(run(), expected))
         times[f"{parts} parts, {turn} a turn, {warps} warps"] = microseconds([run])
     best = min(times, key=lambda name: times[name])
-    found = {"best": best, "default_parts": default, "difference": max(differences, default=None)}
-    emit(kind="decode attention", rows=batch, held=held, **found, **times)
+    figures = {"best": best, "default_parts": default, "difference": max(differences, default=None)}
+    emit(kind="decode attention", rows=batch, held=cached, **figures, **times)
 
 
 def sweep(deadline: float) -> None:
@@ -406,13 +413,13 @@ def sweep(deadline: float) -> None:
         default = next(candidates(matrix))
         outer, inner = matrix.sizes
         size = 2 * outer * (1 + matrix.gated) * inner
-        found = {
+        figures = {
             "left_out": left_out,
             "torch_us": torch_us,
             "default_us": times.get(default),
             "default": default._asdict(),
         }
-        emit(kind="matrix", matrix=str(matrix), floor_us=size / 4.8e6, top=top, **found)
+        emit(kind="matrix", matrix=str(matrix), floor_us=size / 4.8e6, top=top, **figures)
         best[str(matrix)] = top[0] if top else None
     for matrix in COMPARED:
         if time.monotonic() > deadline - 25:

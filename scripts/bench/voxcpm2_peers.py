@@ -253,8 +253,8 @@ def _compiled(peer: Peer) -> Callable[[], object]:
 def _public(peer: Peer) -> Callable[[], object]:
     """As the public server captures it: base and residual net, inputs copied in and outputs copied out; rest eager."""
 
-    def part(run: Callable[[Tensor], Tensor], given: Tensor) -> Callable[[Tensor], Tensor]:
-        taken, result = given.clone(), torch.empty_like(given)
+    def part(run: Callable[[Tensor], Tensor], tensor: Tensor) -> Callable[[Tensor], Tensor]:
+        taken, result = tensor.clone(), torch.empty_like(tensor)
         replay = captured(lambda: result.copy_(run(taken)))
 
         def call(x: Tensor) -> Tensor:

@@ -44,15 +44,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.hide != (options.artifact is not None):
         parser.error("--artifact and --hide belong together")
-    packages = {name: files_of(found) for name, found in installed().items()}
+    packages = {name: files_of(distribution) for name, distribution in installed().items()}
     restore(packages.values())  # what a killed run left hidden
     sizes = {name: sum(file.stat().st_size for file in files) for name, files in packages.items()}
     rows = []
     if options.hide:
-        told = verify(options.artifact, [])
-        if not told["runs"]:
-            raise SystemExit(f"the artifact does not verify with everything there: {told['says']}")
-    for name in sorted(sizes, key=lambda one: -sizes[one]):
+        whole = verify(options.artifact, [])
+        if not whole["runs"]:
+            raise SystemExit(f"the artifact does not verify with everything there: {whole['says']}")
+    for name in sorted(sizes, key=lambda package: -sizes[package]):
         row: dict[str, object] = {"package": name, "bytes": sizes[name]}
         if options.hide and name not in KEPT and sizes[name] >= options.at_least:
             with hidden(packages[name]):
@@ -67,13 +67,14 @@ def main() -> None:
 def installed() -> dict[str, metadata.Distribution]:
     """Return the distributions of this environment by name."""
     return {
-        str(found.metadata["Name"]).lower().replace("_", "-"): found for found in metadata.distributions()
+        str(distribution.metadata["Name"]).lower().replace("_", "-"): distribution
+        for distribution in metadata.distributions()
     }
 
 
-def files_of(found: metadata.Distribution) -> list[Path]:
+def files_of(distribution: metadata.Distribution) -> list[Path]:
     """Return a distribution's files that are there, or are there hidden, under their own names."""
-    paths = [Path(str(found.locate_file(file))) for file in found.files or ()]
+    paths = [Path(str(distribution.locate_file(file))) for file in distribution.files or ()]
     return [path for path in paths if path.is_file() or _away(path).is_file()]
 
 

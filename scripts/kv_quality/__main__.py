@@ -101,9 +101,9 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
     for form in [*shipped, *tried]:
         show(f"attention error of {form.name}")
         constants[form.name] = scales_of(form, statistics, sample, options.device)
-        found = errors(form, seen, layout, constants[form.name])
-        report.append_activations(options.rows, form, found, options.capture_chunk, rows)
-        table[form.name] = (form.bits_per_number, found)
+        measured = errors(form, seen, layout, constants[form.name])
+        report.append_activations(options.rows, form, measured, options.capture_chunk, rows)
+        table[form.name] = (form.bits_per_number, measured)
     if not options.only:
         plots.draw_activations(options.pictures, seen, layout)
         plots.draw_attention_errors(options.pictures, table, {form.name for form in shipped})
@@ -133,13 +133,13 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
 
 def _wanted(options: argparse.Namespace, build: VideoBuild) -> tuple[list[KvFormat], list[KvFormat]]:
     """Return the schemes that are measured, and the ideas of which only the attention's error is."""
-    found = schemes(build)
+    formats = schemes(build)
     if not options.only:
-        return found, ideas(build)
+        return formats, ideas(build)
     options.formats = []
-    named = [form for form in found if form.name == options.only]
+    named = [form for form in formats if form.name == options.only]
     if not named:
-        raise ValueError(f"--only {options.only}: expected one of {', '.join(form.name for form in found)}")
+        raise ValueError(f"--only {options.only}: expected one of {', '.join(form.name for form in formats)}")
     return named, []
 
 
@@ -159,13 +159,13 @@ def _streams(
     scales: Scales | None = None,
 ) -> Tensor:
     """Return latents [prompts, C, frames, h, w]: with the exact cache, or a format's."""
-    made = []
+    streams = []
     for rows in torch.arange(len(text)).split(options.batch):
         config = sample.build(len(rows), options.device)
         if form is not None:
             config = with_format(config, form)
-        made.append(run_stream(sample, config, text[rows], rows.tolist(), options.chunks[-1], scales))
-    return torch.cat(made)
+        streams.append(run_stream(sample, config, text[rows], rows.tolist(), options.chunks[-1], scales))
+    return torch.cat(streams)
 
 
 if __name__ == "__main__":

@@ -79,14 +79,14 @@ def calibrate(
 
 def capture(sample: Sample, config: VideoBuild, text: Tensor, seeds: list[int], chunk: int) -> list[Seen]:
     """Return every attention of chunk number ``chunk`` of an exact stream, pass by pass, layer by layer."""
-    found: list[Seen] = []
+    recorded: list[Seen] = []
 
     def see(number: int, _pass: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         if number == chunk:
-            found.append(Seen(layer, *(x.to("cpu", copy=True) for x in (q, k, v))))
+            recorded.append(Seen(layer, *(x.to("cpu", copy=True) for x in (q, k, v))))
 
     run_stream(sample, config, text, seeds, chunk + 1, watch=see)
-    return found
+    return recorded
 
 
 def scales_of(form: KvFormat, statistics: list[LayerStatistics], sample: Sample, device: str) -> Scales:
@@ -103,11 +103,11 @@ def built_scales(form: KvFormat, sample: Sample, device: str) -> Scales:
     with eager_session(exact, sample.weights(exact), sample.embed([GOLDEN_PROMPT]), [0], seen) as session:
         for _ in range(first_full_chunk(exact) + 1):
             session.run_chunk()
-    made: Scales = [{} for _ in range(exact.model.layers)]
+    scales: Scales = [{} for _ in range(exact.model.layers)]
     for name, constant in seen.calibrate().items():
         _, layer, _, short = name.split(".")  # blocks.{layer}.kv.NAME
-        made[int(layer)][short] = constant
-    return made
+        scales[int(layer)][short] = constant
+    return scales
 
 
 def errors(form: KvFormat, seen: list[Seen], layout: Places, constants: Scales) -> dict[str, list[float]]:

@@ -105,12 +105,12 @@ def compare(
                 pictures[name].append(torch.stack((psnr(there, truth), ssim(there, truth))).cpu())
         for name, x in latents.items():
             window = slice(begin * size, count * size)
-            found = torch.cat(pictures[name], dim=1)
+            frames = torch.cat(pictures[name], dim=1)
             after[name][count] = After(
                 relative_error(x[:, :, window], latents[exact][:, :, window]),
                 relative_error(x[:, :, : count * size], latents[exact][:, :, : count * size]),
-                found[0],
-                found[1],
+                frames[0],
+                frames[1],
             )
     return after, judged
 

@@ -93,25 +93,25 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
         FUSED: fp4.changed(fused=True, attention="fp8"),
         f"{FUSED} and fp8 matmuls": fp4.changed(fused=True, attention="fp8", fp8=True),
     }
-    held = built_scales(fp4.kv, sample, options.device)
+    scales = built_scales(fp4.kv, sample, options.device)
     frames, seeds, last = sample.stream.chunk_frames, list(range(options.prompts)), options.chunks[-1]
     once = replace(sample.schedule, timesteps=sample.schedule.timesteps[:1])
     ends = {number: slice((number - 1) * frames, number * frames) for number in options.chunks}
     streams = {EXACT: run_stream(sample, exact, text, seeds, last)}
     step = run_stream(sample, exact.changed(schedule=once), text, seeds, 2)[:, :, frames:]
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for name, config in ways.items():
-        constants = _constants(sample, config, held)
+        constants = _constants(sample, config, scales)
         streams[name] = run_stream(sample, config, text, seeds, last, constants)
         a_step = run_stream(sample, config.changed(schedule=once), text, seeds, 2, constants)[:, :, frames:]
-        found[name] = {"step": float(relative_error(a_step, step).mean())}
+        figures[name] = {"step": float(relative_error(a_step, step).mean())}
         for number, part in ends.items():
             error = relative_error(streams[name][:, :, part], streams[EXACT][:, :, part])
-            found[name][f"after {number}"] = float(error.mean())
+            figures[name][f"after {number}"] = float(error.mean())
     if not options.latents:
         for name, seen in shown(sample.decoder(last * frames, options.device), streams, prompts).items():
-            found.setdefault(name, {}).update(seen)
-    return {"prompts": options.prompts, "chunks": options.chunks, "ways": found}
+            figures.setdefault(name, {}).update(seen)
+    return {"prompts": options.prompts, "chunks": options.chunks, "ways": figures}
 
 
 def shown(decode: VaeDecode, streams: dict[str, Tensor], prompts: list[str]) -> dict[str, dict[str, float]]:
@@ -120,20 +120,20 @@ def shown(decode: VaeDecode, streams: dict[str, Tensor], prompts: list[str]) -> 
     Of a fused way also the standard error of what it loses of PSNR beside the plain one: of differences of equal
     prompts, so what prompts differ in is not in it. The exact track, the first, has the per cent alone.
     """
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     likeness: dict[str, Tensor] = {}
     for name, latents in streams.items():
         video = decoded(decode, latents)
-        found[name] = {"followed": followed(video, prompts)}
+        figures[name] = {"followed": followed(video, prompts)}
         if name == EXACT:
             truth = video
             continue
         likeness[name] = psnr(video, truth)
-        found[name]["psnr_db"] = float(likeness[name].mean())
+        figures[name]["psnr_db"] = float(likeness[name].mean())
         if name != PLAIN:
             lost = likeness[PLAIN] - likeness[name]
-            found[name]["lost_db_error"] = float(lost.std() / len(lost) ** 0.5)
-    return found
+            figures[name]["lost_db_error"] = float(lost.std() / len(lost) ** 0.5)
+    return figures
 
 
 def followed(video: Tensor, prompts: list[str]) -> float:
@@ -167,16 +167,16 @@ def _append_rows(report: dict[str, object], options: argparse.Namespace) -> None
                 psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
 
 
-def _constants(sample: Sample, config: VideoBuild, held: Scales) -> Scales:
+def _constants(sample: Sample, config: VideoBuild, scales: Scales) -> Scales:
     """Return the cache format's constants and, for fp8 attention, those of its scratch."""
     weights = sample.weights(config)
-    for layer, constants in enumerate(held):
+    for layer, constants in enumerate(scales):
         weights |= {f"blocks.{layer}.kv.{name}": tensor for name, tensor in constants.items()}
-    made = [dict(constants) for constants in held]
+    constants_by_layer = [dict(constants) for constants in scales]
     for name, tensor in layer_constants(config, weights).items():
         _, number, _, short = name.split(".")  # blocks.{layer}.kv.NAME
-        made[int(number)][short] = tensor
-    return made
+        constants_by_layer[int(number)][short] = tensor
+    return constants_by_layer
 
 
 if __name__ == "__main__":

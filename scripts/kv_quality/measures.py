@@ -65,7 +65,7 @@ def _band(size: int, like: Tensor) -> Tensor:
 def spread(values: Tensor) -> dict[str, float]:
     """Return mean, median, and the tenth and ninetieth percentile of values [B]."""
     tenth, middle, ninetieth = torch.quantile(values.float(), torch.tensor([0.1, 0.5, 0.9])).tolist()
-    found = {"mean": float(values.mean()), "median": middle, "p10": tenth, "p90": ninetieth}
-    if not all(map(math.isfinite, found.values())):
-        raise ValueError(f"a stream has left the finite numbers: {found}")
-    return found
+    summary = {"mean": float(values.mean()), "median": middle, "p10": tenth, "p90": ninetieth}
+    if not all(map(math.isfinite, summary.values())):
+        raise ValueError(f"a stream has left the finite numbers: {summary}")
+    return summary

@@ -127,9 +127,9 @@ def draw_frames(
         axes[0].figure.suptitle(f"rows: {rows}; columns: after {counts} chunks", fontsize=7)
 
 
-def _tensors(one: Seen, layout: Places, device: torch.device) -> list[tuple[str, Tensor]]:
-    before = layout.unrotated(one.k.to(device)).cpu()
-    return [("K before RoPE", before), ("K", one.k.float()), ("V", one.v.float())]
+def _tensors(layer: Seen, layout: Places, device: torch.device) -> list[tuple[str, Tensor]]:
+    before = layout.unrotated(layer.k.to(device)).cpu()
+    return [("K before RoPE", before), ("K", layer.k.float()), ("V", layer.v.float())]
 
 
 @contextmanager

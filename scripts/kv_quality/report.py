@@ -16,9 +16,9 @@ _PLACES = 5
 Activations = dict[str, list[float]]  # relative errors a layer: of k, v, attention
 
 
-def append_activations(file: Path, form: KvFormat, found: Activations, chunk: int, rows: int) -> None:
+def append_activations(file: Path, form: KvFormat, measured: Activations, chunk: int, rows: int) -> None:
     """Append the row of one format's errors on captured activations."""
-    layers = found["attention"]
+    layers = measured["attention"]
     append_row(
         file,
         "kv_attention_error",
@@ -27,8 +27,8 @@ def append_activations(file: Path, form: KvFormat, found: Activations, chunk: in
         "relative error of the attention's output, mean of layers",
         None,
         layers=_rounded(layers),
-        k_error=_rounded(found["k"]),
-        v_error=_rounded(found["v"]),
+        k_error=_rounded(measured["k"]),
+        v_error=_rounded(measured["v"]),
         bits_per_number=round(form.bits_per_number, 4),
         captured=f"exact stream, chunk {chunk}, all passes, {rows} prompts",
     )
@@ -43,20 +43,23 @@ def append_streams(
 ) -> None:
     """Append the rows of every stream but the exact one's errors, which are zero."""
     for name, by_count in after.items():
-        for count, found in by_count.items():
+        for count, measured in by_count.items():
             if name == exact:
                 continue
             shape = f"sample, {name}, after {count} chunks"
-            more: dict[str, float] = {"prompts": len(found.psnr), "window_chunks": min(count, WINDOW_CHUNKS)}
+            more: dict[str, float] = {
+                "prompts": len(measured.psnr),
+                "window_chunks": min(count, WINDOW_CHUNKS),
+            }
             more["bits_per_number"] = bits[name]
-            latents, so_far = spread(found.latent_error), spread(found.latent_error_so_far)
+            latents, so_far = spread(measured.latent_error), spread(measured.latent_error_so_far)
             append_row(file, "kv_latent_error", shape, latents["mean"], "relative error, mean of prompts", None,
                        spread=_rounded(latents), so_far=_rounded(so_far), **more)  # fmt: skip
-            pictures = spread(found.psnr)
+            pictures = spread(measured.psnr)
             bar = PSNR_BAR if count == PSNR_BAR_CHUNKS else None
             append_row(file, "kv_psnr", shape, pictures["mean"], "dB against exact, mean of prompts", bar,
                        spread=_rounded(pictures), **more)  # fmt: skip
-            alike = spread(found.ssim)
+            alike = spread(measured.ssim)
             append_row(file, "kv_ssim", shape, alike["mean"], "SSIM against exact, mean of prompts", None,
                        spread=_rounded(alike), **more)  # fmt: skip
         for end in ("start", "end"):
@@ -80,9 +83,9 @@ def print_tables(
 ) -> None:
     """Print both tables as Markdown."""
     print("\n| on captured activations | bits | K | V | attention | worst layer |\n|---|---|---|---|---|---|")
-    for name, (bits, found) in activations.items():
-        k, v, out = (sum(found[part]) / len(found[part]) for part in ("k", "v", "attention"))
-        print(f"| {name} | {bits:.2f} | {k:.4f} | {v:.4f} | {out:.4f} | {max(found['attention']):.4f} |")
+    for name, (bits, figures) in activations.items():
+        k, v, out = (sum(figures[part]) / len(figures[part]) for part in ("k", "v", "attention"))
+        print(f"| {name} | {bits:.2f} | {k:.4f} | {v:.4f} | {out:.4f} | {max(figures['attention']):.4f} |")
     print("\n| stream | after chunks | latents | PSNR mean (p10) | SSIM | followed at start, end |")
     print("|---|---|---|---|---|---|")
     for name, by_count in after.items():
@@ -90,8 +93,10 @@ def print_tables(
             f"{100 * sum(judged[name].followed(end)) / len(judged[name].followed(end)):.1f}"
             for end in ("start", "end")
         )
-        for count, one in by_count.items():
-            latents, pictures, alike = map(spread, (one.latent_error, one.psnr, one.ssim))
+        for count, stream_figures in by_count.items():
+            latents, pictures, alike = map(
+                spread, (stream_figures.latent_error, stream_figures.psnr, stream_figures.ssim)
+            )
             quality = f"{pictures['mean']:.1f} ({pictures['p10']:.1f})" if name != exact else "exact"
             print(
                 f"| {name} | {count} | {latents['mean']:.4f} | {quality} | {alike['mean']:.4f} | {ends} % |"

@@ -55,12 +55,12 @@ class Sample:
 
     def build(self, rows: int, device: str) -> VideoBuild:
         """Return the build of ``rows`` streams at once, with the exact cache of the device."""
-        made = VideoBuild(
+        build = VideoBuild(
             self.model,
             VideoConfig(replace(self.stream, batch=rows), self.schedule, "fp32"),
             TargetConfig(device),
         )
-        return made.changed(kv_scheme=made.exact_scheme)
+        return build.changed(kv_scheme=build.exact_scheme)
 
     def weights(self, config: VideoBuild) -> dict[str, Tensor]:
         """Return every weight of a build but a lossy cache's scales, on the build's device."""
@@ -76,8 +76,8 @@ class Sample:
     def decoder(self, frames: int, device: str) -> VaeDecode:
         """Return the decoder of a clip of ``frames`` latent frames, float32: its rounding must not be judged."""
         decode = VaeDecode(self.vae, first=True, frames=frames)
-        held = load_file(self.folder / "vae.safetensors")
-        wanted = {n: t.float() for n, t in held.items() if n.split(".")[0] in ("decoder", "conv2")}
+        tensors = load_file(self.folder / "vae.safetensors")
+        wanted = {n: t.float() for n, t in tensors.items() if n.split(".")[0] in ("decoder", "conv2")}
         decode.load_state_dict(wanted | latent_statistics(self.vae, torch.float32))
         return decode.requires_grad_(False).eval().to(device)
 
@@ -90,9 +90,9 @@ def open_sample(folder: Path) -> Sample:
     CheckpointError
         If it is no such folder.
     """
-    told = read_sample(folder)
-    checkpoint = {name: t.float() for name, t in load_file(told.checkpoint).items()}
-    return Sample(told.model, told.stream, told.schedule, checkpoint, told.vae, folder)
+    facts = read_sample(folder)
+    checkpoint = {name: t.float() for name, t in load_file(facts.checkpoint).items()}
+    return Sample(facts.model, facts.stream, facts.schedule, checkpoint, facts.vae, folder)
 
 
 def draw_prompts(count: int, seed: int, *, held_out: bool) -> list[str]:

@@ -97,13 +97,13 @@ def run_stream(
     weights = sample.weights(config)
     for layer, constants in enumerate(scales or []):
         weights |= {f"blocks.{layer}.kv.{name}": t.to(config.target.device) for name, t in constants.items()}
-    made = []
+    results = []
     with eager_session(config, weights, text, seeds) as session:
         for chunk in range(chunks):
             _turn(weights, config, chunk)
             with _watched(config, chunk, watch):
-                made.append(torch.from_numpy(session.run_chunk().to_host()))
-    return torch.cat(made, dim=2)
+                results.append(torch.from_numpy(session.run_chunk().to_host()))
+    return torch.cat(results, dim=2)
 
 
 def places(config: VideoBuild, chunk: int) -> Places:
@@ -112,10 +112,10 @@ def places(config: VideoBuild, chunk: int) -> Places:
     ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames)
     first = chunk * s.chunk_frames
     end = first + s.chunk_frames
-    held = dict.fromkeys(range(s.cache_frames), 0)
+    frames_in_slots = dict.fromkeys(range(s.cache_frames), 0)
     for frame in (*range(min(s.sink_frames, end)), *range(max(0, end - s.ring_frames), end)):
-        held[ring.slot(frame)] = frame
-    frames = torch.tensor([list(held.values())])
+        frames_in_slots[ring.slot(frame)] = frame
+    frames = torch.tensor([list(frames_in_slots.values())])
     cos, sin = (t.to(config.target.device) for t in rotary_tables(frames, config.model, s))
     own = torch.zeros(s.cache_frames, dtype=torch.bool)
     own[ring.write_slots(first)] = True

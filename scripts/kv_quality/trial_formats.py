@@ -159,14 +159,14 @@ class TrialKv:
     ) -> dict[str, Tensor]:
         """Return the constants of one layer, from K after RoPE, K before RoPE, and V."""
         rounded = k_before if "before-rope" in self.tricks else k
-        made = self.calibrate(rounded, v)
+        constants = self.calibrate(rounded, v)
         if "k-mean" in self.tricks:
-            made["k_mean"] = rounded.mean
+            constants["k_mean"] = rounded.mean
         if "turning-mean" in self.tricks:
-            made["k_mean"] = k_before.mean
+            constants["k_mean"] = k_before.mean
         if "v-mean" in self.tricks:
-            made["v_mean"] = v.mean
-        return made
+            constants["v_mean"] = v.mean
+        return constants
 
     def _read_k(self, k: Tensor, scales: Mapping[str, Tensor], place: Tensor) -> Tensor:
         """Return what a read gives of keys [T, H, D] float32 that stand at ``place`` [T] of their row."""

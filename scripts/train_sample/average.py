@@ -43,17 +43,17 @@ def average(runs: list[Path], folder: Path) -> dict[str, Any]:
     if len(runs) < 2:
         raise ValueError(f"{len(runs)} run to average; name two or more")
     weights, facts = zip(*(read_ema(run) for run in runs), strict=True)
-    for run, tensors, told in zip(runs[1:], weights[1:], facts[1:], strict=True):
+    for run, tensors, run_facts in zip(runs[1:], weights[1:], facts[1:], strict=True):
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in weights[0].items()}:
             raise ValueError(f"{run} is of another model than {runs[0]}")
-        if told.get("began_from") != facts[0].get("began_from"):
+        if run_facts.get("began_from") != facts[0].get("began_from"):
             raise ValueError(f"{run} began elsewhere than {runs[0]}: their mean is no model")
-        if _schedule(told) != _schedule(facts[0]):
+        if _schedule(run_facts) != _schedule(facts[0]):
             raise ValueError(f"{run} has another schedule than {runs[0]}")
     mean: dict[str, Tensor] = {name: sum(w[name] for w in weights) / len(weights) for name in weights[0]}
-    made = {"distillation": facts[0]["distillation"], "averaged": list(facts)}
-    write_state(folder, {"ema": mean}, {"step": 0, "seconds": 0.0, "facts": made})
-    return made
+    averaged = {"distillation": facts[0]["distillation"], "averaged": list(facts)}
+    write_state(folder, {"ema": mean}, {"step": 0, "seconds": 0.0, "facts": averaged})
+    return averaged
 
 
 def _schedule(facts: dict[str, Any]) -> tuple[int, float]:

@@ -80,17 +80,17 @@ def alive(judged: Sequence[Judged]) -> dict[str, Any]:
 
 def by_count(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     """Return clips, followed shares and failures at the start by attribute, of each number of shapes wanted."""
-    found = {}
+    shares = {}
     for count in sorted({len(judgement.wanted.figures) for judgement in judged}):
         part = [judgement for judgement in judged if len(judgement.wanted.figures) == count]
         failed = {name: sum(not judgement.start.right[name] for judgement in part) for name in ATTRIBUTES}
-        found[str(count)] = {
+        shares[str(count)] = {
             "clips": len(part),
             "followed": round(sum(judgement.start.followed for judgement in part) / len(part), 4),
             "followed_end": round(sum(judgement.end.followed for judgement in part) / len(part), 4),
             "failed": {name: number for name, number in failed.items() if number},
         }
-    return found
+    return shares
 
 
 def by_motion(rows: Sequence[tuple[Description, Verdict]]) -> dict[str, dict[str, Any]]:
@@ -102,7 +102,7 @@ def by_motion(rows: Sequence[tuple[Description, Verdict]]) -> dict[str, dict[str
         By motion: ``figures``, ``right`` (there, and moving so), ``shape`` (there, with the shape wanted), ``seen_as``:
         what the others do, most frequent first, ``missing`` where their colour is not there.
     """
-    found = {}
+    shares = {}
     for motion in MOTIONS:
         pairs = []
         for wanted, verdict in rows:
@@ -114,10 +114,10 @@ def by_motion(rows: Sequence[tuple[Description, Verdict]]) -> dict[str, dict[str
             MISSING if got is None else got.motion for _, got in pairs if got is None or got.motion != motion
         )
         shaped = sum(got is not None and got.shape == figure.shape for figure, got in pairs)
-        found[motion] = {
+        shares[motion] = {
             "figures": len(pairs),
             "right": round(1 - wrong.total() / len(pairs), 4),
             "shape": round(shaped / len(pairs), 4),
             "seen_as": dict(wrong.most_common()),
         }
-    return found
+    return shares

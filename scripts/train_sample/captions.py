@@ -125,16 +125,16 @@ def parse(text: str) -> Description:
     """
     text = " ".join(text.lower().split())
     place = _BEHIND.search(text)
-    found = tuple(
+    phrases = tuple(
         Figure(match["colour"], match["shape"], _MOTION_OF[match["motion"]], match["size"])
         for match in _FIGURE.finditer(text)
     )
-    if place is None or not 1 <= len(found) <= MOST:
+    if place is None or not 1 <= len(phrases) <= MOST:
         raise ValueError(
-            f"caption {text!r} names {len(found)} shapes {'on no' if place is None else 'on a'} background; expected "
+            f"caption {text!r} names {len(phrases)} shapes {'on no' if place is None else 'on a'} background; expected "
             f"one to {MOST}, each a colour, a shape and a motion, on one of {', '.join(BACKGROUNDS)}"
         )
-    return Description(found, place["name"])
+    return Description(phrases, place["name"])
 
 
 def held_out(description: Description) -> bool:

@@ -96,8 +96,11 @@ class CausalDit(nn.Module):
         context = self.text_embedding(text)
         for block in self._layers:
             x, _ = block(x, modulation, cos, sin, block.text_kv(context), None, mask, camera, text_mask)
-        kept = noisy.shape[2]
-        return self._unpatchify(self.head(x[:, -kept * self.stream.frame_tokens :], time[:, -kept:]), kept)
+        cached_frames = noisy.shape[2]
+        return self._unpatchify(
+            self.head(x[:, -cached_frames * self.stream.frame_tokens :], time[:, -cached_frames:]),
+            cached_frames,
+        )
 
     def text_kv(self, text: Tensor) -> Cache:
         """Return every layer's cross-attention K and V of a prompt [B, text tokens, text_dim]."""
@@ -137,14 +140,15 @@ class CausalDit(nn.Module):
         n, s = self.stream.frame_tokens, self.stream
         fresh: Cache = []
         for layer, block in enumerate(self._layers):
-            held = None if cache is None else cache[layer]
-            cut = 0 if held is None else max(0, held[0].shape[1] // n + frames.shape[1] - s.cache_frames)
-            if held is not None and cut:  # the oldest frames behind the sink go, before this chunk looks
+            cached = None if cache is None else cache[layer]
+            cut = 0 if cached is None else max(0, cached[0].shape[1] // n + frames.shape[1] - s.cache_frames)
+            if cached is not None and cut:  # the oldest frames behind the sink go, before this chunk looks
                 k, v = (
-                    torch.cat((t[:, : s.sink_frames * n], t[:, (s.sink_frames + cut) * n :]), 1) for t in held
+                    torch.cat((t[:, : s.sink_frames * n], t[:, (s.sink_frames + cut) * n :]), 1)
+                    for t in cached
                 )
-                held = (k, v)
-            x, written = block(x, modulation, cos, sin, text_kv[layer], held, None, camera)
+                cached = (k, v)
+            x, written = block(x, modulation, cos, sin, text_kv[layer], cached, None, camera)
             fresh.append(written)
         return self._unpatchify(self.head(x, time), frames.shape[1]), fresh
 
@@ -235,12 +239,12 @@ class Block(nn.Module):
         cos: Tensor,
         sin: Tensor,
         text_kv: tuple[Tensor, Tensor],
-        held: tuple[Tensor, Tensor] | None,
+        cached: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         camera: Tensor | None = None,
         text_mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the next hidden state [B, S*n, d] float32, and K and V with ``held`` before them."""
+        """Return the next hidden state [B, S*n, d] float32, and K and V with ``cached`` before them."""
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, S, 6, 1, d]
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)
         a = self.self_attn
@@ -248,8 +252,8 @@ class Block(nn.Module):
         v = a.v(y).unflatten(-1, self.heads)
         q = rotate(a.norm_q(a.q(y)).unflatten(-1, self.heads), cos, sin).to(v.dtype)
         k = rotate(a.norm_k(a.k(y)).unflatten(-1, self.heads), cos, sin).to(v.dtype)
-        if held is not None:
-            k, v = torch.cat((held[0], k), dim=1), torch.cat((held[1], v), dim=1)
+        if cached is not None:
+            k, v = torch.cat((cached[0], k), dim=1), torch.cat((cached[1], v), dim=1)
         x = self.steered(_gated(x, a.o(attention(q, k, v, mask)), gate_1), camera)
         a = self.cross_attn
         q = a.norm_q(a.q(self.norm3(x))).to(v.dtype).unflatten(-1, self.heads)

@@ -113,9 +113,11 @@ def _regress(
     def draw_paths(layout: str, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return what `take_step` takes: visited, ends, clean frames, frames, text, and who was given a frame."""
         batch = pool.draw(layout, config.batch * (CHUNK_0_ROWS if layout == "first" else 1), generator)
-        given = torch.zeros(len(batch.ids), dtype=torch.bool, device=device)
+        conditioned = torch.zeros(len(batch.ids), dtype=torch.bool, device=device)
         if layout == "first":
-            given = torch.rand(len(given), generator=generator, device=device) < teaching.given_share
+            conditioned = (
+                torch.rand(len(conditioned), generator=generator, device=device) < teaching.given_share
+            )
         with autocast(device):
             text, null = texts_of(teacher, batch.ids)
             visited, ends = teacher_paths(
@@ -129,33 +131,35 @@ def _regress(
                 config.grid,
                 size,
                 generator,
-                given,
+                conditioned,
             )
         clean, clean_frames = batch.chunks(LAYOUTS[layout][0], size)
         frames = torch.cat((clean_frames, batch.chunks(LAYOUTS[layout][1], size)[1]), dim=1)
-        return visited, ends, clean, frames, text, given
+        return visited, ends, clean, frames, text, conditioned
 
     def take_step(layout: str, paths: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
         """Descend on one random pass of each chunk; return the loss."""
-        visited, ends, clean, frames, text, given = paths
+        visited, ends, clean, frames, text, conditioned = paths
         chunks = (len(ends), ends.shape[2] // size)
         which = torch.randint(0, config.passes, chunks, generator=generator, device=device)
         noisy = chosen(visited, which, size)
         with autocast(device):
-            x0 = predict_clean(student, clean, noisy, sigmas[which], text, frames, masks[layout], size, given)
+            x0 = predict_clean(
+                student, clean, noisy, sigmas[which], text, frames, masks[layout], size, conditioned
+            )
             # A given frame is judged by nobody: it is the batch's own on both sides.
-            judged = levels(torch.ones(chunks, device=device), size, given).expand_as(x0)
+            judged = levels(torch.ones(chunks, device=device), size, conditioned).expand_as(x0)
             loss = (x0 - ends).square().sum() / judged.sum()
         run.descend(loss)
         return loss.detach()
 
-    kept = -1
+    path_number = -1
     paths: tuple[Tensor, ...] = ()
     for step in run.steps():
         path = step // config.updates_a_path
         layout = ("first", "start", "window")[path % 3]
-        if path != kept:  # also the first step after a resume
-            kept, paths = path, draw_paths(layout, step_generator(device, options.seed + 3, path))
+        if path != path_number:  # also the first step after a resume
+            path_number, paths = path, draw_paths(layout, step_generator(device, options.seed + 3, path))
         loss = take_step(layout, paths, step_generator(device, options.seed + 4, step))
         run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
         if config.renew_every and step % config.renew_every == 0:

@@ -104,7 +104,7 @@ def _card(
 ) -> str:
     """Fill the model card's template."""
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
-    parts = [_parts(told) for told in facts]
+    parts = [_parts(run) for run in facts]
     counts = [f"{sum(t.numel() for t in group.values()) / 1e6:.2f} M" for group in groups]
     start, end = judged["start"], judged["end"]
     return TEMPLATE.read_text(encoding="utf-8").format(
@@ -130,30 +130,30 @@ def _card(
     )
 
 
-def _parts(told: dict[str, Any]) -> list[dict[str, Any]]:
+def _parts(run: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the facts of a run behind those of the runs that it began from; of an average, those of its runs."""
-    if "averaged" in told:
-        first, *others = told["averaged"]
+    if "averaged" in run:
+        first, *others = run["averaged"]
         return [*_parts(first), *others]
-    before = _parts(told["began_from"]) if "began_from" in told else []
-    return [*before, told]
+    before = _parts(run["began_from"]) if "began_from" in run else []
+    return [*before, run]
 
 
-def _methods(told: dict[str, Any]) -> list[str]:
+def _methods(run: dict[str, Any]) -> list[str]:
     """Return by which ways a student was made, in their order, each once."""
-    if "averaged" in told:
-        return _methods(told["averaged"][0])
-    before = _methods(told["began_from"]) if "began_from" in told else []
-    return list(dict.fromkeys([*before, told["distillation"]["method"]]))
+    if "averaged" in run:
+        return _methods(run["averaged"][0])
+    before = _methods(run["began_from"]) if "began_from" in run else []
+    return list(dict.fromkeys([*before, run["distillation"]["method"]]))
 
 
-def _averaged(told: dict[str, Any]) -> str:
+def _averaged(run: dict[str, Any]) -> str:
     """Return what the card says of an average; nothing of another student."""
-    if "averaged" not in told:
+    if "averaged" not in run:
         return ""
-    ways = ", ".join(f"`{student['distillation']['optimizer']}`" for student in told["averaged"])
+    ways = ", ".join(f"`{student['distillation']['optimizer']}`" for student in run["averaged"])
     return (
-        f" The student is the mean of {len(told['averaged'])} that were trained side by side from one start"
+        f" The student is the mean of {len(run['averaged'])} that were trained side by side from one start"
         f" (optimisers {ways}); the last parts are theirs."
     )
 

@@ -42,19 +42,19 @@ def main(arguments: list[str] | None = None) -> int:
                 shown = list(session.stream(new, chunks=DROPPED + SHOWN, recache=not options.plain))[DROPPED:]
             video = torch.from_numpy(np.concatenate([frames[0] for frames in shown]))  # uint8 [T, H, W, 3]
             verdicts.append(judge(video.permute(3, 0, 1, 2).float() / 127.5 - 1, parse(new)))
-            told = {"pair": number, "old": old, "new": new, "followed": verdicts[-1].followed}
-            print(json.dumps(told | {"right": verdicts[-1].right}), flush=True)
-    found = summary(verdicts)
-    print(json.dumps(found | {"seconds": round(time.monotonic() - began, 1)}))
+            line = {"pair": number, "old": old, "new": new, "followed": verdicts[-1].followed}
+            print(json.dumps(line | {"right": verdicts[-1].right}), flush=True)
+    totals = summary(verdicts)
+    print(json.dumps(totals | {"seconds": round(time.monotonic() - began, 1)}))
     if options.rows is not None:
-        kept = "the cache as it was" if options.plain else "the cache rebuilt"
-        shape = f"sample, {options.pairs} held-out pairs of prompts, {kept}"
-        more = {"artifact": artifact.manifest.name, "parts": found}
+        cache = "the cache as it was" if options.plain else "the cache rebuilt"
+        shape = f"sample, {options.pairs} held-out pairs of prompts, {cache}"
+        more = {"artifact": artifact.manifest.name, "parts": totals}
         append_row(
             options.rows,
             "switches_followed",
             shape,
-            found["followed"],
+            totals["followed"],
             "share, at least",
             LEAST_SWITCHED,
             **more,

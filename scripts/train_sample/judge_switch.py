@@ -76,8 +76,8 @@ def submit(
         video = vae.decode(latents[i : i + 32])[:, :, dropped:]
         whole = ((video.float() + 1) * 127.5).round().to(torch.uint8).cpu()
         futures += [
-            workers.submit(look_at, clip.clone(), one)
-            for clip, one in zip(whole, wanted[i : i + 32], strict=True)
+            workers.submit(look_at, clip.clone(), label)
+            for clip, label in zip(whole, wanted[i : i + 32], strict=True)
         ]
     return futures
 
@@ -115,15 +115,15 @@ def switched_stream(
     """
     device, size, rows = before.device, dit.stream.chunk_frames, len(before)
     shape = (rows, dit.model.in_channels, size, dit.stream.latent_height, dit.stream.latent_width)
-    kept = dit.stream.ring_frames // size - 1
+    chunks_in_ring = dit.stream.ring_frames // size - 1
     cache: Cache | None = None
     done: list[Tensor] = []
 
-    def step(x: Tensor, sigma: float, chunk: int, held: Cache | None) -> tuple[Tensor, Cache]:
+    def step(x: Tensor, sigma: float, chunk: int, cached: Cache | None) -> tuple[Tensor, Cache]:
         frames = torch.arange(chunk * size, (chunk + 1) * size, device=device).expand(rows, -1)
         times = torch.full(frames.shape, 1000 * sigma, device=device)
         with autocast(device.type):
-            velocity, written = dit.step(x, times, frames, text_kv, held)
+            velocity, written = dit.step(x, times, frames, text_kv, cached)
         return velocity.float(), written
 
     for chunk in range(chunks):
@@ -132,7 +132,7 @@ def switched_stream(
                 text_kv = dit.text_kv(before if chunk < switch else after)
             if chunk and recache:
                 cache = None
-                for old in sorted({0, *range(max(0, chunk - kept), chunk)}):
+                for old in sorted({0, *range(max(0, chunk - chunks_in_ring), chunk)}):
                     cache = step(done[old], 0.0, old, cache)[1]
         x = torch.randn(shape, generator=generator, device=device)
         for sigma, later in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
@@ -149,13 +149,13 @@ def session_stream(
     """Return `switched_stream` with ``recache``, as the runtime's session makes it over the exporter's modules."""
     sample = replace(open_sample(folder), model=dit.model, checkpoint=dict(dit.state_dict()))
     config = sample.build(len(before), device)
-    made = []
+    clips = []
     with eager_session(config, sample.weights(config), before.cpu(), list(range(len(before)))) as session:
         for chunk in range(chunks):
             if chunk == switch:
                 session.set_text(after.cpu().numpy(), recache=True)
-            made.append(torch.from_numpy(session.run_chunk().to_host().copy()))
-    return torch.cat(made, 2).to(device)
+            clips.append(torch.from_numpy(session.run_chunk().to_host().copy()))
+    return torch.cat(clips, 2).to(device)
 
 
 def ask(

@@ -59,19 +59,21 @@ def stream(
     inputs: list[tuple[Tensor, ...]] = []  # of the context passes so far
     cache: Cache | None = None
 
-    def step(x: Tensor, sigma: float, told: tuple[Tensor, ...], held: Cache | None) -> tuple[Tensor, Cache]:
-        condition, frames, camera = told
+    def step(
+        x: Tensor, sigma: float, condition_inputs: tuple[Tensor, ...], cached: Cache | None
+    ) -> tuple[Tensor, Cache]:
+        condition, frames, camera = condition_inputs
         times = torch.full(frames.shape, 1000 * sigma, device=device)
         with autocast(device.type):
-            velocity, written = dit.step(torch.cat((x, condition), 1), times, frames, text_kv, held, camera)
+            velocity, written = dit.step(torch.cat((x, condition), 1), times, frames, text_kv, cached, camera)
         return velocity.float(), written
 
     for chunk, text in enumerate(texts):
         if not chunk or text is not texts[chunk - 1]:
             with autocast(device.type):
                 text_kv = dit.text_kv(text)
-            cache, kept = None, stream_config.ring_frames // size - 1
-            for old in [*inputs[:1], *inputs[1:][-kept:]]:
+            cache, chunks_in_ring = None, stream_config.ring_frames // size - 1
+            for old in [*inputs[:1], *inputs[1:][-chunks_in_ring:]]:
                 cache = step(old[0], 0.0, old[1:], cache)[1]
         frames = torch.arange(chunk * size, (chunk + 1) * size, device=device).expand(rows, -1)
         part = poses[:, chunk * size : (chunk + 1) * size]
@@ -104,18 +106,18 @@ def shown(
     switch = int(walks.switch.max())  # one place for all rows
     said = [after if switch and chunk >= switch else before for chunk in range(chunks)]
     generator = torch.Generator(device).manual_seed(SEED)
-    made = stream(dit, table, walks.poses if poses is None else poses, said, sigmas, generator)
-    return torch.cat([vae.decode(part) for part in made.split(16)])
+    frames = stream(dit, table, walks.poses if poses is None else poses, said, sigmas, generator)
+    return torch.cat([vae.decode(part) for part in frames.split(16)])
 
 
 def shifts(before: Tensor, after: Tensor) -> Tensor:
     """Return by how many pixels [B, 2] (right, down) each picture's middle moved, from two pictures [B, 3, 96, 96]."""
     side = SIDE - 2 * REACH
     middle = after[:, :, REACH : REACH + side, REACH : REACH + side]
-    found = []
-    for one, seen in zip(middle, before, strict=True):
+    offsets = []
+    for picture, seen in zip(middle, before, strict=True):
         windows = seen.unfold(1, side, 1).unfold(2, side, 1)  # [3, places, places, side, side]
-        cost = (windows - one[:, None, None]).abs().mean((0, 3, 4))  # [places, places]
+        cost = (windows - picture[:, None, None]).abs().mean((0, 3, 4))  # [places, places]
         at = int(cost.argmin())
         place = [at // cost.shape[1], at % cost.shape[1]]
         fine = []
@@ -125,13 +127,13 @@ def shifts(before: Tensor, after: Tensor) -> Tensor:
             low, here, high = (float(line[i + d]) for d in (-1, 0, 1))
             bend = low - 2 * here + high
             fine.append(i + (0.5 * (low - high) / bend if bend > 0 else 0.0))
-        found.append([REACH - fine[1], REACH - fine[0]])
-    return torch.tensor(found, dtype=torch.float64)
+        offsets.append([REACH - fine[1], REACH - fine[0]])
+    return torch.tensor(offsets, dtype=torch.float64)
 
 
-def psnr(one: Tensor, other: Tensor) -> Tensor:
+def psnr(picture: Tensor, other: Tensor) -> Tensor:
     """Return [B, T] dB of videos in -1..1."""
-    return -10 * ((one - other).square().mean((1, 3, 4)) / 4).clamp_min(1e-6).log10()
+    return -10 * ((picture - other).square().mean((1, 3, 4)) / 4).clamp_min(1e-6).log10()
 
 
 def pan_errors(video: Tensor, keys: list[str], first: int) -> tuple[Tensor, Tensor]:

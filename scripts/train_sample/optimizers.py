@@ -166,8 +166,8 @@ def descend(loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], parameter
 
 def moments_of(optimizers: Sequence[torch.optim.Optimizer], parameter: Tensor) -> dict[str, Any]:
     """Return one parameter's state; empty before its first step."""
-    held: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for optimizer in optimizers:
         if parameter in optimizer.state:
-            held = optimizer.state[parameter]
-    return held
+            state = optimizer.state[parameter]
+    return state

@@ -123,9 +123,9 @@ class Run:
     def descend(self, loss: Tensor) -> None:
         """Take one step down the loss; EMA follows."""
         descend(loss, self.optimizers, self.parameters.values())
-        kept = min(self.ema_decay, (self.step + 1) / (self.step + 10))
+        decay = min(self.ema_decay, (self.step + 1) / (self.step + 10))
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.ema.values()), list(self.parameters.values()), 1 - kept)
+            torch._foreach_lerp_(list(self.ema.values()), list(self.parameters.values()), 1 - decay)
 
     def log(self, every: int = 20, turns: int = 1, **numbers: Tensor | float) -> None:
         """Append to the loss log, ``turns`` lines each ``every * turns`` steps: reading a loss waits for the device."""
@@ -147,7 +147,7 @@ class Run:
             "weights": {name: p.detach() for name, p in self.parameters.items()},
             "ema": self.ema,
             **{
-                group: {name: held[key] for name, held in moments.items() if key in held}
+                group: {name: moment[key] for name, moment in moments.items() if key in moment}
                 for group, key in _MOMENTS.items()
             },
         }

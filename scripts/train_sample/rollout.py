@@ -77,13 +77,13 @@ def roll_out(
     cache: Cache | None = None
 
     def run(
-        x: Tensor, sigma: float, at: Tensor, held: Cache | None, known: Tensor | None = None
+        x: Tensor, sigma: float, at: Tensor, cached: Cache | None, known: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
         times = torch.full(at.shape, 1000 * sigma, device=device)
         if known is not None:
             times = times.masked_fill(known[:, 0, :, 0, 0], 0.0)
         with autocast(device.type):
-            velocity, written = dit.step(x, times, at, text_kv, held)
+            velocity, written = dit.step(x, times, at, text_kv, cached)
         return velocity.float(), written
 
     known = 0 if prefix is None else prefix.shape[2]

@@ -99,8 +99,8 @@ class SelfForcing:
             self.student, text, frames, self.config.sigmas, generator, prefix=prefix, keep_inputs=True,
             given=given, given_latents=batch.latents[:, :, :1],
         )  # fmt: skip
-        made = rolled.latents
-        clean = (made if prefix is None else torch.cat((prefix, made), dim=2))[:, :, :-size]
+        latents = rolled.latents
+        clean = (latents if prefix is None else torch.cat((prefix, latents), dim=2))[:, :, :-size]
         # What `fake`, `student` and the teacher take beside noisy chunks and times.
         behind = torch.cat((frames[:, :-size], frames[:, sequence.prefix :]), dim=1)
         shape = (sequence.rows, len(sequence.noisy))
@@ -108,11 +108,11 @@ class SelfForcing:
 
         for _ in range(self.config.fake_steps):
             sigma = self._times(shape, 0.0, 0.99, generator)
-            noisy, noise = _noised(made, sigma, size, given, generator)
+            noisy, noise = _noised(latents, sigma, size, given, generator)
             times = frame_times(sigma, clean.shape[2], size, given)
             with autocast(self.device):
                 velocity = self.fake(clean, noisy, times, text, behind, sequence.mask).float()
-            fake_loss = _mean((velocity - (noise - made)).square(), judged)
+            fake_loss = _mean((velocity - (noise - latents)).square(), judged)
             descend(fake_loss, self.fake_optimizers, self.fake.parameters())
 
         which = torch.randint(0, self.config.passes, shape, generator=generator, device=self.device)
@@ -133,7 +133,7 @@ class SelfForcing:
         far_off = _chunk_means((x0.detach() - true).abs(), judged, size).clamp_min(LEAST_DISTANCE)
         gradient = (false - true) / far_off
         self.run.descend(0.5 * _mean((x0 - (x0.detach() - gradient)).square(), judged))
-        return _mean((false - true).square(), judged), fake_loss.detach(), made.square().mean()
+        return _mean((false - true).square(), judged), fake_loss.detach(), latents.square().mean()
 
     def _beginning(self, sequence: Sequence) -> Tensor:
         return torch.arange(len(sequence.noisy) * self.size, device=self.device).expand(sequence.rows, -1)

@@ -147,13 +147,13 @@ def draw_scenes(
             f"odds {tuple(count_odds)} of scenes with 1 to {MOST} shapes: give {MOST}, none negative, one above 0"
         )
     generator = torch.Generator(device).manual_seed(seed)
-    found: Scenes | None = None
-    while found is None or len(found) < count:
+    scenes: Scenes | None = None
+    while scenes is None or len(scenes) < count:
         # One draw in ten is held out: enough candidates for a good chance to be done in one round.
         drawn = _draw(count * (14 if held_out else 1) + 16, generator, device, count_odds)
         drawn = drawn[is_held_out(drawn) == held_out]
-        found = drawn if found is None else found.join(drawn)
-    return found[slice(0, count)]
+        scenes = drawn if scenes is None else scenes.join(drawn)
+    return scenes[slice(0, count)]
 
 
 def render(scenes: Scenes, times: Tensor) -> Tensor:

@@ -23,12 +23,12 @@ _MEASURED = re.compile(r"- \d+ held-out prompts,.*?(?=\n\n)", re.DOTALL)
 _TAUGHT = re.compile(r"\n\nThen prompts that change:.*?(?=\n\n## Measured)", re.DOTALL)
 
 
-def ship(made: Path, sample: Path, images: Path | None) -> None:
+def ship(run: Path, sample: Path, images: Path | None) -> None:
     """Exchange the sample's transformer and what its card says of it.
 
     Parameters
     ----------
-    made : Path
+    run : Path
         The folder that `train_switch.py` and `judge_switch.py` wrote.
     sample : Path
         The sample's folder; its VAE, text encoder and configuration stay.
@@ -41,21 +41,21 @@ def ship(made: Path, sample: Path, images: Path | None) -> None:
         If too few switches with a rebuilt cache are followed, single prompts are followed less often than before, or
         names, shapes or dtypes are not those of the transformer that it replaces.
     """
-    judged = json.loads((made / REPORT).read_text(encoding="utf-8"))
+    judged = json.loads((run / REPORT).read_text(encoding="utf-8"))
     require_good(judged)
-    fresh, shipped = load_file(made / CHECKPOINT), load_file(sample / CHECKPOINT)
+    fresh, shipped = load_file(run / CHECKPOINT), load_file(sample / CHECKPOINT)
     kinds = [{name: (tuple(t.shape), t.dtype) for name, t in state.items()} for state in (fresh, shipped)]
     if kinds[0] != kinds[1]:
         odd = sorted(name for name in {*fresh, *shipped} if kinds[0].get(name) != kinds[1].get(name))
         raise ValueError(
-            f"{made / CHECKPOINT} is no transformer of {sample}, first difference {odd[:2]}; train it from there"
+            f"{run / CHECKPOINT} is no transformer of {sample}, first difference {odd[:2]}; train it from there"
         )
-    shutil.copyfile(made / CHECKPOINT, sample / CHECKPOINT)
+    shutil.copyfile(run / CHECKPOINT, sample / CHECKPOINT)
     card = (sample / CARD).read_text(encoding="utf-8")
     digest = hashlib.sha256((sample / CHECKPOINT).read_bytes()).hexdigest()
-    (sample / CARD).write_text(told_card(card, judged, parts_of(read_ema(made)[1]), digest), encoding="utf-8")
+    (sample / CARD).write_text(told_card(card, judged, parts_of(read_ema(run)[1]), digest), encoding="utf-8")
     if images is not None:
-        shutil.copyfile(made / SHEET, images / "sample-switches.png")
+        shutil.copyfile(run / SHEET, images / "sample-switches.png")
 
 
 def require_good(judged: dict[str, Any]) -> None:
@@ -125,8 +125,8 @@ def told_card(card: str, judged: dict[str, Any], parts: list[dict[str, float]], 
         (re.compile(r"(?=\n\n## Measured)"), taught),
         (re.compile(rf"[0-9a-f]{{64}}(?=  {re.escape(CHECKPOINT)})"), digest),
     ):
-        card, found = pattern.subn(lambda _, put=put: put, card, count=1)
-        if not found:
+        card, replaced = pattern.subn(lambda _, put=put: put, card, count=1)
+        if not replaced:
             raise ValueError(f"the card has nothing like {pattern.pattern!r}; write it with export_sample.py")
     return card
 

@@ -87,13 +87,13 @@ class SwitchPool:
         self.size, self.batch, self.students, self.texts = size, batch, students, texts
         self.sigmas, self.device, self.seed = sigmas, device, seed
         self.stream, model = students[0].stream, students[0].model
-        kept = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
+        form = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
         frames, latent = (
             CHUNKS * self.stream.chunk_frames,
             (self.stream.latent_height, self.stream.latent_width),
         )
-        self.latents = torch.zeros(size, model.in_channels, frames, *latent, **kept)
-        self.text = torch.zeros(size, texts.tokens, model.text_dim, **kept)
+        self.latents = torch.zeros(size, model.in_channels, frames, *latent, **form)
+        self.text = torch.zeros(size, texts.tokens, model.text_dim, **form)
         self.written, self.orbits = 0, orbits
 
     @property
@@ -108,9 +108,9 @@ class SwitchPool:
         frames = torch.arange(CHUNKS * self.stream.chunk_frames, device=self.device).expand(self.batch, -1)
         generator = torch.Generator(self.device).manual_seed(seed)
         student = self.students[self.written // self.batch % len(self.students)]
-        made = roll_out(student, text, frames, self.sigmas, generator).latents
+        latents = roll_out(student, text, frames, self.sigmas, generator).latents
         at = (torch.arange(self.batch, device=self.device) + self.written) % self.size
-        self.latents[at], self.text[at] = made.to(self.latents.dtype), text.to(self.text.dtype)
+        self.latents[at], self.text[at] = latents.to(self.latents.dtype), text.to(self.text.dtype)
         self.written += self.batch
 
     def beginnings(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -169,12 +169,14 @@ def draw_captions(count: int, seed: int, orbits: float = 0.0) -> list[str]:
     rng = random.Random(seed)
     drawn = describe(draw_scenes(count, seed + 50_000_000))
     if orbits:
-        drawn = [orbiting(one, rng) if rng.random() < orbits else one for one in drawn]
+        drawn = [
+            orbiting(description, rng) if rng.random() < orbits else description for description in drawn
+        ]
     texts: list[str] = []
-    for one, other in zip(drawn[::2], drawn[1::2], strict=True):
-        near = altered(one, other, rng)
+    for description, other in zip(drawn[::2], drawn[1::2], strict=True):
+        near = altered(description, other, rng)
         second = near if rng.random() < 0.5 and not held_out(near) else other
-        texts += [caption(one, rng), caption(second, rng)]
+        texts += [caption(description, rng), caption(second, rng)]
     return [_MOTION.sub("", text) if rng.random() < MOTIONLESS else text for text in texts]
 
 
@@ -183,8 +185,8 @@ def orbiting(description: Description, rng: random.Random) -> Description:
     figures = list(description.figures)
     at = rng.randrange(len(figures))
     figures[at] = dataclasses.replace(figures[at], motion="orbit")
-    made = Description(tuple(figures), description.background)
-    return description if held_out(made) else made
+    moved = Description(tuple(figures), description.background)
+    return description if held_out(moved) else moved
 
 
 def altered(description: Description, other: Description, rng: random.Random) -> Description:

@@ -207,10 +207,13 @@ def train(
 def load_teacher(folder: Path, device: str) -> tuple[Conditioned, DitTraining]:
     """Return the EMA teacher of a run, frozen, with the configuration it was trained by."""
     weights, facts = read_ema(folder)
-    told = dict(facts["training"])
-    told["model"], told["stream"] = ModelConfig(**told["model"]), StreamConfig(**told["stream"])
-    told |= {name: tuple(told[name]) for name in ("turns", "count_odds") if name in told}
-    config = DitTraining(**told)
+    training = dict(facts["training"])
+    training["model"], training["stream"] = (
+        ModelConfig(**training["model"]),
+        StreamConfig(**training["stream"]),
+    )
+    training |= {name: tuple(training[name]) for name in ("turns", "count_odds") if name in training}
+    config = DitTraining(**training)
     both = Conditioned(config, 0).to(device).requires_grad_(False).eval()
     fill(dict(both.named_parameters()), weights)
     return both, config

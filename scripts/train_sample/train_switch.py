@@ -160,12 +160,12 @@ def switch_loss(
     if own:
         with torch.no_grad():
             x, times, s = noised(target)
-            made = (
+            mixed = (
                 x - s * student(clean, x, times, both, frames, views.seen, text_mask=reads).detach().float()
             )
-        made = torch.where(batch.judged[:, None, :, None, None] > 0, made, target)
-        clean = torch.where(uniform() < 0.5, made[:, :, :behind], clean)
-        base = torch.where(uniform() < 0.5, made, base)
+        mixed = torch.where(batch.judged[:, None, :, None, None] > 0, mixed, target)
+        clean = torch.where(uniform() < 0.5, mixed[:, :, :behind], clean)
+        base = torch.where(uniform() < 0.5, mixed, base)
     amount = config.context_noise * (2 * uniform() - 1).clamp_min(0)
     clean = (1 - amount) * clean + amount * normal()[:, :, :behind]
     x, times, _ = noised(base)

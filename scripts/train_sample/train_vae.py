@@ -264,13 +264,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rehearse:
         config, options.measure_clips = VaeTraining(base_dim=2, images=4, clips=((5, 1),)), 1
     run = train(config, options.folder, options.steps, options)
-    found = measure(
+    figures = measure(
         Vae(config.vae).to(options.device), run.ema, options.device, options.measure_clips, 33, config.crop
     )
-    run.facts |= found
+    run.facts |= figures
     run.save()
     print(json.dumps({"stage": "vae", "step": run.step, "seconds": round(run.seconds, 1),
-                      "psnr": found["psnr"], "psnr_worst": found["psnr_worst"]}))  # fmt: skip
+                      "psnr": figures["psnr"], "psnr_worst": figures["psnr_worst"]}))  # fmt: skip
     return 0
 
 

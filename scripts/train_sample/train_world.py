@@ -100,7 +100,7 @@ def world_loss(
 ) -> Tensor:
     """Return the velocity loss of a batch; with ``own``, half of the clean chunks are predictions of the model's."""
     device, size = batch.latents.device, config.stream.chunk_frames
-    kept = len(CLEAN) * size
+    cached_frames = len(CLEAN) * size
     levels = torch.tensor(config.sigmas, device=device)
 
     def normal(like: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def world_loss(
         return torch.rand(*shape, generator=generator, device=device)
 
     rows, target = len(batch.latents), batch.latents
-    frames = torch.cat((batch.frames[:, :kept], batch.frames), 1)
+    frames = torch.cat((batch.frames[:, :cached_frames], batch.frames), 1)
     intrinsics = torch.tensor([FOCAL_LENGTH, FOCAL_LENGTH, SIDE / 2, SIDE / 2], device=device)
     intrinsics = intrinsics.expand(rows, batch.frames.shape[1], 4)
 
@@ -119,23 +119,23 @@ def world_loss(
         which = torch.randint(len(levels), (rows, len(NOISY)), generator=generator, device=device)
         sigma = levels[which].repeat_interleave(size, 1)
         noise, s = normal(target), sigma[:, None, :, None, None]
-        times = torch.cat((sigma.new_zeros(rows, kept), 1000 * sigma), 1)
+        times = torch.cat((sigma.new_zeros(rows, cached_frames), 1000 * sigma), 1)
         camera = dit.camera_tokens(batch.poses, intrinsics)
-        camera = torch.cat((camera[:, :kept], camera), 1).flatten(1, 2)
+        camera = torch.cat((camera[:, :cached_frames], camera), 1).flatten(1, 2)
         velocity = dit(
-            torch.cat((clean, batch.condition[:, :, :kept]), 1),
+            torch.cat((clean, batch.condition[:, :, :cached_frames]), 1),
             torch.cat(((1 - s) * target + s * noise, batch.condition), 1),
             times, batch.text, frames, mask, camera,
         )  # fmt: skip
         return velocity.float(), noise, s
 
-    clean = target[:, :, :kept]
+    clean = target[:, :, :cached_frames]
     if own:
         with torch.no_grad():
             velocity, noise, s = predicted(clean)
-            made = (1 - s) * target + s * noise - s * velocity
-        takes = (uniform(rows, 1, 1, 1, 1) < 0.5) & (batch.judged[:, None, :kept, None, None] > 0)
-        clean = torch.where(takes, made[:, :, :kept], clean)
+            estimate = (1 - s) * target + s * noise - s * velocity
+        takes = (uniform(rows, 1, 1, 1, 1) < 0.5) & (batch.judged[:, None, :cached_frames, None, None] > 0)
+        clean = torch.where(takes, estimate[:, :, :cached_frames], clean)
     amount = config.context_noise * (2 * uniform(rows, 1, 1, 1, 1) - 1).clamp_min(0)
     clean = (1 - amount) * clean + amount * normal(clean)
     velocity, noise, _ = predicted(clean)
@@ -190,10 +190,10 @@ def write_sample(folder: Path, run: Run, config: WorldTraining) -> None:
         If names or shapes are not lingbot-world's.
     """
     weights = to_checkpoint(run.ema)
-    wanted, found = lingbot_shapes(config.model), {name: tuple(t.shape) for name, t in weights.items()}
-    if found != wanted:
+    wanted, shapes = lingbot_shapes(config.model), {name: tuple(t.shape) for name, t in weights.items()}
+    if shapes != wanted:
         raise ValueError(
-            f"no checkpoint of its model, first difference {sorted(set(found.items()) ^ set(wanted.items()))[:2]}"
+            f"no checkpoint of its model, first difference {sorted(set(shapes.items()) ^ set(wanted.items()))[:2]}"
         )
     write_checkpoint(folder / CHECKPOINT, weights)
     schedule = Schedule.warped(tuple(1000 * (1 - i / PASSES) for i in range(PASSES)), SHIFT)

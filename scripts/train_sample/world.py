@@ -131,10 +131,10 @@ def render(worlds: Worlds, views: Tensor) -> Tensor:
     away = torch.where(odd, *(signed_distance(u, -v, radius, worlds.shape[:, kind]) for kind in (1, 0)))
     alpha = (0.5 - away * zoom).clamp(0, 1)[:, None]  # [B, 1, T, 96, 96]
     rgb = colour_table(device)[worlds.colour]  # [B, 2, 3]
-    one, two = (rgb[:, kind, :, None, None, None] for kind in (0, 1))
+    first, second = (rgb[:, kind, :, None, None, None] for kind in (0, 1))
     behind = torch.tensor([BACKGROUNDS[name][0] for name in PLAIN], device=device) / 255
     back = behind[worlds.background][:, :, None, None, None]
-    return (back + alpha * (torch.where(odd[:, None], two, one) - back)) * 2 - 1
+    return (back + alpha * (torch.where(odd[:, None], second, first) - back)) * 2 - 1
 
 
 def captions_of(worlds: Worlds) -> list[str]:
@@ -154,10 +154,10 @@ def draw_keys(frames: int, rng: random.Random) -> list[frozenset[str]]:
     """Return the keys of each step of a walk of so many latent frames: one or two are held for a while, or none."""
     rows: list[frozenset[str]] = []
     while len(rows) < VIDEO_PER_LATENT * frames:
-        held = (
+        visible = (
             frozenset() if rng.random() < STILL else frozenset(rng.sample("wasdjlik", rng.choice((1, 1, 2))))
         )
-        rows += [held] * VIDEO_PER_LATENT * rng.randint(1, LONGEST_PRESS)
+        rows += [visible] * VIDEO_PER_LATENT * rng.randint(1, LONGEST_PRESS)
     return rows[: VIDEO_PER_LATENT * frames]
 
 

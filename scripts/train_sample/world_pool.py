@@ -153,11 +153,11 @@ class WorldPool:
         self.size, self.batch, self.stream, self.vae, self.texts = size, batch, stream, vae, texts
         self.device, self.seed, self.switched = device, seed, switched
         frames, latent = CHUNKS * stream.chunk_frames, (stream.latent_height, stream.latent_width)
-        kept = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
-        self.latents = torch.zeros(size, LATENT_CHANNELS, frames, *latent, **kept)
-        self.rows = torch.zeros(size, LATENT_CHANNELS, OWN_ROWS, *latent, **kept)
+        form = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
+        self.latents = torch.zeros(size, LATENT_CHANNELS, frames, *latent, **form)
+        self.rows = torch.zeros(size, LATENT_CHANNELS, OWN_ROWS, *latent, **form)
         self.poses = torch.zeros(size, frames, 3, 4, device=device)
-        self.text = torch.zeros(size, texts.tokens, texts.encoder.config.d_model, **kept)
+        self.text = torch.zeros(size, texts.tokens, texts.encoder.config.d_model, **form)
         self.switch = torch.zeros(size, dtype=torch.int64, device=device)
         self.written = 0
         self.tail = torch.empty(0)

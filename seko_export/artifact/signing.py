@@ -171,7 +171,7 @@ def _checked_passphrase(passphrase: bytes, what: str) -> bytes:
 
 
 def _entry(signature: Signature) -> dict[str, str]:
-    entry = {"algorithm": "ed25519", "key": signature.key, "signature": signature.made.hex()}
+    entry = {"algorithm": "ed25519", "key": signature.key, "signature": signature.signature.hex()}
     if signature.time is not None and signature.timed is not None:
         entry |= {"time": signature.time, "time_signature": signature.timed.hex()}
     return entry

@@ -173,19 +173,19 @@ def _match(
         lost = [tensors[role].file_key for role, name in names.items() if name is None]
         if lost:
             (skipped if any(part in module for part in _IMAGE_BRANCH) else unmatched).extend(lost)
-        found = {role: name for role, name in names.items() if name is not None}
-        reader = _Module(where, module, {role: tensors[role] for role in found}, file.weight, lora)
-        if Role.RESHAPE in found:
+        known = {role: name for role, name in names.items() if name is not None}
+        reader = _Module(where, module, {role: tensors[role] for role in known}, file.weight, lora)
+        if Role.RESHAPE in known:
             raise CheckpointError(
                 f"{where}: {shown(module)}.reshape_weight widens the model, and merging keeps its sizes; take the LoRA "
                 "of this model"
             )
-        if {*found} & {*_LOW_RANK, Role.UP_BIAS}:
-            weight = next((found[role] for role in _LOW_RANK if role in found), "")
+        if {*known} & {*_LOW_RANK, Role.UP_BIAS}:
+            weight = next((known[role] for role in _LOW_RANK if role in known), "")
             changes.append((weight, reader.low_rank(shapes.get(weight, ()))))
             ranks.add(reader.rank)
             origins.add(reader.scale_origin)
-        for role, name in found.items():
+        for role, name in known.items():
             if role not in _LOW_RANK:
                 changes.append((name, reader.full(role, name, shapes[name])))
     if unmatched and not partial_match:

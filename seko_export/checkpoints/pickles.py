@@ -48,10 +48,10 @@ def open_pt(path: Path, layout: Layout) -> OpenedFiles:
     """
     content = _load_pt(path, layout)
     table = content if isinstance(content, dict) else {}
-    found = [name for name in layout.entries if name in table and not isinstance(table[name], torch.Tensor)]
-    entry = layout.entry or next(iter(found), None)
+    entries = [name for name in layout.entries if name in table and not isinstance(table[name], torch.Tensor)]
+    entry = layout.entry or next(iter(entries), None)
     if layout.entry is not None and layout.entry not in table:
-        has = f"it has {' and '.join(found)}" if found else "it has none"
+        has = f"it has {' and '.join(entries)}" if entries else "it has none"
         raise MissingEntryError(
             f"--entry {layout.entry}: {path} has no such entry; {has}, so leave the option out or correct it"
         )
@@ -63,7 +63,7 @@ def open_pt(path: Path, layout: Layout) -> OpenedFiles:
         )
     state = content if entry is None else table[entry]
     sources = _pt_sources(path, layout, "the top" if entry is None else repr(entry), state)
-    others = tuple(name for name in found if table[name] is not state)
+    others = tuple(name for name in entries if table[name] is not state)
     return OpenedFiles("pt", entry or "all", path.stat().st_size, sources, other_parts=others)
 
 

@@ -175,13 +175,13 @@ def _codes_of(base: str, stated: Mapping[str, object], stored: str | None) -> st
 
 def _check_scale(codes: TensorSource, scale: TensorSource) -> None:
     """Refuse the scale of a matrix that is neither one number nor one number for each row."""
-    one = all(size == 1 for size in scale.shape)
+    scalar = all(size == 1 for size in scale.shape)
     rows = len(codes.shape) >= 1 and scale.shape in ((codes.shape[0],), (codes.shape[0], 1))
     if scale.dtype is None:
         raise CheckpointError(
             f"{shown(scale.file_key)} is {scale.dtype_name}, as in MXFP8 or NVFP4, which are not read; {_ADVICE}"
         )
-    if not (one or rows):
+    if not (scalar or rows):
         raise CheckpointError(
             f"{shown(scale.file_key)} is {[*scale.shape]} beside {shown(codes.file_key)} of {[*codes.shape]}: expected "
             f"one number, or one a row; scales of blocks are not read; {_ADVICE}"

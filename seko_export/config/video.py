@@ -196,10 +196,10 @@ class VideoBuild(BuildConfig):
             raise UsageError(
                 f"--image-encoder: {self.model.name!r} takes no features of a picture; leave it out"
             )
-        made = image.tokens * self.model.seen_pictures
-        if taken != (made, image.dim):
+        tokens = image.tokens * self.model.seen_pictures
+        if taken != (tokens, image.dim):
             raise UsageError(
-                f"the image encoder makes {made} features, each {image.dim} wide; {self.model.name!r} takes "
+                f"the image encoder makes {tokens} features, each {image.dim} wide; {self.model.name!r} takes "
                 f"{taken[0]}, each {taken[1]} wide: they are not of one model"
             )
 

@@ -37,11 +37,11 @@ def speech_workload(config: SpeechBuild, golden: Golden | None = None) -> Speech
 
 def kv_pool(config: SpeechBuild) -> KvPool:
     """Return the size of the caches in bytes, in the build's own format and in bf16."""
-    held, exact = (
+    quantised, exact = (
         [buffer for buffer in graph_of(build).buffers if buffer.row_axis == contract.PLACES_AXIS]
         for build in (config, config.as_exact)
     )
-    size = sum(buffer.nbytes for buffer in held)
+    size = sum(buffer.nbytes for buffer in quantised)
     numbers = sum(prod(buffer.shape) for buffer in exact)
     return KvPool(
         scheme=config.workload.kv_scheme,

@@ -118,8 +118,8 @@ class SpeechRecord:
     def write(self, folder: Path) -> None:
         """Write the golden file into an artifact's folder."""
         prompt = self.inputs.prompt
-        told = (prompt.ids, prompt.is_audio.astype(np.uint8), prompt.patches)
-        arrays = dict(zip(golden.PROMPT, told, strict=True))
+        prompt_arrays = (prompt.ids, prompt.is_audio.astype(np.uint8), prompt.patches)
+        arrays = dict(zip(golden.PROMPT, prompt_arrays, strict=True))
         arrays |= {golden.VOICE_SAMPLES: self.inputs.voice, **self.results}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         write_goldens(folder, tensors)
@@ -284,9 +284,9 @@ def _steps(
                 contract.GUIDANCE: [work.solver.guidance] * len(rows),
             }
         )
-        made = device.results(len(rows), *_OF_STEP.values())
+        buffers = device.results(len(rows), *_OF_STEP.values())
         for name, buffer in _OF_STEP.items():
-            results[name].append(memory.read(made[buffer]))
+            results[name].append(memory.read(buffers[buffer]))
     return {name: np.stack(arrays) for name, arrays in results.items()}
 
 
@@ -294,11 +294,11 @@ def _voice(device: SpeechDevice, memory: Memory, stretches: Floats) -> Floats:
     """Encode consecutive stretches [K, m] of a voice and return their latents [K, l, C]."""
     latents = []
     for number, stretch in enumerate(stretches):
-        _, made = device.encode(stretch, first=number == 0)
-        latents.append(memory.read(made[contract.VOICE_LATENTS])[0])
+        _, buffers = device.encode(stretch, first=number == 0)
+        latents.append(memory.read(buffers[contract.VOICE_LATENTS])[0])
     return np.stack(latents)
 
 
-def _error(found: Floats, recorded: Floats) -> float:
+def _error(replayed: Floats, recorded: Floats) -> float:
     """Return the largest difference of a number, divided by the largest recorded magnitude, as `verify` measures it."""
-    return float(np.abs(found - recorded).max() / np.abs(recorded).max())
+    return float(np.abs(replayed - recorded).max() / np.abs(recorded).max())

@@ -113,10 +113,10 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
             pieces = graph_of(config.as_exact).pieces
             needed = family_of(config).weights(pieces, checkpoint)
             exact = {name: tensor for name, tensor in needed if name not in weights}
-        made = record(config, weights, exact, media.tokenizer, progress)
+        recorded = record(config, weights, exact, media.tokenizer, progress)
         if config.target.eager_device == "cuda":
             torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
-        return made
+        return recorded
 
     def write_files(self, folder: Path, config: SpeechBuild, media: MediaSources, *, measured: bool) -> None:
         """Write the tokenizer into the artifact's folder."""

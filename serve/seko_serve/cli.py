@@ -122,21 +122,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Run ``seko-serve`` (serve until a signal ends the process), ``seko-serve load`` (put a load on a server),
     ``seko-serve fleet`` (serve from many processes) or ``seko-serve simulate`` (simulate these); return the exit code.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["load"]:
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["load"]:
         from seko_serve.load import main as load  # with the client's libraries
 
-        return load(given[1:])
-    if given[:1] == ["fleet"]:
+        return load(words[1:])
+    if words[:1] == ["fleet"]:
         from seko_serve.fleet.command import main as fleet  # with Ray
 
-        return fleet(given[1:])
-    if given[:1] == ["simulate"]:
+        return fleet(words[1:])
+    if words[:1] == ["simulate"]:
         from seko_serve.simulation.command import main as simulate
 
-        return simulate(given[1:])
+        return simulate(words[1:])
     try:
-        chosen = settings(parser().parse_args(given))
+        chosen = settings(parser().parse_args(words))
     except (ValueError, OSError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 2

@@ -206,7 +206,7 @@ class VideoJobs:
     async def _make(self, video: Video) -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
 
-        def told(written: int, ended: bool, error: ServeError | None) -> None:
+        def report(written: int, ended: bool, error: ServeError | None) -> None:
             loop.call_soon_threadsafe(self._note, video, written, over if ended else None, error)
 
         stream = VideoBehind(
@@ -217,7 +217,7 @@ class VideoJobs:
             video.frames,
             self._path(video),
             self._worker,
-            told,
+            report,
             self._device.wake,
         )
         self._current = _Current(video, stream, over)

@@ -419,18 +419,12 @@ def test_a_full_disk(workplace, checkpoint):
 @pytest.mark.parametrize(
     ("number", "to_group", "awaited"),
     [
-        (
-            signal.SIGINT,
-            True,
-            "engines",
-        ),  # Ctrl-C while the workers start: the terminal tells the whole group
-        # while the workers' server imports torch and none is known yet
-        pytest.param(signal.SIGTERM, False, "engines", marks=pytest.mark.slow),
-        (
-            signal.SIGTERM,
-            False,
-            "golden/golden.safetensors",
-        ),  # while they compile: a supervisor tells one process
+        # Ctrl-C while the workers start: the terminal tells the whole group
+        (signal.SIGINT, True, "engines"),
+        # a supervisor tells one process, while the workers' server imports torch and none is known yet
+        (signal.SIGTERM, False, "engines"),
+        # the same while they compile
+        pytest.param(signal.SIGTERM, False, "golden/golden.safetensors", marks=pytest.mark.slow),
     ],
 )
 def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, awaited):

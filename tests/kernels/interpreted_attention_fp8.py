@@ -1,4 +1,4 @@
-"""The attention kernels in Triton's interpreter; run by test_fused_interpreted.py in a process of their own."""
+"""The attention kernels in Triton's interpreter; run by test_interpreted.py in a process of their own."""
 
 from __future__ import annotations
 

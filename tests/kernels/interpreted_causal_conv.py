@@ -1,4 +1,4 @@
-"""The convolution in Triton's interpreter; run by test_causal_conv.py in a process of its own."""
+"""The convolution in Triton's interpreter; run by test_interpreted.py in a process of its own."""
 
 from __future__ import annotations
 

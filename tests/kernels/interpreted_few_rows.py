@@ -1,4 +1,4 @@
-"""Kernels of few rows and few tokens in Triton's interpreter; run by test_fused_interpreted.py."""
+"""Kernels of few rows and few tokens in Triton's interpreter; run by test_interpreted.py."""
 
 from __future__ import annotations
 

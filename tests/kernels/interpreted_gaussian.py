@@ -1,4 +1,4 @@
-"""The noise kernel in Triton's interpreter; run by test_plugins.py in a process of its own."""
+"""The noise kernel in Triton's interpreter; run by test_interpreted.py in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the cache kernels in Triton's interpreter, of every format; run by test_kv_interpreted.py, apart."""
+"""Tests of the cache kernels in Triton's interpreter, of every format; run by test_interpreted.py, apart."""
 
 from __future__ import annotations
 

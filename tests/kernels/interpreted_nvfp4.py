@@ -1,4 +1,4 @@
-"""Tests of `nvfp4_expand_kernel` in Triton's interpreter; run by test_kv_interpreted.py, a process apart."""
+"""Tests of `nvfp4_expand_kernel` in Triton's interpreter; run by test_interpreted.py, a process apart."""
 
 from __future__ import annotations
 

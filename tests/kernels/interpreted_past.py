@@ -1,4 +1,4 @@
-"""The plugins that expand the past and attend to it, in Triton's interpreter; run by test_fused_interpreted.py."""
+"""The plugins that expand the past and attend to it, in Triton's interpreter; run by test_interpreted.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The row kernels in Triton's interpreter; run by test_fused_interpreted.py."""
+"""The row kernels in Triton's interpreter; run by test_interpreted.py."""
 
 from __future__ import annotations
 

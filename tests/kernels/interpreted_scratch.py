@@ -1,4 +1,4 @@
-"""The kernels that fill the fp8 scratch in Triton's interpreter; run by test_fused_interpreted.py."""
+"""The kernels that fill the fp8 scratch in Triton's interpreter; run by test_interpreted.py."""
 
 from __future__ import annotations
 

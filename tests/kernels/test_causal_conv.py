@@ -31,7 +31,6 @@ from seko_kernels.tuned_conv import (
     write_table,
 )
 from tests.kernels.captured import run_and_replay
-from tests.kernels.interpreter import run_interpreted
 from tests.tiers import first_is_fast
 from tests.tolerances import FUSED, relative_error
 from tests.truth.naive_conv import naive_causal_conv, some_convolution
@@ -119,13 +118,6 @@ def test_e4m3_is_as_near_as_its_numbers() -> None:
 def test_refusals(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str) -> None:
     with pytest.raises(KernelsError, match=message):
         convolved(change(some_convolution(*SIDES, (3, 3, 3))))
-
-
-@pytest.mark.slow
-def test_kernel_agrees_with_the_truth_in_the_interpreter() -> None:
-    # the interpreter's own loops with bounds from tensors
-    ignored = ("ignore:Conversion of an array with ndim:DeprecationWarning",)
-    run_interpreted("interpreted_causal_conv.py", ignored=ignored)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from seko_kernels.admission_cases import expected as truth_and_rounded
 from seko_kernels.errors import KernelsError
 from seko_kernels.plugin_ptx import compile_plugin, without_hidden_parameters
 from tests.kernel_driver import KernelDriver
-from tests.kernels.interpreter import run_interpreted
 from tests.tiers import first_is_fast
 
 from .plugin_cases import PluginCase, cases
@@ -80,16 +79,6 @@ def test_a_kernel_that_reads_tritons_own_parameters_is_refused() -> None:
         without_hidden_parameters(entry % "ld.param.b64 %rd1, [k_param_2];", "k", 1)
     with pytest.raises(KernelsError, match="3 parameters, expected 2 and 2"):
         without_hidden_parameters(entry % "", "k", 2)
-
-
-@pytest.mark.slow
-def test_the_noise_kernel_draws_the_samplers_noise_in_the_interpreter() -> None:
-    run_interpreted("interpreted_gaussian.py")
-
-
-@pytest.mark.slow
-def test_rows_of_an_exact_cache_are_written_in_the_interpreter() -> None:
-    run_interpreted("interpreted_cache_write.py")
 
 
 @pytest.mark.parametrize(

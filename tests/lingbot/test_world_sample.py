@@ -97,6 +97,7 @@ def test_a_new_prompt_changes_the_world(videos, walks):
     assert new[-4:].mean() > old[-4:].mean() + 3
 
 
+@pytest.mark.slow
 def test_training_conditions_on_what_the_product_makes(vae, walks, table):
     rows = picture_rows(vae, walks.video(3)[:, :, 0], OWN_ROWS)[0]
     assert (rows - table[MASK_CHANNELS:, :OWN_ROWS]).abs().max() <= 1e-3

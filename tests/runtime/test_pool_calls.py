@@ -135,7 +135,7 @@ def test_a_call_of_two_launches_fails_as_one(engine: str, call: int) -> None:
         with pytest.raises(EngineRunError, match="planted"):
             run(0, 1)
         failing.calls_left = -1
-        assert [pool._rows.streams.clocks.made(session._running_row()) for session in sessions] == [
+        assert [pool._rows.streams.clocks.chunks_made(session._running_row()) for session in sessions] == [
             1,
             FILL_CHUNKS,
         ]

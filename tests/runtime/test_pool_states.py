@@ -259,7 +259,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
         return SESSIONS - sum(session._row is not None for session, _ in self.told)
 
     def made(self, session: Session) -> int:
-        return self.pool._rows.streams.clocks.made(session._running_row())
+        return self.pool._rows.streams.clocks.chunks_made(session._running_row())
 
     @invariant()
     def each_row_has_one_owner_or_none(self) -> None:

@@ -195,17 +195,17 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     q_low, q_high = _rotated(
         begin, COS, SIN, (shared * group + member) * HEAD_DIM, table, live, half, BH, ROPE
     )
-    held = tl.load(POSITIONS + row).to(tl.int32) + (BITS > 0)
-    share = tl.cdiv(tl.cdiv(held, SPLITS), BN) * BN
+    positions = tl.load(POSITIONS + row).to(tl.int32) + (BITS > 0)
+    share = tl.cdiv(tl.cdiv(positions, SPLITS), BN) * BN
     first = part * share
-    end = tl.minimum(first + share, held)
+    end = tl.minimum(first + share, positions)
     top = tl.full((BG,), float("-inf"), tl.float32)
     total = tl.zeros((BG,), tl.float32)
     sums = tl.zeros((BG, BD), tl.float32)
     if BITS == 0 and part == 0:
-        one = tl.arange(0, 1)
-        key = one + (HEADS + shared) * HEAD_DIM
-        k_low, k_high = _rotated(begin, COS, SIN, key, one + tl.program_id(0), one == 0, half, BH, ROPE)
+        single = tl.arange(0, 1)
+        key = single + (HEADS + shared) * HEAD_DIM
+        k_low, k_high = _rotated(begin, COS, SIN, key, single + tl.program_id(0), single == 0, half, BH, ROPE)
         v = tl.load(begin + (HEADS + KV_HEADS + shared) * HEAD_DIM + channel, mask=in_head, other=0.0)
         place = (tl.load(WRITE_INDEX + row) * KV_HEADS + shared) * HEAD_DIM
         tl.store(K_CACHE + place + half_channel[None, :], k_low, mask=in_half[None, :])
@@ -233,10 +233,10 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision="ieee") * SCALE
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        kept = tl.exp2(top - new_top)
+        decay = tl.exp2(top - new_top)
         weights = tl.exp2(scores - new_top[:, None])
-        total = total * kept + tl.sum(weights, 1)
-        sums = tl.dot(weights.to(v.dtype), v, sums * kept[:, None], input_precision="ieee")
+        total = total * decay + tl.sum(weights, 1)
+        sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
         top = new_top
     last = True
     if SPLITS > 1:
@@ -257,9 +257,9 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
             total = tl.zeros((BG,), tl.float32)
             sums = tl.zeros((BG, BD), tl.float32)
             for other in tl.static_range(SPLITS):
-                kept = tl.exp2(tl.load(tops + other * (2 * BG), cache_modifier=".cg") - top)
-                total += kept * tl.load(tops + other * (2 * BG) + BG, cache_modifier=".cg")
-                sums += kept[:, None] * tl.load(by_value + other * (BG * BD), cache_modifier=".cg")
+                decay = tl.exp2(tl.load(tops + other * (2 * BG), cache_modifier=".cg") - top)
+                total += decay * tl.load(tops + other * (2 * BG) + BG, cache_modifier=".cg")
+                sums += decay[:, None] * tl.load(by_value + other * (BG * BD), cache_modifier=".cg")
     if last:
         target = (
             OUT + row * (HEADS * HEAD_DIM) + (shared * group + member)[:, None] * HEAD_DIM + channel[None, :]

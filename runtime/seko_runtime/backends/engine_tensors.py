@@ -14,7 +14,7 @@ ZIP_MAGIC = b"PK\3\4"
 Side = Sequence[tuple[Sequence[int], str]]  # shape and dtype of each tensor
 
 
-def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[TensorSpec]) -> None:
+def check_side(spec: EngineSpec, verb: str, in_file: Side, wanted: Sequence[TensorSpec]) -> None:
     """Compare the inputs or the outputs in an engine file with the manifest's.
 
     Parameters
@@ -23,7 +23,7 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
         The engine's entry in the manifest.
     verb : str
         Verb for error messages: ``takes`` for inputs, ``gives`` for outputs.
-    found : sequence of shape and dtype
+    in_file : sequence of shape and dtype
         Tensors according to the file.
     wanted : sequence of TensorSpec
         Tensors according to the manifest.
@@ -33,20 +33,20 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
     ArtifactError
         If the file's tensors differ from the manifest's in their number, a shape or a dtype.
     """
-    for place, (our, (shape, dtype)) in enumerate(zip(wanted, found, strict=False)):
+    for place, (our, (shape, dtype)) in enumerate(zip(wanted, in_file, strict=False)):
         if (list(our.shape), our.dtype) != (list(shape), dtype):
             raise ArtifactError(
                 f"engine {spec.name} {verb} {dtype} {list(shape)} as number {place}, the manifest says {our.dtype} "
                 f"{list(our.shape)}; rebuild the artifact"
             )
-    check_count(spec, verb, len(found), wanted)
+    check_count(spec, verb, len(in_file), wanted)
 
 
-def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[TensorSpec]) -> None:
+def check_count(spec: EngineSpec, verb: str, count: int, wanted: Sequence[TensorSpec]) -> None:
     """Compare only the number of tensors in file and manifest; ArtifactError if the numbers differ."""
-    if found != len(wanted):
+    if count != len(wanted):
         raise ArtifactError(
-            f"engine {spec.name} {verb} {found} tensors, the manifest says {len(wanted)}; rebuild the artifact"
+            f"engine {spec.name} {verb} {count} tensors, the manifest says {len(wanted)}; rebuild the artifact"
         )
 
 
@@ -84,7 +84,7 @@ def tensors_text(spec: EngineSpec) -> str:
     return json.dumps([*sides, places])
 
 
-def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
+def check_tensors_text(spec: EngineSpec, text: str | None) -> None:
     """Compare the signature in a package with the manifest; a package without a signature is not compared.
 
     Raises
@@ -92,10 +92,10 @@ def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
     ArtifactError
         If the signature in the package differs from the manifest's.
     """
-    if found is None or found == tensors_text(spec):
+    if text is None or text == tensors_text(spec):
         return
     try:
-        inputs, outputs, places = json.loads(found)
+        inputs, outputs, places = json.loads(text)
         check_side(spec, "takes", inputs, spec.inputs)
         check_side(spec, "gives", outputs, spec.outputs)
         names = [spec.inputs[place].name for place in places]

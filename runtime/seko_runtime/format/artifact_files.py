@@ -125,7 +125,7 @@ class ArtifactFiles:
     def verified(
         self,
         files: Mapping[str, FileEntry],
-        held: frozenset[str],
+        in_memory: frozenset[str],
         take: TakePiece | None = None,
     ) -> dict[str, memoryview]:
         """Hash every file; return its bytes that were hashed, or a memory map of the file.
@@ -134,7 +134,7 @@ class ArtifactFiles:
         ----------
         files : Mapping[str, FileEntry]
             The manifest's table of files, which `open_all` opened.
-        held : frozenset[str]
+        in_memory : frozenset[str]
             Names of files to read once into private memory and hash there, so that later changes of the file have no
             effect. All other files, plain data of any size, are hashed in pieces and then mapped.
         take : callable, optional
@@ -156,7 +156,7 @@ class ArtifactFiles:
 
         def verify(path: str) -> memoryview:
             descriptor, size = self._descriptors[path], files[path].size
-            content = _memory(size) if path in held else None
+            content = _memory(size) if path in in_memory else None
             sha256 = hashlib.sha256()
             offset = 0
             for piece in _pieces(descriptor, size, path, content):

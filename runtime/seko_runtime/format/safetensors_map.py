@@ -129,7 +129,7 @@ def header_end(data: memoryview, size: int, file: str) -> int:
     return PREFIX_BYTES + header_bytes
 
 
-def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: str) -> MappedTensor:
+def check_tensor(tensors: Mapping[str, MappedTensor], wanted: TensorSpec, file: str) -> MappedTensor:
     """Return the tensor ``wanted`` of a file if it matches the manifest.
 
     Raises
@@ -137,7 +137,7 @@ def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: st
     ArtifactError
         If the tensor is missing or differs in shape or dtype; the message has the found and the expected values.
     """
-    tensor = found.get(wanted.name)
+    tensor = tensors.get(wanted.name)
     if tensor is None:
         raise ArtifactError(f"{file} holds no tensor {wanted.name}, which the manifest lists; rebuild it")
     if tensor.shape != wanted.shape:

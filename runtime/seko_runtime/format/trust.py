@@ -57,7 +57,7 @@ class Signature:
     """
 
     key: str
-    made: bytes
+    signature: bytes
     time: str | None = None
     timed: bytes | None = None
 
@@ -134,7 +134,7 @@ def fits(signature: Signature, document: bytes) -> bool:
 
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key))
-        key.verify(signature.made, signed_bytes(document))
+        key.verify(signature.signature, signed_bytes(document))
         if signature.time is not None and signature.timed is not None:
             key.verify(signature.timed, timed_bytes(document, signature.time))
     except (InvalidSignature, ValueError):  # ValueError: the bytes are no point of the curve

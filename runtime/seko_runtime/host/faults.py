@@ -91,7 +91,7 @@ def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callabl
 def engine_fault(what: str, fault: Exception) -> SekoRuntimeError:
     """Return the runtime's error for an exception of an engine; ``what`` is the engine's name in the message."""
     return of_machine(fault) or EngineRunError(
-        f"{what} failed while it ran: {told(fault)}; verify the artifact, rebuild it if that fails too"
+        f"{what} failed while it ran: {fault_text(fault)}; verify the artifact, rebuild it if that fails too"
     )
 
 
@@ -100,20 +100,23 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
     no_memory = isinstance(fault, OSError) and fault.errno == errno.ENOMEM
     if no_memory or isinstance(fault, MemoryError) or _HOST_ALLOCATOR in str(fault):
         return EnvironmentLacksError(
-            f"this machine gives no more memory: {told(fault)}; close other programs, or raise the process's limit"
+            f"this machine gives no more memory: {fault_text(fault)}; close other programs, or raise the "
+            "process's limit"
         )
     if isinstance(fault, OSError) or _NO_THREAD in str(fault):
         return EnvironmentLacksError(
-            f"this machine refused a call: {told(fault)}; see to what it lacks (open files, threads, space), then try "
-            "again"
+            f"this machine refused a call: {fault_text(fault)}; see to what it lacks (open files, threads, space), "
+            "then try again"
         )
     kinds = {kind.__name__ for kind in type(fault).__mro__}
     if _DEVICE_MEMORY in kinds:
         return DeviceMemoryError(
-            f"the device has too little free memory: {told(fault)}; close other sessions and programs on it"
+            f"the device has too little free memory: {fault_text(fault)}; close other sessions and programs on it"
         )
     if _DEVICE_FAULT in kinds:
-        return DeviceFaultError(f"the device failed: {told(fault)}; the process lost it, start it again")
+        return DeviceFaultError(
+            f"the device failed: {fault_text(fault)}; the process lost it, start it again"
+        )
     return None
 
 
@@ -152,7 +155,7 @@ def lacks(fault: OSError) -> bool:
     return fault.errno in _LACKING
 
 
-def told(fault: Exception) -> str:
+def fault_text(fault: Exception) -> str:
     """Return the class of an exception and the first line of its message, shortened."""
     line = next((line.strip() for line in str(fault).splitlines() if line.strip()), "")
     name = type(fault).__name__

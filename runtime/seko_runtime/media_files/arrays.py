@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import InputFileError
-from seko_runtime.host.faults import told
+from seko_runtime.host.faults import fault_text
 from seko_runtime.media_files.containers import MAX_PIXELS, read_head
 
 MAX_ARRAY_BYTES = 1 << 31
@@ -55,7 +55,7 @@ def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) ->
     except (InputFileError, MemoryError):
         raise
     except Exception as fault:  # of numpy's, or of the library for tokens that reads a header
-        raise InputFileError(f"{what} is no .npy file of numbers: {told(fault)[:120]}") from None
+        raise InputFileError(f"{what} is no .npy file of numbers: {fault_text(fault)[:120]}") from None
 
 
 def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_runtime.errors import InputFileError, VideoWriterError
-from seko_runtime.host.faults import told
+from seko_runtime.host.faults import fault_text
 
 AV_ERRORS = (OSError, ValueError, LookupError, RuntimeError)  # what PyAV's are, besides its own
 MAX_PIXELS = 1 << 26  # of one picture: 64 megapixels, 200 MB decoded
@@ -126,7 +126,7 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
     except (InputFileError, VideoWriterError):
         raise
     except (*AV_ERRORS, StopIteration) as fault:
-        raise InputFileError(f"{what}: {told(fault)[:120]}") from None
+        raise InputFileError(f"{what}: {fault_text(fault)[:120]}") from None
 
 
 def _no_other_file(url: str, flags: int, options: object) -> Any:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.outputs import PATIENCE_S, STDOUT, Output, check_place
 from seko_runtime.format.pipes import is_pipe
-from seko_runtime.host.faults import told
+from seko_runtime.host.faults import fault_text
 
 SOUND_FORMS = ("wav", "mp3", "flac", "raw")
 _CODECS = {"mp3": "libmp3lame", "flac": "flac"}  # of PyAV
@@ -212,8 +212,8 @@ class _AvSink:
             raise
         except Exception as fault:
             raise VideoWriterError(
-                f"the encoder of .{self._form} refuses sound of {self._rate} samples a second: {told(fault)}; write a "
-                ".wav"
+                f"the encoder of .{self._form} refuses sound of {self._rate} samples a second: {fault_text(fault)}; "
+                "write a .wav"
             ) from fault
 
 

@@ -15,7 +15,7 @@ from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.host.faults import machine_faults, of_machine, told
+from seko_runtime.host.faults import fault_text, machine_faults, of_machine
 from seko_runtime.host.parts import part
 from seko_runtime.opening.checked_artifact import (
     CheckedArtifact,
@@ -139,7 +139,7 @@ def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str])
         raise
     except Exception as fault:
         raise of_machine(fault) or ArtifactError(
-            f"the engines cannot be loaded: {told(fault)}; rebuild the artifact"
+            f"the engines cannot be loaded: {fault_text(fault)}; rebuild the artifact"
         ) from fault
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seko_runtime.errors import SekoRuntimeError
-from seko_runtime.host.faults import of_machine, told
+from seko_runtime.host.faults import fault_text, of_machine
 from seko_runtime.parallel.channel import Channel
 from seko_runtime.parallel.process_state import started_at
 
@@ -71,7 +71,7 @@ def _answered(channel: Channel, answer: Callable[[], object], number: int) -> No
     except Exception as fault:
         error = fault if isinstance(fault, SekoRuntimeError) else of_machine(fault) or fault
         ours = isinstance(error, SekoRuntimeError)
-        description = [type(error).__name__, str(error)] if ours else ["", told(error)]
+        description = [type(error).__name__, str(error)] if ours else ["", fault_text(error)]
         channel.send({"number": number, "fault": description})
 
 

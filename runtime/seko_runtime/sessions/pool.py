@@ -38,7 +38,7 @@ from seko_runtime.sessions.session import (
 from seko_runtime.sessions.snapshot import Content, checked_key, read_snapshot
 
 SessionT = TypeVar("SessionT", bound=RowSession)
-GivenT = TypeVar("GivenT")
+InputsT = TypeVar("InputsT")
 ResultT = TypeVar("ResultT")
 
 
@@ -67,7 +67,7 @@ class QueuedCall(Generic[SessionT, ResultT]):
     began: float
 
 
-class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
+class RowPool(Closing, Generic[SessionT, InputsT, ResultT]):
     """A pool: memory for a fixed number of sessions, one row each. Each workload derives its own class of pools.
 
     If the artifact was built with ``--sessions``, an engine call carries some of the sessions; otherwise each call
@@ -97,7 +97,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
 
     def __init__(
         self,
-        rows: Rows[GivenT, ResultT],
+        rows: Rows[InputsT, ResultT],
         kind: type[SessionT],
         *,
         digests: Sequence[str] = ("", ""),
@@ -192,7 +192,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             self._rows.load(row, state)
             return self._opened_on(row, name, lease_s, tenant)
 
-    def _run(self, sessions: Sequence[SessionT], given: Sequence[GivenT] | None) -> list[ResultT]:
+    def _run(self, sessions: Sequence[SessionT], inputs: Sequence[InputsT] | None) -> list[ResultT]:
         """Run one engine call for several sessions; return the result of each session. If the call fails, no session
         has advanced.
 
@@ -201,7 +201,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         sessions : sequence of RowSession
             Distinct sessions of this pool, at most as many as the largest engine call carries; if the artifact was
             built without ``--sessions``, the sessions of all rows.
-        given : sequence or None
+        inputs : sequence or None
             The inputs that the caller supplies for each session; None for no inputs, which some workloads refuse.
 
         Raises
@@ -223,12 +223,12 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                     f"{self._buckets[-1]} different ones"
                 )
             run = self._run_all if self._together else self._rows.run
-            results = run(rows, given)
+            results = run(rows, inputs)
             for session in sessions:
                 session.renew()
             return results
 
-    def _run_all(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
+    def _run_all(self, rows: Sequence[int], inputs: Sequence[InputsT] | None) -> list[ResultT]:
         """Run an engine call of an artifact whose calls carry all rows; return the results in the order of ``rows``."""
         if len(rows) < self._buckets[-1]:
             raise UsageError(
@@ -236,9 +236,9 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 f"--sessions, so all {self._buckets[-1]} rows run together in each call: open a session on each and "
                 "give all of them, or rebuild with --sessions"
             )
-        if given is not None and len(given) == len(rows):
-            given = [given[place] for _, place in sorted((row, place) for place, row in enumerate(rows))]
-        results = self._rows.run(sorted(rows), given)
+        if inputs is not None and len(inputs) == len(rows):
+            inputs = [inputs[place] for _, place in sorted((row, place) for place, row in enumerate(rows))]
+        results = self._rows.run(sorted(rows), inputs)
         return [results[row] for row in rows]
 
     def serve_next(
@@ -331,7 +331,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 self._check_request(row, session, request)
             try:
                 results = self._rows.run(
-                    [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
+                    [row for row, _, _ in chosen], [request.inputs for _, _, request in chosen]
                 )
             except SekoRuntimeError as error:
                 if self._told([session for _, session, _ in chosen], error):
@@ -381,7 +381,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         """Check a session's request again before its call. If the row refuses it, drop the request and raise an error
         that names the session."""
         try:
-            self._rows.check([row], [request.given])
+            self._rows.check([row], [request.inputs])
         except SekoRuntimeError as error:
             session._request = None
             raise type(error)(f"session {session.name!r}: {error}") from error

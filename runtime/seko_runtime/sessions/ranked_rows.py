@@ -131,15 +131,15 @@ class RankedRows(Generic[ManifestT]):
         same = state_to_message(state, self.form, [name for name in tensors if name not in split])
         self.asked("load", {"row": row, "state": same}, own=own, patient=True)
 
-    def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
+    def check(self, rows: Sequence[int], inputs: Sequence[Any]) -> None:
         """Raise the error with which `run` would refuse these rows, if any."""
-        self.asked("check", {"rows": rows, "given": given}, ranks=(0,))
+        self.asked("check", {"rows": rows, "inputs": inputs}, ranks=(0,))
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call; only rows of one variant share a launch."""
-        found = self.asked("variants", {"rows": rows}, ranks=(0,))[0]
+        answers = self.asked("variants", {"rows": rows}, ranks=(0,))[0]
         return [
-            tuple(variant) if isinstance(variant, list) else variant for variant in found
+            tuple(variant) if isinstance(variant, list) else variant for variant in answers
         ]  # JSON has no tuples
 
     def calls_done(self) -> Callable[[], None]:

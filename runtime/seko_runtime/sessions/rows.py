@@ -26,12 +26,12 @@ from seko_runtime.sessions.row_moves import RowMoves
 from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
 
 CLOSED = "the session is closed; open a new one with open_session()"
-GivenT = TypeVar("GivenT", contravariant=True)
+InputsT = TypeVar("InputsT", contravariant=True)
 ResultT = TypeVar("ResultT")
 DeviceT = TypeVar("DeviceT", bound=Device)
 
 
-class Rows(Protocol[GivenT, ResultT]):
+class Rows(Protocol[InputsT, ResultT]):
     """The rows of a pool, in this process or over several ranks. Callers hold `call_lock` while they call the methods
     of `Rows`.
 
@@ -54,10 +54,10 @@ class Rows(Protocol[GivenT, ResultT]):
     def closed(self) -> bool:
         """Whether `close` was called."""
 
-    def run(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
+    def run(self, rows: Sequence[int], inputs: Sequence[InputsT] | None) -> list[ResultT]:
         """Run one engine call for some rows; return the result of each row, which the device may still be computing."""
 
-    def check(self, rows: Sequence[int], given: Sequence[GivenT]) -> None:
+    def check(self, rows: Sequence[int], inputs: Sequence[InputsT]) -> None:
         """Raise the error with which `run` would refuse these rows, if any."""
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
@@ -241,11 +241,11 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self._load(row, state)
         self.inconsistent.discard(row)
 
-    def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
+    def check(self, rows: Sequence[int], inputs: Sequence[Any]) -> None:
         """Raise the error with which `run` would refuse these rows, if any. The base class checks only that the rows
-        are consistent, and does not check ``given``.
+        are consistent, and does not check ``inputs``.
         """
-        del given
+        del inputs
         self.check_whole(rows)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:

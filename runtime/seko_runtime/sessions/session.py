@@ -35,13 +35,13 @@ class Request:
         Time by which the result should be ready, in seconds of the pool's clock.
     turn : int
         Number of the request, counted over the pool.
-    given : object
+    inputs : object
         The inputs that the caller supplies for the call, in the workload's own form.
     """
 
     due: float
     turn: int
-    given: Any
+    inputs: Any
 
 
 class SharedRows(Protocol):
@@ -162,20 +162,20 @@ class RowSession(Closing):
             state = self._stored()
         return Snapshot(state, self._pool._digests, self._pool._snapshot_key)
 
-    def _ask(self, due: float, given: Any) -> None:
+    def _ask(self, due: float, inputs: Any) -> None:
         """Request the session's next result by a due time; `RowPool.serve_next` makes the result.
 
         Parameters
         ----------
         due : float
             Time by which the result should be ready, in seconds of the pool's clock.
-        given : object
+        inputs : object
             The inputs that the caller supplies for the next call.
         """
         due = real_number(due, "due")
         with self._pool._call_lock.take():
-            self._pool._rows.check([self._running_row()], [given])
-            self._request = Request(due, next(self._pool._turns), given)
+            self._pool._rows.check([self._running_row()], [inputs])
+            self._request = Request(due, next(self._pool._turns), inputs)
 
     @property
     def due(self) -> float | None:

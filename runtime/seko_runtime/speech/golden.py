@@ -124,23 +124,23 @@ def replay(pool: SpeechPool, golden: Golden, recorded: Mapping[str, MappedTensor
             while rows.row(row).pending is not None:
                 rows.run([row])
         of_states = dict.fromkeys(states, bounds.states)
-        found = _states(pool, places)
+        values = _states(pool, places)
         wanted = {name: array[0] for name, array in states.items()}
-        yield StepError("prefill", _errors(found, wanted), of_states)
+        yield StepError("prefill", _errors(values, wanted), of_states)
         allowed = {PATCHES: bounds.patches, STOP_LOGITS: bounds.stop_logits, SAMPLES: bounds.samples}
         for step in range(golden.steps):
             with rows.memory.ordered():
                 for at, row in enumerate(places):
                     device.set_state(row, {name: array[step, at] for name, array in states.items()})
             rows.run(places)
-            made = device.results(count, *_RESULTS.values())
-            found = {name: rows.memory.read(made[buffer]) for name, buffer in _RESULTS.items()}
-            found |= _states(pool, places)
+            buffers = device.results(count, *_RESULTS.values())
+            values = {name: rows.memory.read(buffers[buffer]) for name, buffer in _RESULTS.items()}
+            values |= _states(pool, places)
             wanted = {name: tensors[name][step] for name in _RESULTS}
             wanted |= {name: array[step + 1] for name, array in states.items()}
             for row in places:
                 rows.row(row).ending = None  # also steps behind a flag are recorded
-            yield StepError(f"step {step}", _errors(found, wanted), {**allowed, **of_states})
+            yield StepError(f"step {step}", _errors(values, wanted), {**allowed, **of_states})
     for number, stretch in enumerate(tensors[VOICE_SAMPLES]):
         latents = rows.encode(stretch, first=number == 0)()
         error = _errors({VOICE_LATENTS: latents}, {VOICE_LATENTS: tensors[VOICE_LATENTS][number]})
@@ -153,11 +153,11 @@ def _states(pool: SpeechPool, rows: Sequence[int]) -> dict[str, Numbers]:
 
 
 def _errors(
-    found: Mapping[str, NDArray[np.generic]], recorded: Mapping[str, NDArray[np.generic]]
+    values: Mapping[str, NDArray[np.generic]], recorded: Mapping[str, NDArray[np.generic]]
 ) -> dict[str, float]:
     errors = {}
     for name, wanted in recorded.items():
-        difference = np.abs(found[name].astype(np.float64) - wanted.astype(np.float64)).max()
+        difference = np.abs(values[name].astype(np.float64) - wanted.astype(np.float64)).max()
         scale = np.abs(wanted.astype(np.float64)).max()
         errors[name] = float(difference / scale) if scale else (0.0 if difference == 0 else math.inf)
     return errors

@@ -158,13 +158,13 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         self.tokens = loaded.tokens
         self.prefilled_last = False
         self.launches = 0
-        self._held: dict[int, SpeechRow] = {}
+        self._speech_rows: dict[int, SpeechRow] = {}
         self._open(lambda: SpeechDevice(loaded, memory, self._filled))
 
     def keep(self, rows: Collection[int]) -> None:
         """Free the cache places of all rows except ``rows``, to which sessions belong."""
-        for row in [row for row in self._held if row not in rows]:
-            del self._held[row]
+        for row in [row for row in self._speech_rows if row not in rows]:
+            del self._speech_rows[row]
 
     @property
     def free_positions(self) -> int:
@@ -176,7 +176,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
 
     def begin(self, row: int, settings: RowSettings) -> None:
         """Reserve consecutive cache places for the positions of a row; PoolFullError if too few are free."""
-        self._held[row] = SpeechRow(self._start(settings.positions), **vars(settings))
+        self._speech_rows[row] = SpeechRow(self._start(settings.positions), **vars(settings))
 
     @machine_faults()
     def begin_text(self, row: int, prompt: SpeechPrompt, limit: int) -> None:
@@ -196,49 +196,54 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         UsageError
             If the row has too few positions for the prompt and one patch.
         """
-        device, held, count = self.device(), self._held[row], len(prompt.ids)
-        if count >= held.positions:
+        device, speech_row, count = self.device(), self._speech_rows[row], len(prompt.ids)
+        if count >= speech_row.positions:
             raise UsageError(
-                f"the text and its voice have {count} tokens, the session has {held.positions} positions, also for the "
-                f"patches to come: speak shorter texts, or open it with more positions; this artifact has "
+                f"the text and its voice have {count} tokens, the session has {speech_row.positions} positions, also "
+                f"for the patches to come: speak shorter texts, or open it with more positions; this artifact has "
                 f"{self.manifest.workload.positions} at most"
             )
         self.inconsistent.add(row)
         with self.settled([row]):
             self.launches += device.begin(row, prompt.context)
-        held.filled, held.pending = 0, prompt
-        held.patches, held.limit, held.ending = 0, min(limit, held.positions - count), None
+        speech_row.filled, speech_row.pending = 0, prompt
+        speech_row.patches, speech_row.limit, speech_row.ending = (
+            0,
+            min(limit, speech_row.positions - count),
+            None,
+        )
         self.inconsistent.discard(row)
 
     def end_text(self, row: int) -> None:
         """End the present text of a session's row."""
-        held = self._held[row]
-        held.pending, held.ending = None, None
-        held.filled = held.patches = held.limit = 0
+        speech_row = self._speech_rows[row]
+        speech_row.pending, speech_row.ending = None, None
+        speech_row.filled = speech_row.patches = speech_row.limit = 0
 
     def row(self, row: int) -> SpeechRow:
         """Return the host's state of a row that belongs to a session."""
-        return self._held[row]
+        return self._speech_rows[row]
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return for each row whether its session's next call is a prefill or a step."""
-        return [STEP if self._held[row].pending is None else PREFILL for row in rows]
+        return [STEP if self._speech_rows[row].pending is None else PREFILL for row in rows]
 
-    def check(self, rows: Sequence[int], given: Sequence[None]) -> None:
+    def check(self, rows: Sequence[int], inputs: Sequence[None]) -> None:
         """Raise the error with which `run` would refuse these rows, if any."""
-        del given
+        del inputs
         self.check_whole(rows)
         for row in rows:
-            held = self._held[row]
-            if held.ending is not None and held.ending.before is not None:
-                held.ending.before()  # read one step late
-            if not held.may_speak:
+            speech_row = self._speech_rows[row]
+            if speech_row.ending is not None and speech_row.ending.before is not None:
+                speech_row.ending.before()  # read one step late
+            if not speech_row.may_speak:
                 raise UsageError(
-                    f"row {row} has no text to speak, or has spoken it after {held.patches} patches; begin another"
+                    f"row {row} has no text to speak, or has spoken it after {speech_row.patches} patches; begin "
+                    "another"
                 )
 
     @machine_faults()
-    def run(self, rows: Sequence[int], given: Sequence[None] | None = None) -> list[Patch | None]:
+    def run(self, rows: Sequence[int], inputs: Sequence[None] | None = None) -> list[Patch | None]:
         """Make the next patch of some sessions, or run the model over the next part of one session's prompt.
 
         A patch's stop flag is read when it is needed, at the latest before the session's second step after that patch.
@@ -250,7 +255,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         rows : sequence of int
             Distinct row numbers, at most as many as the largest call carries; or a single row, if the model has not yet
             run over its whole prompt.
-        given : sequence of None, optional
+        inputs : sequence of None, optional
             Not used: a call of speech has no inputs from the caller.
 
         Returns
@@ -267,8 +272,8 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         SessionClosedError
             If `close` was called.
         """
-        self.check(rows, given or ())
-        self.prefilled_last = any(self._held[row].pending is not None for row in rows)
+        self.check(rows, inputs or ())
+        self.prefilled_last = any(self._speech_rows[row].pending is not None for row in rows)
         if not self.prefilled_last:
             return [*self._step(rows)]
         if len(rows) > 1:
@@ -287,9 +292,9 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         """
         device, voice, patch = self.device(), self.manifest.workload.voice, self.manifest.workload.patch
         with self.memory.ordered():
-            launches, made = device.encode(stretch, first=first)
+            launches, buffers = device.encode(stretch, first=first)
         self.launches += launches
-        read = self.read_later(made)
+        read = self.read_later(buffers)
         shape = (voice.patches * patch.latents, patch.channels)
         return lambda: read()[contract.VOICE_LATENTS].view(np.float32).reshape(shape).copy()
 
@@ -324,32 +329,32 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         self._check_load(state)
         numbers = state.numbers
         self.begin(row, RowSettings(numbers.positions, numbers.seed, numbers.guidance, numbers.temperature))
-        self._held[row].filled = numbers.filled
+        self._speech_rows[row].filled = numbers.filled
         super().load(row, state)
 
     def _step(self, rows: Sequence[int]) -> list[Patch]:
-        held = [self._held[row] for row in rows]
+        speech_rows = [self._speech_rows[row] for row in rows]
         numbers: dict[str, list[int | float]] = {
             contract.ROWS: [*rows],
-            contract.STARTS: [row.start for row in held],
-            contract.FIRST: [row.filled for row in held],
+            contract.STARTS: [row.start for row in speech_rows],
+            contract.FIRST: [row.filled for row in speech_rows],
             contract.COUNT: [1] * len(rows),
-            contract.SEEDS: [row.seed for row in held],
-            contract.PATCH_NUMBERS: [row.patches for row in held],
-            contract.TEMPERATURE: [row.temperature for row in held],
-            contract.GUIDANCE: [row.guidance for row in held],
+            contract.SEEDS: [row.seed for row in speech_rows],
+            contract.PATCH_NUMBERS: [row.patches for row in speech_rows],
+            contract.TEMPERATURE: [row.temperature for row in speech_rows],
+            contract.GUIDANCE: [row.guidance for row in speech_rows],
         }
         with self.counted(rows):
             with self.settled(rows):
-                launches, made = self.device().step(numbers)
+                launches, buffers = self.device().step(numbers)
             self.launches += launches
-            read = self.read_later(made)
-            return [self._made(row, place, read) for place, row in enumerate(held)]
+            read = self.read_later(buffers)
+            return [self._patch(row, place, read) for place, row in enumerate(speech_rows)]
 
-    def _made(self, held: SpeechRow, place: int, read: Read) -> Patch:
+    def _patch(self, speech_row: SpeechRow, place: int, read: Read) -> Patch:
         """Count a new patch of a session, and return the `Patch` at one batch index of a call's results."""
-        workload, number, before = self.manifest.workload, held.patches, held.ending
-        last = number + 1 == held.limit
+        workload, number, before = self.manifest.workload, speech_row.patches, speech_row.ending
+        last = number + 1 == speech_row.limit
 
         def stops() -> bool:
             return bool(read()[contract.STOP][place]) and number + 1 >= workload.limits.least_patches
@@ -360,17 +365,20 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
             return copy
 
         ending = Ending(stops, before)
-        held.patches, held.filled, held.ending = number + 1, held.filled + 1, ending
+        speech_row.patches, speech_row.filled, speech_row.ending = number + 1, speech_row.filled + 1, ending
         return Patch(number, samples, lambda: last or ending(), before or (lambda: False))
 
     def _prefill(self, row: int) -> None:
-        held = self._held[row]
-        assert held.pending is not None, "called for a row whose prompt is not filled in"
-        part, rest = held.pending.split(self.manifest.workload.prefill_tokens[-1])
+        speech_row = self._speech_rows[row]
+        assert speech_row.pending is not None, "called for a row whose prompt is not filled in"
+        part, rest = speech_row.pending.split(self.manifest.workload.prefill_tokens[-1])
         with self.settled([row]):
-            self.launches += self.device().prefill(row, held.start, held.filled, part)
+            self.launches += self.device().prefill(row, speech_row.start, speech_row.filled, part)
         with self.counted([row]):
-            held.filled, held.pending = held.filled + len(part.ids), rest if len(rest.ids) else None
+            speech_row.filled, speech_row.pending = (
+                speech_row.filled + len(part.ids),
+                rest if len(rest.ids) else None,
+            )
 
     def _start(self, positions: int) -> int:
         start = free_start(self._taken(), positions, self.manifest.workload.places - 1)
@@ -382,27 +390,27 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         return start
 
     def _taken(self) -> list[tuple[int, int]]:
-        return [(held.start, held.positions) for held in self._held.values()]
+        return [(speech_row.start, speech_row.positions) for speech_row in self._speech_rows.values()]
 
     def _filled(self, row: int) -> tuple[int, int] | None:
-        held = self._held.get(row)
-        return None if held is None else (held.start, held.filled)
+        speech_row = self._speech_rows.get(row)
+        return None if speech_row is None else (speech_row.start, speech_row.filled)
 
     def _begin(self, row: int) -> None:
-        self._held.pop(row, None)
+        self._speech_rows.pop(row, None)
 
     def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
-        held, pending = self._held[row], self._held[row].pending
+        speech_row, pending = self._speech_rows[row], self._speech_rows[row].pending
         numbers = RowNumbers(
-            positions=held.positions,
-            filled=held.filled,
+            positions=speech_row.positions,
+            filled=speech_row.filled,
             pending=0 if pending is None else len(pending.ids),
-            patches=held.patches,
-            limit=held.limit,
-            stopped=held.stopped,
-            seed=held.seed,
-            guidance=held.guidance,
-            temperature=held.temperature,
+            patches=speech_row.patches,
+            limit=speech_row.limit,
+            stopped=speech_row.stopped,
+            seed=speech_row.seed,
+            guidance=speech_row.guidance,
+            temperature=speech_row.temperature,
         )
         arrays = {} if pending is None else dict(zip(_PENDING, pending.arrays, strict=True))
         flat = {
@@ -414,12 +422,12 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         check_numbers(state.numbers, self.manifest)
 
     def _load(self, row: int, state: RowState) -> None:
-        numbers, held = state.numbers, self._held[row]
-        held.patches, held.limit = numbers.patches, numbers.limit
-        held.ending = Ending(lambda: True) if numbers.stopped else None
+        numbers, speech_row = state.numbers, self._speech_rows[row]
+        speech_row.patches, speech_row.limit = numbers.patches, numbers.limit
+        speech_row.ending = Ending(lambda: True) if numbers.stopped else None
         if numbers.pending:
             forms = _pending_forms(numbers.pending, self.manifest.workload.patch.shape)
-            held.pending = SpeechPrompt(
+            speech_row.pending = SpeechPrompt(
                 *(
                     state.arrays[name].view(spec.dtype).reshape(spec.shape).copy()
                     for name, spec in forms.items()

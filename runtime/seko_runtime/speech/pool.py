@@ -283,8 +283,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return True
 
     def _told(self, sessions: Sequence[SpeechSession], error: SekoRuntimeError) -> bool:
-        told = [session.refuse(error) for session in sessions]
-        return all(told)
+        refused = [session.refuse(error) for session in sessions]
+        return all(refused)
 
     def _served(self, session: SpeechSession, result: Patch | None) -> None:
         if result is not None:

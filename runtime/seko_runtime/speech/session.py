@@ -297,9 +297,9 @@ class SpeechSession(RowSession):
 
     def _ask_for_more(self, row: int) -> None:
         """Request the next patch, unless the text is known to be over."""
-        held = self._pool._rows.row(row)
-        if self._request is None and held.may_speak:
-            due = self._began + held.patches * self.manifest.workload.patch.seconds
+        speech_row = self._pool._rows.row(row)
+        if self._request is None and speech_row.may_speak:
+            due = self._began + speech_row.patches * self.manifest.workload.patch.seconds
             # not by `request_patch`: its checks read the last flag, which may not be there
             self._request = Request(due, next(self._pool._turns), None)
 

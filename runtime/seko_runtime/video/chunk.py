@@ -141,7 +141,7 @@ class Readable:
         # by row: the serial of its last chunk, while that chunk's latents are not overwritten
         self._kept: dict[int, int] = {}
 
-    def made(self, rows: Sequence[int], serial: int) -> None:
+    def record(self, rows: Sequence[int], serial: int) -> None:
         """Record that the engine call with number ``serial`` made a chunk for each of these rows of the pool."""
         self._kept.update(dict.fromkeys(rows, serial))
 

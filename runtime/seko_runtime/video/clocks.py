@@ -55,7 +55,7 @@ class Cut:
     ring: tuple[int, ...] = ()
 
     @property
-    def made(self) -> bool:
+    def has_cut(self) -> bool:
         """Whether the row has cut to another scene at least once."""
         return self.due or self.pinned > 0
 
@@ -172,7 +172,7 @@ class RowClocks:
 
     def has_cut(self, row: int) -> bool:
         """Return whether a row has cut to another scene since its stream began."""
-        return self._cuts[row].made
+        return self._cuts[row].has_cut
 
     def next_kept_slot(self, row: int) -> int:
         """Return the buffer slot that will keep the latents of a stream's next chunk."""
@@ -224,7 +224,7 @@ class RowClocks:
         chunks = enumerate(self._chunks_in_ring(row))
         return min((number, place) for place, number in chunks if number != self._cuts[row].pinned)[1]
 
-    def made(self, row: int) -> int:
+    def chunks_made(self, row: int) -> int:
         """Number of chunks that a stream has made since its beginning."""
         return self._chunks_made[row]
 
@@ -244,7 +244,7 @@ class RowClocks:
         chunk took slots that only earlier chunks would read. The result is None once the cache was rebuilt without
         frames that had been evicted, or the row has cut to another scene.
         """
-        if int(self.slot_first[row]) != int(self.first[row]) or self._cuts[row].made:
+        if int(self.slot_first[row]) != int(self.first[row]) or self._cuts[row].has_cut:
             return self._chunks_made[row]
         ever = self._ever_begun(row)
         return 0 if ever * self.ring.chunk_frames <= self.ring.sink_frames + ring_frames else ever - 1

@@ -279,7 +279,7 @@ class VideoDevice(Device):
             self._write_caches(
                 positions, partial(self._load_kept, called, entries), self._inputs.kept(called, entries)
             )
-        beside = [row for row in called if row not in rows and not clocks.made(row)]
+        beside = [row for row in called if row not in rows and not clocks.chunks_made(row)]
         empty = [*clocks.rebuilt(rows), *beside] if steps else []
         for row in empty:
             self.clear_cache(row)

@@ -76,32 +76,32 @@ class ChunkError:
         return f"chunk {self.chunk}: golden {self.golden:.3g} (at most {self.tolerance:.3g}){cache}{video}{exact}"
 
 
-def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:
-    """Return the relative error ||found - recorded|| / ||recorded|| over all numbers, in float64."""
+def relative_error(replayed: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:
+    """Return the relative error ||replayed - recorded|| / ||recorded|| over all numbers, in float64."""
     wanted = recorded.astype(np.float64)
     norm = float(np.linalg.norm(wanted))
-    difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
+    difference = float(np.linalg.norm(replayed.astype(np.float64) - wanted))
     if norm == 0:
         return 0.0 if difference == 0 else float("inf")
     return difference / norm
 
 
 def cache_error(
-    found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, row_axis: int
+    replayed: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, row_axis: int
 ) -> float:
     """Return the largest error of a cached token. Tokens are compared by slot and layer, so a token in the wrong slot
     is an error.
 
     Parameters
     ----------
-    found, recorded : numpy.ndarray
+    replayed, recorded : numpy.ndarray
         New and recorded tokens, [..., S, ...]: S sampled tokens on axis ``row_axis``, behind passes and layers.
     dtype : str
-        The cache buffer's dtype. For int8 codes and for dtypes of several bytes the error is ||found - recorded|| of a
-        token over the greater of the two norms, so that a token in an empty slot has an error of 1. For uint8, whose
-        values are bit patterns, the error is the share of bytes that differ.
+        The cache buffer's dtype. For int8 codes and for dtypes of several bytes the error is ||replayed - recorded||
+        of a token over the greater of the two norms, so that a token in an empty slot has an error of 1. For uint8,
+        whose values are bit patterns, the error is the share of bytes that differ.
     """
-    a, b = (part.reshape(*part.shape[: row_axis + 1], -1).astype(np.float64) for part in (found, recorded))
+    a, b = (part.reshape(*part.shape[: row_axis + 1], -1).astype(np.float64) for part in (replayed, recorded))
     if dtype == "uint8":
         return float((a != b).mean(axis=-1).max())
     norm = np.maximum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1))
@@ -130,7 +130,7 @@ def video_error(frames: NDArray[np.uint8], recorded: NDArray[np.generic], step: 
 
 
 def worst_cache_error(
-    found: Mapping[str, NDArray[np.float32]],
+    replayed: Mapping[str, NDArray[np.float32]],
     recorded: Mapping[str, MappedTensor],
     chunk: int,
     buffers: Iterable[Buffer],
@@ -138,7 +138,7 @@ def worst_cache_error(
     """Return the worst `cache_error` of all cache buffers after chunk ``chunk``; infinite if a number is NaN."""
     errors = [
         cache_error(
-            found[buffer.name],
+            replayed[buffer.name],
             recorded[cache_tensor(buffer.name, chunk)].to_numpy().astype(np.float32),
             buffer.dtype,
             row_axis=buffer.row_axis,

@@ -111,15 +111,15 @@ class CallerInputs:
             for at, row in enumerate(rows)
         ]
 
-    def check_opening(self, inputs: Inputs | None, made: str = "") -> None:
-        """Raise a UsageError if an input that a session needs at its beginning is missing. The input ``made`` is
+    def check_opening(self, inputs: Inputs | None, from_image: str = "") -> None:
+        """Raise a UsageError if an input that a session needs at its beginning is missing. The input ``from_image`` is
         computed from the start picture, so passing both of them is also an error.
         """
         by_name = mapping_of(inputs, "inputs")
-        if made in by_name:
-            raise UsageError(f"found both image and the input {made!r}, which is made of it; give one")
+        if from_image in by_name:
+            raise UsageError(f"found both image and the input {from_image!r}, which is made of it; give one")
         for name, spec in self._steady.items():
-            if spec.default == "required" and name not in by_name and name != made:
+            if spec.default == "required" and name not in by_name and name != from_image:
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._known_names()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:

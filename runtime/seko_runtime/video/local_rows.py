@@ -80,7 +80,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self._prompts = RowPrompts(memory, loaded.tokens, loaded.digest, options.prompt_cache)
 
     @machine_faults()
-    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
+    def run(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of some streams; if the artifact makes video, also queue the decoding of these chunks.
 
         The streams advance only when their chunks have run and their decoding is queued. After an error the same call
@@ -92,7 +92,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         rows : sequence of int
             Distinct row numbers, at most as many as the largest engine call carries; if the artifact was built without
             ``--sessions``, all rows in order.
-        given : sequence of mappings, optional
+        inputs : sequence of mappings, optional
             The inputs that the callers supply for each stream's chunk, as in `CallerInputs.of_chunk`.
 
         Returns
@@ -111,7 +111,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             If the pool is closed.
         """
         device, clocks = self.device(), self.streams.clocks
-        inputs = self._chunk_inputs(rows, given)
+        arrays = self._chunk_inputs(rows, inputs)
         frames, seeds = clocks.next_frames(rows), self.streams.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [clocks.next_slot_first(row) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
@@ -124,7 +124,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 slot_firsts = [clocks.next_slot_first(row) for row in rows]
             conditioned = self.streams.conditioning.of_chunk(rows, first_frames)
             positions = Positions(rows, seeds, clocks.next_positions(rows), slot_firsts, conditioned)
-            self._launches += device.run_chunk(positions, inputs)
+            self._launches += device.run_chunk(positions, arrays)
             if device.decoder is not None:
                 device.decoder.feed(rows, device.latents)
         # rows are inconsistent until the host has counted the chunks that the device has decoded
@@ -135,14 +135,14 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             # after an error the decoder knows which rows it has decoded
             self.inconsistent.difference_update(rows)
             raise
-        heard_at = self.streams.chunk_made(rows, inputs)
+        heard_at = self.streams.chunk_made(rows, arrays)
         serial = self._chunks
-        self.readable.made(rows, serial)
+        self.readable.record(rows, serial)
         self._chunks += 1
         self.inconsistent.difference_update(rows)
         return [
             Chunk(
-                index=clocks.made(row) - 1,
+                index=clocks.chunks_made(row) - 1,
                 frames=frames[place : place + 1],
                 latents=device.kept_latents(row),
                 maker=self,
@@ -155,14 +155,14 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         ]
 
     def _chunk_inputs(
-        self, rows: Sequence[int], given: Sequence[Inputs | None] | None
+        self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None
     ) -> Mapping[str, NDArray[Any]]:
         """Return the inputs of the next chunk of some streams, including windows of voices; raise an error if an input
         is missing."""
         self.check_whole(rows)
         self._check_first_chunks(rows)
         self.device().check_prompts(rows)
-        inputs = [None] * len(rows) if given is None else given
+        inputs = [None] * len(rows) if inputs is None else inputs
         check_call(rows, inputs)
         heard = self.streams.voices.beside(rows, inputs, self.streams.clocks.next_frames(rows)[:, 0].tolist())
         return self.streams.inputs.of_each(rows, heard)
@@ -170,22 +170,22 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _check_first_chunks(self, rows: Sequence[int]) -> None:
         """Raise a UsageError if one launch would have to run the passes of first and of later chunks."""
         apart = self.manifest.pool is None and self.manifest.workload.schedule.first_timesteps
-        if apart and len({self.streams.clocks.made(row) == 0 for row in rows}) > 1:
+        if apart and len({self.streams.clocks.chunks_made(row) == 0 for row in rows}) > 1:
             raise UsageError(
                 "the first chunk of this artifact has passes of its own, and all its rows run together: restart all "
                 "rows, or rebuild it with --sessions"
             )
 
-    def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
+    def check(self, rows: Sequence[int], inputs: Sequence[Inputs | None]) -> None:
         """Raise the error with which `run` would refuse these rows, if any."""
-        self._chunk_inputs(rows, given)
+        self._chunk_inputs(rows, inputs)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return for each row whether its next chunk runs on the engines for full caches, and whether it runs the
         passes of a first chunk."""
         calls, clocks = self.device().chunk, self.streams.clocks
         by_fill, apart = any(call.full for call in calls), any(call.first for call in calls)
-        return [(by_fill and clocks.full(row), apart and not clocks.made(row)) for row in rows]
+        return [(by_fill and clocks.full(row), apart and not clocks.chunks_made(row)) for row in rows]
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row of the pool another owner, or none; see `RowPrompts.begin_owner`."""
@@ -332,7 +332,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.settle(rows)
         for row in rows:
             slots = self.streams.clocks.kept_slots_before(chunk)
-            if chunk == self.streams.clocks.made(row):
+            if chunk == self.streams.clocks.chunks_made(row):
                 continue
             self.inconsistent.add(row)
             if device.decoder is not None:
@@ -342,7 +342,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self.inconsistent.discard(row)
 
     def _check_rewind(self, device: VideoDevice, row: int, chunk: int) -> None:
-        stream, chunks_made = self.manifest.workload.stream, self.streams.clocks.made(row)
+        stream, chunks_made = self.manifest.workload.stream, self.streams.clocks.chunks_made(row)
         earliest = self.streams.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
         why = "the cache holds no frames that it would need"
         # The decoder's caches are restored by decoding all chunks again.

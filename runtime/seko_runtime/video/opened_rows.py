@@ -31,10 +31,10 @@ def open_video_rows(loaded: Loaded[VideoManifest], options: VideoOptions) -> Loc
         If the pool's tensors do not fit on the device; nothing was allocated.
     """
 
-    def made(memory: Memory) -> LocalVideoRows:
+    def open_rows(memory: Memory) -> LocalVideoRows:
         return LocalVideoRows(_with_schedule(loaded, options, memory), options, memory)
 
-    return opened_rows(loaded, made, check=loaded.manifest.pool is not None)
+    return opened_rows(loaded, open_rows, check=loaded.manifest.pool is not None)
 
 
 def _with_schedule(

@@ -58,9 +58,9 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Begin streams on empty rows of the pool."""
         self.asked("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
 
-    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
+    def run(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make and return the next chunk of each of some streams."""
-        answers = self.asked("run", {"rows": rows, "given": given})[0]
+        answers = self.asked("run", {"rows": rows, "inputs": inputs})[0]
         return [
             Chunk(index, frames, None, self, serial, row, picture, heard_at)
             for index, frames, serial, row, picture, heard_at in answers

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.host.faults import told
+from seko_runtime.host.faults import fault_text
 from seko_runtime.video.conditioning.voice import RATE
 from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.preview import LABEL
@@ -52,7 +52,8 @@ def _encoder_faults(pictures: str) -> Iterator[None]:
         raise
     except Exception as fault:
         raise VideoWriterError(
-            f"the encoder of .mp4, which takes even sizes, refuses {pictures}: {told(fault)}; write a .y4m or .npy"
+            f"the encoder of .mp4, which takes even sizes, refuses {pictures}: {fault_text(fault)}; write a "
+            ".y4m or .npy"
         ) from fault
 
 

@@ -75,7 +75,7 @@ class Streams:
         heard_at = [voices.heard_at([row], [first]) for row, first in zip(rows, first_frames, strict=True)]
         # `rewind` goes back by at most the number of cached frames.
         cache_frames = self._manifest.workload.stream.cache_frames
-        voices.made(rows, (clocks.first[list(rows)] - cache_frames).tolist())
+        voices.forget_before(rows, (clocks.first[list(rows)] - cache_frames).tolist())
         return heard_at
 
     def numbers(self, row: int) -> RowNumbers:

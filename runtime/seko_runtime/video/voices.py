@@ -76,7 +76,7 @@ class Voices:
         times = [self._of_row[row].heard_at(first) for row, first in pairs if row in self._of_row]
         return max(times, default=None)
 
-    def made(self, rows: Sequence[int], next_frames: Sequence[int]) -> None:
+    def forget_before(self, rows: Sequence[int], next_frames: Sequence[int]) -> None:
         """Drop the audio samples that no later chunk uses; the streams' next chunks begin at these latent frames."""
         for row, frame in zip(rows, next_frames, strict=True):
             if row in self._of_row:

@@ -67,18 +67,18 @@ def write_reference(shape: Shape, device: str, path: Path) -> None:
     config = shape.config(device)
     last = shape.wrapped_chunk
     weights = device_weights(config, RandomWan(shape.model, device))
-    kept: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     with eager_session(config, weights, golden_text(config), [0]) as session:
         for number in range(last + 1):
             latents = torch.from_numpy(session.run_chunk().to_host())
             if number in (0, last):
-                kept[f"latents.{number}"] = latents
+                tensors[f"latents.{number}"] = latents
         sample = session.cache_sample(config.workload.stream.frame_tokens)
     slots = slots_in_time(config.workload.stream, (last + 1) * config.workload.stream.chunk_frames)
     for name in ("k", "v"):
         by_slot = torch.from_numpy(sample[f"kv.{name}"])  # [L, cache_frames, H, D]
-        kept[name] = by_slot[:, slots].contiguous()
-    save_file(kept, path)
+        tensors[name] = by_slot[:, slots].contiguous()
+    save_file(tensors, path)
 
 
 def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path) -> Verdict:
@@ -98,14 +98,14 @@ def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path) -> Ve
     s, worst = config.workload.stream, 0.0
     places = slots_in_time(s, stream.next_frame) if stream.store.by_slot else list(range(s.cache_frames))
     for number in range(config.model.layers):
-        for name, held in zip(("k", "v"), stream.store.tokens(number), strict=True):
-            frames = held[0, :: s.frame_tokens]
+        for name, cached in zip(("k", "v"), stream.store.tokens(number), strict=True):
+            frames = cached[0, :: s.frame_tokens]
             if len(frames) != s.cache_frames:
                 raise ValueError(
                     f"the cache of layer {number} holds {len(frames)} frames, expected {s.cache_frames}"
                 )
-            found, truth = frames[places].float().cpu(), wanted[name][number]
-            error = ((found - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)).max()
+            tokens, truth = frames[places].float().cpu(), wanted[name][number]
+            error = ((tokens - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)).max()
             worst = max(worst, float(error.nan_to_num(torch.inf)))
     return Verdict(*errors, worst, *bounds(config.target.dtype))
 
@@ -114,8 +114,10 @@ def latents_errors(first: Tensor, wrapped: Tensor, wanted: dict[str, Tensor]) ->
     """Return the relative errors of the latents of chunk 0 and of the first chunk that evicts."""
     numbers = sorted(int(name.removeprefix("latents.")) for name in wanted if name.startswith("latents."))
     pairs = zip((first, wrapped), (wanted[f"latents.{number}"] for number in numbers), strict=True)
-    one, two = (float((found.cpu() - truth).norm() / truth.norm()) for found, truth in pairs)
-    return one, two
+    first_error, wrapped_error = (
+        float((latents.cpu() - truth).norm() / truth.norm()) for latents, truth in pairs
+    )
+    return first_error, wrapped_error
 
 
 def slots_in_time(stream: StreamConfig, next_frame: int) -> list[int]:

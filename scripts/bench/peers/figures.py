@@ -112,47 +112,51 @@ def fill_linearity(levels: list[float], full: float, attention: float) -> tuple[
     return max(ratios), ratios
 
 
-def _step_ratio(found: Mapping[str, Any], name: str, shape: str, engine: str, peer: str) -> Figure:
+def _step_ratio(results: Mapping[str, Any], name: str, shape: str, engine: str, peer: str) -> Figure:
     row = f"{SHAPES[shape].text}, {engine}"
-    missing = _missing(found, engine, peer)
+    missing = _missing(results, engine, peer)
     if missing:
         return Figure(name, row, missing)
-    ours, theirs = found[engine]["step_ms"], found[peer]["step_ms"]
+    ours, theirs = results[engine]["step_ms"], results[peer]["step_ms"]
     parts = {
         "engine_step_ms": ours["median"], "engine_step_p90_ms": ours["p90"],
-        "peer_step_ms": theirs["median"], "peer_step_p90_ms": theirs["p90"], "peer": found[peer]["what"],
-        "peer_host_busy": found[peer].get("host_busy"),
-        "engine_kv_bytes": found[engine]["kv_bytes"], "peer_kv_bytes": found[peer]["kv_bytes"],
+        "peer_step_ms": theirs["median"], "peer_step_p90_ms": theirs["p90"], "peer": results[peer]["what"],
+        "peer_host_busy": results[peer].get("host_busy"),
+        "engine_kv_bytes": results[engine]["kv_bytes"], "peer_kv_bytes": results[peer]["kv_bytes"],
     }  # fmt: skip
     return Figure(name, row, (), ours["median"] / theirs["median"], f"engine / {peer}, a step", parts)
 
 
-def _batch(found: Mapping[str, Any], shape: str, engine: str) -> Figure:
+def _batch(results: Mapping[str, Any], shape: str, engine: str) -> Figure:
     name, row = f"batch4_{shape.lower()}", f"{SHAPES[shape].text}, B=4, {engine}"
-    missing = _missing(found, engine, "batch4")
+    missing = _missing(results, engine, "batch4")
     if missing:
         return Figure(name, row, missing)
-    four, one = found["batch4"]["chunk_ms"]["median"], found[engine]["chunk_ms"]["median"]
-    parts = {"batch_chunk_ms": four, "one_chunk_ms": one, "first_frames": found["batch4"]["first_frames"]}
-    return Figure(name, row, (), four / (4 * one), "of 4 x B=1, rows at different chunks", parts)
+    four, single = results["batch4"]["chunk_ms"]["median"], results[engine]["chunk_ms"]["median"]
+    parts = {
+        "batch_chunk_ms": four,
+        "one_chunk_ms": single,
+        "first_frames": results["batch4"]["first_frames"],
+    }
+    return Figure(name, row, (), four / (4 * single), "of 4 x B=1, rows at different chunks", parts)
 
 
-def _fill(found: Mapping[str, Any], engine: str) -> Figure:
+def _fill(results: Mapping[str, Any], engine: str) -> Figure:
     row = f"{SHAPES['S1'].text}, {engine}"
-    missing = _missing(found, engine, f"profile {engine}")
+    missing = _missing(results, engine, f"profile {engine}")
     if missing:
         return Figure("fill_linearity", row, missing)
-    profile = found[f"profile {engine}"]
-    buckets, full = profile["buckets"], found[engine]["chunk_ms"]["median"]
+    profile = results[f"profile {engine}"]
+    buckets, full = profile["buckets"], results[engine]["chunk_ms"]["median"]
     # As a share of the profiled time, since the profiler itself slows a chunk down. Attention to the text does not grow
     # with the fill: where that to the cache is a kernel of ours, the rest of the bucket is fixed.
     ours = sum(kernel["share"] for kernel in profile["top"] if kernel["name"].startswith(OUR_ATTENTION))
     share = (ours or buckets["attention"]["share"]) + buckets["kv_read"]["share"]
     if not share > 0:  # engines whose kernels carry no names: everything would be called fixed
         return Figure("fill_linearity", row, (f"attention in the profile of {engine}",))
-    worst, ratios = fill_linearity(found[engine]["fill_ms"], full, share * full)
+    worst, ratios = fill_linearity(results[engine]["fill_ms"], full, share * full)
     parts = {
-        "levels_ms": found[engine]["fill_ms"],
+        "levels_ms": results[engine]["fill_ms"],
         "full_ms": full,
         "attention_share": share,
         "ratios": ratios,
@@ -162,26 +166,26 @@ def _fill(found: Mapping[str, Any], engine: str) -> Figure:
     )
 
 
-def _end_to_end(found: Mapping[str, Any], name: str, measured: str, engine: str) -> Figure:
+def _end_to_end(results: Mapping[str, Any], name: str, measured: str, engine: str) -> Figure:
     row = f"{SHAPES['S1'].text}, 12 video frames, {engine}"
-    missing = _missing(found, "B3", measured, "eager VAE")
+    missing = _missing(results, "B3", measured, "eager VAE")
     if missing:
         return Figure(name, row, missing)
-    ours, theirs = found[measured], found["B3"]["chunk_ms"]["median"]
-    decode = found["eager VAE"]["decode_ms"]
+    ours, theirs = results[measured], results["B3"]["chunk_ms"]["median"]
+    decode = results["eager VAE"]["decode_ms"]
     parts = {
         "serial_ms": ours["serial_ms"], "overlapped_ms": ours["overlapped_ms"], "peer_chunk_ms": theirs,
         "peer_decode_ms": decode, "overlapped_ratio": ours["overlapped_ms"] / (theirs + decode),
-        "decoder": found["eager VAE"]["what"],
+        "decoder": results["eager VAE"]["what"],
     }  # fmt: skip
     unit = "engine, decoding after the chunk / (B3 + eager decoding)"
     return Figure(name, row, (), ours["serial_ms"] / (theirs + decode), unit, parts)
 
 
-def _missing(found: Mapping[str, Any], *names: str) -> tuple[str, ...]:
+def _missing(results: Mapping[str, Any], *names: str) -> tuple[str, ...]:
     """Return what was not measured, or is not right: a stream that fails its check has no time."""
     return tuple(
-        name if name not in found else f"{name} (failed its check)"
+        name if name not in results else f"{name} (failed its check)"
         for name in names
-        if name not in found or not found[name].get("verdict", {"ok": True})["ok"]
+        if name not in results or not results[name].get("verdict", {"ok": True})["ok"]
     )

@@ -33,28 +33,28 @@ def draw(results: Mapping[str, Mapping[str, Any]], passes: int, path: Path) -> N
     from matplotlib import pyplot
 
     measured = {
-        shape: {name: one for name, one in found.items() if "kv_bytes" in one}
-        for shape, found in results.items()
+        shape: {name: result for name, result in by_engine.items() if "kv_bytes" in result}
+        for shape, by_engine in results.items()
     }
-    measured = {shape: found for shape, found in measured.items() if found}
+    measured = {shape: by_engine for shape, by_engine in measured.items() if by_engine}
     if not measured:
         raise ValueError("nothing was measured, so there is nothing to draw")
     figure, rows = pyplot.subplots(len(measured), 2, figsize=(11, 3.4 * len(measured)), squeeze=False)
-    for axes, (shape, found) in zip(rows, measured.items(), strict=True):
-        names = sorted(found, key=lambda name: (name[0] != "B", name))
+    for axes, (shape, by_engine) in zip(rows, measured.items(), strict=True):
+        names = sorted(by_engine, key=lambda name: (name[0] != "B", name))
         colours = [
-            _WRONG if not found[name]["verdict"]["ok"] else _THEIRS if name[0] == "B" else _OURS
+            _WRONG if not by_engine[name]["verdict"]["ok"] else _THEIRS if name[0] == "B" else _OURS
             for name in names
         ]
-        axes[0].bar(names, [found[name]["chunk_ms"]["median"] for name in names], color=colours)
+        axes[0].bar(names, [by_engine[name]["chunk_ms"]["median"] for name in names], color=colours)
         for (name, floor), style in zip(floors_ms(shape, passes).items(), ("--", ":"), strict=True):
             axes[0].axhline(floor, color="black", linestyle=style, label=f"{name} floor, {floor:.0f} ms")
         axes[0].set_title(f"{SHAPES[shape].text}: ms a chunk", fontsize=9)
         axes[0].legend(fontsize=7)
-        axes[1].bar(names, [found[name]["kv_bytes"] / 1e9 for name in names], color=colours)
+        axes[1].bar(names, [by_engine[name]["kv_bytes"] / 1e9 for name in names], color=colours)
         axes[1].set_title("KV cache, GB", fontsize=9)
-        for one in axes:
-            one.tick_params(labelsize=7)
+        for axis in axes:
+            axis.tick_params(labelsize=7)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)

@@ -52,9 +52,9 @@ class ShiftedStore:
 
     def attend(self, layer: CountedKv, q: Tensor, k: Tensor, v: Tensor, place: int) -> Tensor:
         """Make room, write k and v by slices, and return attention of q over what is held: [B, T, H*D]."""
-        held, seen = int(layer.held.item()), int(layer.seen.item())
-        evicted = max(0, held + place - seen - self.size)
-        stop = held + place - seen - evicted
+        filled, seen = int(layer.held.item()), int(layer.seen.item())
+        evicted = max(0, filled + place - seen - self.size)
+        stop = filled + place - seen - evicted
         start = stop - self.chunk
         for cache, new in ((layer.k, k), (layer.v, v)):
             if evicted:
@@ -68,8 +68,8 @@ class ShiftedStore:
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of one layer in the order of time, [B, tokens, H, D]."""
         layer = self.layers[number]
-        held = int(layer.held.item())
-        return layer.k[:, :held], layer.v[:, :held]
+        filled = int(layer.held.item())
+        return layer.k[:, :filled], layer.v[:, :filled]
 
     @property
     def kv_bytes(self) -> int:
@@ -77,8 +77,8 @@ class ShiftedStore:
         return sum(layer.k.nbytes + layer.v.nbytes for layer in self.layers)
 
     def _empty_layer(self) -> CountedKv:
-        held, seen = (torch.zeros(1, dtype=torch.int64, device=self.config.target.device) for _ in range(2))
-        return CountedKv(*_empty(self.config), held, seen)
+        filled, seen = (torch.zeros(1, dtype=torch.int64, device=self.config.target.device) for _ in range(2))
+        return CountedKv(*_empty(self.config), filled, seen)
 
 
 class RingStore:

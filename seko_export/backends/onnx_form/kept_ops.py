@@ -207,9 +207,9 @@ class KeptOps:
 class _AttentionAsOneNode(TorchFunctionMode):
     """Redirects each call of torch's attention to `KeptOps`."""
 
-    def __init__(self, kept: KeptOps) -> None:
+    def __init__(self, ops: KeptOps) -> None:
         super().__init__()
-        self._kept = kept
+        self._kept = ops
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

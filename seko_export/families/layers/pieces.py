@@ -137,9 +137,9 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
     main, windows = groups[0], [group for group in groups if group.window]
     advance = ADVANCE[config.workload.schedule.sampler]
-    kept = Argument("kept", f"buffer:{SOLVER}{part}", (b, advance.kept, *latent), f32)
+    solver_state = Argument("kept", f"buffer:{SOLVER}{part}", (b, advance.kept, *latent), f32)
     by_levels = (
-        (Argument("weights", "weight:schedule.solver[pass]", (8,), f32), kept)
+        (Argument("weights", "weight:schedule.solver[pass]", (8,), f32), solver_state)
         if advance.kept
         else (Argument("sigma_next", "weight:schedule.sigma_next[pass]", (1,), f32),)
     )
@@ -219,7 +219,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
                 *((seeds, frames, draw) if advance.draws else ()),
                 conditioning_frames,
             ),
-            (latents, kept) if advance.kept else (latents,),
+            (latents, solver_state) if advance.kept else (latents,),
         ),
     ]
 
@@ -303,7 +303,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
     m, s, dtype = config.model, config.workload.stream, dtype_name(config.target.dtype)
     b, state_rows, f = config.workload.call_rows, config.workload.state_rows, s.chunk_frames
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
-    kept = ADVANCE[config.workload.schedule.sampler].kept
+    solver_tensors = ADVANCE[config.workload.schedule.sampler].kept
     text = (m.layers, state_rows, m.text_tokens, m.heads, m.head_dim)
     reference = (state_rows, m.out_channels, s.reference_frames, s.latent_height, s.latent_width)
     passes = (config.workload.cache_passes,) if s.pass_caches else ()
@@ -357,6 +357,6 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
             for _, name, tensor in resident_windows(config, group, b)
         ),
         Buffer("latents", (b, *latent), "float32", "state"),
-        *([Buffer(SOLVER, (b, kept, *latent), "float32", "state")] if kept else []),
+        *([Buffer(SOLVER, (b, solver_tensors, *latent), "float32", "state")] if solver_tensors else []),
         *media_buffers(config),
     )

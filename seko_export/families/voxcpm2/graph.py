@@ -57,16 +57,16 @@ def speech_graph(config: SpeechBuild) -> ModelGraph:
     programs: dict[str, tuple[Call, ...]] = {}
     for batch in work.buckets:
         for length in config.step_lengths:
-            made = step_pieces(model, layout, batch, length)
-            pieces |= made
+            step = step_pieces(model, layout, batch, length)
+            pieces |= step
             for name, roles in zip(contract.step_programs(batch, length), _STEP, strict=True):
-                programs[name] = tuple(_calls(made, roles))
+                programs[name] = tuple(_calls(step, roles))
     for tokens in work.prefill_tokens:
         for length in work.read_lengths:
             if length >= tokens:
-                made = prefill_pieces(model, layout, tokens, length)
-                pieces |= made
-                programs[contract.prefill_program(tokens, length)] = tuple(_calls(made, _PREFILL))
+                prefill = prefill_pieces(model, layout, tokens, length)
+                pieces |= prefill
+                programs[contract.prefill_program(tokens, length)] = tuple(_calls(prefill, _PREFILL))
     alone = step_pieces(model, layout, 1, config.step_lengths[0])
     decode, voice = (
         next(piece for piece in alone.values() if piece.key.role == "decode"),

@@ -250,12 +250,12 @@ class _Pieces:
         positions: nn.Module = Positions(t, self.length, layout.places, config.rope.amplitude)
         inputs: tuple[Argument, ...] = (*rows, self.count, *tables)
         places: tuple[Argument, ...] = (write_index, *read)
-        made = (*places, *rotary)
+        outputs = (*places, *rotary)
         if self.in_place:
             positions = StepPositions(config.rope.amplitude)
-            inputs, made, places = (*rows, *tables), (write_index, *rotary), (*rows, write_index)
+            inputs, outputs, places = (*rows, *tables), (write_index, *rotary), (*rows, write_index)
         return [
-            Piece(self._key("positions", reads=True), positions, "", 0, inputs, made),
+            Piece(self._key("positions", reads=True), positions, "", 0, inputs, outputs),
             self._cached("base_layer", "base_lm", config.base, places, rotary),
             self._piece("fusion", modules.Fusion, (self.hidden, self.features, *audio), (base, self.hidden)),
             self._cached(

@@ -37,10 +37,12 @@ class WanFamily(WanLayoutFamily):
     ) -> Recognised | None:
         """Return the facts that a checkpoint states about its model. The result is None if it is no Wan checkpoint, or
         if the model takes a picture's latents beside its own latents."""
-        found = recognise(where, opened, config_json, family=self.name, keys=KEYS)
-        if found is None or has_condition(*(found.model[f"{side}_channels"].value for side in ("in", "out"))):
+        recognised = recognise(where, opened, config_json, family=self.name, keys=KEYS)
+        if recognised is None or has_condition(
+            *(recognised.model[f"{side}_channels"].value for side in ("in", "out"))
+        ):
             return None
-        return found
+        return recognised
 
 
 FAMILY = WanFamily()

@@ -89,7 +89,7 @@ class VideoBehind:
         Path of the video's file.
     workers : Executor
         A thread pool of one thread that reads and encodes frames.
-    told : callable
+    report : callable
         Function that is called from any thread with the number of frames written so far, and at the end with an error
         or None.
     wake : callable
@@ -105,13 +105,13 @@ class VideoBehind:
         frames: int,
         path: Path,
         workers: Executor,
-        told: Callable[[int, bool, ServeError | None], None],
+        report: Callable[[int, bool, ServeError | None], None],
         wake: Callable[[], None],
     ) -> None:
         self._name, self._tenant, self._manifest, self._opening = name, tenant, manifest, opening
         self._content = VideoContent(manifest, opening)
         self._frames, self._path, self._workers = frames, path, workers
-        self._told, self._wake = told, wake
+        self._report, self._wake = report, wake
         self._row: Any = None
         self._file: VideoFile | None = None
         self._asked = 0  # frames of the chunks that were made
@@ -191,7 +191,7 @@ class VideoBehind:
             if self._written == self._frames:
                 self._end(None)
             else:
-                self._told(self._written, False, None)
+                self._report(self._written, False, None)
         except Exception as error:
             self._idle.set()
             self._end(error)
@@ -207,11 +207,11 @@ class VideoBehind:
         except Exception as fault:
             error = error or fault
         if error is None:
-            self._told(self._written, True, None)
+            self._report(self._written, True, None)
             return
         if not isinstance(error, ServeError | SekoRuntimeError):
             _LOG.error("a video failed", extra={"video": self._name}, exc_info=error)
             error = ServeError("internal", "the video could not be made")
         elif isinstance(error, SekoRuntimeError):
             error = ServeError("bad_request", str(error))
-        self._told(self._written, True, error)
+        self._report(self._written, True, error)

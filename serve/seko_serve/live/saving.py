@@ -29,7 +29,7 @@ _LOG = logging.getLogger("seko_serve")
 
 
 @dataclass
-class _Kept:
+class _NewestRecord:
     """The newest record of a live session; the lock orders the writes of its records."""
 
     record: Record | None = None
@@ -58,7 +58,7 @@ class Saving:
         store = _store(settings.snapshots)
         self._store, self._keep_s, self._metrics = store, settings.snapshot_keep_s, metrics
         self._saved = None if store is None else SavedSessions(store, settings.snapshot_key)
-        self._kept: dict[str, _Kept] = {}
+        self._newest: dict[str, _NewestRecord] = {}
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="seko-save")
         self._tasks: set[asyncio.Task[object]] = set()
         self._looked_at = float("-inf")
@@ -70,11 +70,11 @@ class Saving:
 
     def begin(self, session: LiveSession, record: Record | None = None) -> None:
         """Begin to save a session; ``record`` is the record from which the session continues, if any."""
-        self._kept[session.name] = _Kept(record)
+        self._newest[session.name] = _NewestRecord(record)
 
     def drop(self, session: LiveSession) -> None:
         """Stop saving a session; its record and its snapshot stay in the store."""
-        self._kept.pop(session.name, None)
+        self._newest.pop(session.name, None)
 
     def captured(self, session: LiveSession, capture: Capture, loop: asyncio.AbstractEventLoop) -> None:
         """Queue the writing of a session's captured state, while chunks are made; the device's thread calls this."""
@@ -91,24 +91,24 @@ class Saving:
         the previous snapshot is kept. The session ends if another process has taken the session over.
         """
         try:
-            kept, saved = self._kept.get(session.name), self._saved
-            if kept is None or saved is None:
+            newest, saved = self._newest.get(session.name), self._saved
+            if newest is None or saved is None:
                 return
             began = time.monotonic()
             row = await self._run(capture.row.blocks)
             state = {**capture.state, "period_s": session.content.period_s}
             name = await self._run(lambda: saved.put(session.name, Saved(state, capture.messages, row)))
-            async with kept.lock:
-                if kept.forgotten:
+            async with newest.lock:
+                if newest.forgotten:
                     await self._run(lambda: saved.discard(name))
                     return
                 hashes = session.tokens.hashes
-                epoch = 0 if kept.record is None else kept.record.epoch
+                epoch = 0 if newest.record is None else newest.record.epoch
                 record = Record(
                     session.name, session.tenant, hashes, name, session.content.period_s, epoch=epoch
                 )
                 try:
-                    kept.record = await self._run(lambda: saved.commit(kept.record, record))
+                    newest.record = await self._run(lambda: saved.commit(newest.record, record))
                 except StoreError as error:
                     await self._run(lambda: saved.discard(name))
                     if isinstance(error, TakenError):
@@ -126,16 +126,16 @@ class Saving:
         """Return the session's next resume token, which later server processes also accept; ServeError if another
         process continues the session.
         """
-        kept, saved = self._kept.get(session.name), self._saved
-        if kept is None or saved is None:
+        newest, saved = self._newest.get(session.name), self._saved
+        if newest is None or saved is None:
             return session.tokens.rotate(session.made_chunks)
-        async with kept.lock:
+        async with newest.lock:
             token = session.tokens.rotate(session.made_chunks)
-            record = kept.record
-            if record is not None and not kept.forgotten:
+            record = newest.record
+            if record is not None and not newest.forgotten:
                 following = replace(record, tokens=session.tokens.hashes)
                 try:
-                    kept.record = await self._run(lambda: saved.commit(record, following))
+                    newest.record = await self._run(lambda: saved.commit(record, following))
                 except TakenError:
                     session.finish(ServeError("conflict", TAKEN))
                     raise ServeError("conflict", TAKEN) from None
@@ -173,15 +173,15 @@ class Saving:
 
     async def forget(self, name: str, record: Record | None = None) -> None:
         """Remove a session's record and snapshot from the store."""
-        saved, kept = self._saved, self._kept.get(name, _Kept(record))
+        saved, newest = self._saved, self._newest.get(name, _NewestRecord(record))
         if saved is None:
             return
-        kept.forgotten = True
-        async with kept.lock:
-            found = kept.record
+        newest.forgotten = True
+        async with newest.lock:
+            last_record = newest.record
             try:
-                if found is not None:
-                    await self._run(lambda: saved.forget(found))
+                if last_record is not None:
+                    await self._run(lambda: saved.forget(last_record))
             except StoreError as error:
                 _LOG.error("a saved session cannot be removed: %s", error)
 

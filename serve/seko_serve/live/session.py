@@ -317,11 +317,11 @@ class LiveSession:
         """Take the chunk that was requested, and queue its encoding."""
         self._waits_since = None
         applied, self._applied = self._applied, []
-        made = MadeChunk(self._made, self.content.made(chunk), applied, now)
+        finished = MadeChunk(self._made, self.content.made(chunk), applied, now)
         self._made += 1
         with self._lock:
             self._unsaved += 1
-        self._encoder.add(made)
+        self._encoder.add(finished)
 
     def failed(self, error: Exception) -> None:
         """End the session with an error: a chunk cannot be made or encoded."""

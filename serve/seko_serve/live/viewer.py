@@ -178,17 +178,17 @@ class Viewer:
         with self._lock:
             self._pace.stop()
 
-    def takes(self, made: int) -> bool:
-        """Return whether a further chunk may be made for the viewer, after ``made`` chunks of the session."""
+    def takes(self, chunks: int) -> bool:
+        """Return whether a further chunk may be made for the viewer, after ``chunks`` chunks of the session."""
         with self._lock:
             attached = self.end is None and self._connection is not None and self._connection.open
-            return attached and self._pace.may_run(made - self._pace.chunks)
+            return attached and self._pace.may_run(chunks - self._pace.chunks)
 
-    def due(self, now: float, made: int) -> float:
-        """Return the time at which the chunk after ``made`` chunks must be ready; ``now`` if the viewer plays
+    def due(self, now: float, chunks: int) -> float:
+        """Return the time at which the chunk after ``chunks`` chunks must be ready; ``now`` if the viewer plays
         nothing."""
         with self._lock:
-            return self._pace.due(now, made - self._pace.chunks)
+            return self._pace.due(now, chunks - self._pace.chunks)
 
     @property
     def plays(self) -> bool:

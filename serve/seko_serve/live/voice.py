@@ -99,8 +99,8 @@ class ViewersVoice:
         sound = np.zeros(end - begin, np.float32)
         first, last = max(begin, self._first), min(end, self.end)
         if first < last:
-            held = self._samples.between(first - self._first, last - self._first)
-            sound[first - begin : last - begin] = held.mean(0)
+            samples = self._samples.between(first - self._first, last - self._first)
+            sound[first - begin : last - begin] = samples.mean(0)
         self._next_frame, self.asked = first_frame + w.chunk_frames, False
         gone = min(end, w.needed(self._next_frame)[0], self.end) - self._first
         if gone > 0:
@@ -110,12 +110,12 @@ class ViewersVoice:
 
     def state(self) -> dict[str, Any]:
         """Return the voice's state as a JSON value, for `load`."""
-        held = self._samples.between(0, len(self._samples))
+        samples = self._samples.between(0, len(self._samples))
         return {
             "first": self._first,
             "ended": self._ended,
             "next_frame": self._next_frame,
-            "samples": base64.b64encode(held.astype("<f4").tobytes()).decode(),
+            "samples": base64.b64encode(samples.astype("<f4").tobytes()).decode(),
         }
 
     def load(self, row: Hearing, state: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ _KEY_FLAGS, _DELTA_FLAGS = (
 
 def nal_units(annex_b: bytes) -> list[bytes]:
     """Return the NAL units (H.264's packets) of a frame in the format Annex B."""
-    marks = [(found.start(), found.end()) for found in _START.finditer(annex_b)]
+    marks = [(match.start(), match.end()) for match in _START.finditer(annex_b)]
     return [annex_b[begin:end] for (_, begin), (end, _) in pairwise([*marks, (len(annex_b), 0)])]
 
 
