@@ -47,19 +47,24 @@ class Server(uvicorn.Server):
         The routes of the server.
     **options
         Options of `uvicorn.Config`, in addition to `SERVER_LIMITS`.
+
+    Attributes
+    ----------
+    application : Application
+        The routes of the server.
     """
 
     def __init__(self, application: Application, **options: Any) -> None:
         super().__init__(uvicorn.Config(application.app(), **SERVER_LIMITS, **options))
-        self._application = application
+        self.application = application
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen; errors of the application's start are raised unchanged."""
-        await self._application.start()
+        await self.application.start()
         try:
             await super().startup(sockets)
         except BaseException:  # such as the SystemExit with which uvicorn says that the port is taken
-            await self._application.stop()
+            await self.application.stop()
             raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -67,9 +72,9 @@ class Server(uvicorn.Server):
         without being saved.
         """
         if not self.force_exit:
-            await self._application.drain()
+            await self.application.drain()
         await super().shutdown(sockets)
-        await self._application.stop()
+        await self.application.stop()
 
 
 def device(settings: Settings) -> Device:

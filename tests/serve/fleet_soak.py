@@ -103,9 +103,9 @@ class Viewer:
     waits: list[float] = field(default_factory=list)  # seconds from a socket's end to the next frame
     again: list[int] = field(default_factory=list)  # chunks that came again behind each
 
-    async def open(self) -> Viewer:
-        """Open a session."""
-        await self.client.open(codecs=["rgb24"], prompt=PROMPTS[self.seed], seed=self.seed, fps=2)
+    async def open(self, *, wait: bool = False) -> Viewer:
+        """Open a session; with ``wait``, wait in the queue if the fleet is full."""
+        await self.client.open(codecs=["rgb24"], prompt=PROMPTS[self.seed], seed=self.seed, fps=2, wait=wait)
         return self
 
     @property

@@ -54,6 +54,13 @@ def test_the_page_names_every_field() -> None:
         (f"{LEAST}directory: http://a\n", "directory is 'http://a', expected memory"),
         (f"{LEAST}gateways: 0\n", "gateways is 0"),
         ("models: [{artifact: a, boxes: 0}]\nsnapshots: s\n", "boxes must be 1 or more"),
+        (
+            "models: [{artifact: a, boxes: 3, max_boxes: 2}]\nsnapshots: s\n",
+            r"max_boxes is 2, expected boxes \(3\)",
+        ),
+        ("models: [{artifact: a, max_boxes: -1}]\nsnapshots: s\n", "max_boxes is -1, expected"),
+        (f"{LEAST}shrink_after: -1\n", "shrink_after is -1, expected"),
+        (f"{LEAST}shrink_after: .inf\n", "shrink_after is inf, expected"),
         ("models: [{artifact: a}, {artifact: a}]\nsnapshots: s\n", "has an artifact twice"),
     ],
 )
@@ -70,10 +77,17 @@ def test_boxes_are_replaced_if_their_settings_change_and_not_if_they_are_retired
     config = config_of(tmp_path, LEAST)
     (model,) = config.models
     group = config.group(model)
-    assert config.group(replace(model, retired=True, boxes=7)) == group
-    assert replace(config, gateways=3, port=1).group(model) == group
+    assert config.group(replace(model, retired=True, boxes=7, max_boxes=9)) == group
+    assert replace(config, gateways=3, port=1, shrink_after=1.0).group(model) == group
     others = {config.group(replace(model, artifact="b")), replace(config, lease=5.0).group(model)}
     assert len({group, *others}) == 3
+
+
+def test_a_box_has_a_gpu_for_each_rank_of_its_artifact() -> None:
+    for gpus, ranks in ((1, 1), (0.5, 1), (4, 4), (0, 4)):  # without GPUs the ranks are processes on the CPU
+        ModelConfig("a", gpus=gpus).check_ranks(ranks)
+    with pytest.raises(ValueError, match="gpus is 1, and the artifact has 4 ranks: expected gpus 4"):
+        ModelConfig("a").check_ranks(4)
 
 
 def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

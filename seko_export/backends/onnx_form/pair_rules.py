@@ -23,7 +23,7 @@ def pair_rules_look_first() -> Iterator[None]:
     for matcher in pairs:
         first = matcher.pattern.output_nodes[0].op_identifier()
         if first is not None:  # a pattern may begin with a node of any op
-            matcher.match = _of(first, matcher.match)
+            vars(matcher)["match"] = _of(first, matcher.match)
     try:
         yield
     finally:

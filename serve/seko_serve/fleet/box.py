@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.directory import (
@@ -52,6 +53,8 @@ class Box:
         Address for the sockets of clients, with ``{port}`` where the port goes; empty: the address that is listened on.
     most : int
         The most sessions in the whole fleet of a tenant; 0: any number.
+    application : str
+        Name of the box's application in Ray; empty outside Ray.
     """
 
     def __init__(
@@ -64,13 +67,15 @@ class Box:
         group: str = "",
         public: str = "",
         most: int = 0,
+        application: str = "",
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings, self._open_directory, self._digest = settings, open_directory, digest
-        self._group, self._public, self._most = group, public, most
+        self._group, self._public, self._most, self._application = group, public, most, application
         self._manager = SessionManager(settings, device, self)
         self._server = server(settings, self._manager)
         self._directory: Directory | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._leases: dict[Place, Lease] = {}
         self._answers = True
 
@@ -81,7 +86,7 @@ class Box:
 
     async def serve(self) -> None:
         """Serve until `stop`, or a signal in the main thread; errors of opening the artifact are raised unchanged."""
-        self._directory = self._open_directory()
+        self._loop, self._directory = asyncio.get_running_loop(), self._open_directory()
         beating = asyncio.create_task(self._beat())
         try:
             await self._server.serve()
@@ -97,6 +102,19 @@ class Box:
     def stop(self) -> None:
         """Have `serve` save all sessions, close their sockets and end. Any thread may call this."""
         self._server.should_exit = True
+
+    def admit(self, takes: bool) -> Future[int]:
+        """Have the box take new sessions, or none any more; its sessions go on. The server must have started.
+
+        Any thread may call this. The result is the number of sessions that hold a row and of videos. Once it is 0 in a
+        box that takes none, it stays 0.
+        """
+        assert self._loop is not None  # the server has started
+        return asyncio.run_coroutine_threadsafe(self._admit(takes), self._loop)
+
+    async def _admit(self, takes: bool) -> int:
+        self._manager.closed = not takes
+        return self._server.application.held
 
     # -- the leases of the sessions ----------------------------------------------------------------------------
 
@@ -179,8 +197,9 @@ class Box:
             manager.device.manifest.name,
             self._digest,
             manager.capacity,
-            0 if manager.stopping else manager.admission.free,
+            manager.admission.free if manager.takes else 0,
             manager.admission.waiting,
             len(manager.sessions),
-            not manager.stopping,
+            manager.takes,
+            self._application,
         )

@@ -102,3 +102,8 @@ def in_order(
         ),
         key=rank,
     )
+
+
+def with_room(boxes: Iterable[BoxFacts], promised: Mapping[str, int]) -> list[BoxFacts]:
+    """Return those of the boxes that have a free row beside the sessions that were sent to them, in the same order."""
+    return [box for box in boxes if box.free > promised.get(box.name, 0)]

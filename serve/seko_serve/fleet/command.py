@@ -46,10 +46,11 @@ def main(arguments: list[str]) -> int:
         import ray
 
         from seko_serve.fleet import deployments
+        from seko_serve.fleet.actor_directory import NAMESPACE
     except ImportError:
         return _lacking()
     try:
-        ray.init(address=chosen.address, namespace=deployments.NAMESPACE, log_to_driver=True)
+        ray.init(address=chosen.address, namespace=NAMESPACE, log_to_driver=True)
         if chosen.stop:
             deployments.remove()
             return 0

@@ -25,9 +25,11 @@ class ModelConfig:
         The artifact's folder on each machine, or its packed tar: a file, or the URL of an object such as
         ``s3://bucket/name.tar``. Another artifact needs another name.
     boxes : int
-        Number of boxes.
+        Number of boxes; with ``max_boxes`` the smallest number.
+    max_boxes : int
+        The largest number of boxes, if their number changes with the load; 0: there are always ``boxes``.
     gpus, cpus : float
-        GPUs and CPU cores that Ray reserves for each box.
+        GPUs and CPU cores that Ray reserves for each box, on one machine: as many GPUs as the artifact has ranks.
     device : str
         The device; see `open_artifact`.
     retired : bool
@@ -36,10 +38,23 @@ class ModelConfig:
 
     artifact: str
     boxes: int = 1
+    max_boxes: int = 0
     gpus: float = 1.0
     cpus: float = 1.0
     device: str = "auto"
     retired: bool = False
+
+    @property
+    def scales(self) -> bool:
+        """Whether the number of boxes changes with the load."""
+        return self.max_boxes > 0
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise a ValueError if a box has GPUs, but another number than an artifact of several ranks needs."""
+        if ranks > 1 and self.gpus not in (0, ranks):
+            raise ValueError(
+                f"gpus is {self.gpus:g}, and the artifact has {ranks} ranks: expected gpus {ranks}"
+            )
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,8 @@ class FleetConfig:
         The most sessions of a key on all boxes; 0: any number.
     opens_per_second : float
         Sessions and videos that a key may open from an address in a second at each gateway, in the long run.
+    shrink_after : float
+        Seconds for which a model must have had a box too many before one of its boxes ends.
     lease, snapshot_every, queue, videos
         Options of each box, as ``seko-serve`` takes them.
 
@@ -96,6 +113,7 @@ class FleetConfig:
     allowed_origins: tuple[str, ...] = field(default=())
     sessions_per_key: int = 0
     opens_per_second: float = 1.0
+    shrink_after: float = 300.0
     lease: float = 60.0
     snapshot_every: int = 8
     queue: int = 16
@@ -109,6 +127,11 @@ class FleetConfig:
         for model in self.models:
             if model.boxes < 1 or model.gpus < 0 or model.cpus < 0:
                 raise ValueError("models: boxes must be 1 or more, gpus and cpus 0 or more")
+            if model.max_boxes and model.max_boxes < model.boxes:
+                raise ValueError(
+                    f"models: max_boxes is {model.max_boxes}, expected boxes ({model.boxes}) or more, or 0 for always "
+                    f"{model.boxes}"
+                )
         if not self.snapshots:
             raise ValueError("snapshots is empty, expected a shared folder or the URL of an object store")
         if self.directory != MEMORY and not self.directory.startswith(("redis://", "rediss://", "unix://")):
@@ -119,6 +142,8 @@ class FleetConfig:
             raise ValueError(f"gateways is {self.gateways}, expected 1 or more")
         if self.sessions_per_key < 0:
             raise ValueError(f"sessions_per_key is {self.sessions_per_key}, expected 0 or more")
+        if not 0 <= self.shrink_after < float("inf"):
+            raise ValueError(f"shrink_after is {self.shrink_after}, expected a number of seconds from 0 on")
 
     def gateway_settings(self, environment: Mapping[str, str]) -> Settings:
         """Return the settings of a gateway; parameters and errors are those of `box_settings`."""
@@ -170,8 +195,12 @@ class FleetConfig:
         relevant = {
             name: value
             for name, value in asdict(self).items()
-            if name not in ("models", "gateways", "host", "port")
-        } | {name: value for name, value in asdict(model).items() if name not in ("boxes", "retired")}
+            if name not in ("models", "gateways", "host", "port", "shrink_after")
+        } | {
+            name: value
+            for name, value in asdict(model).items()
+            if name not in ("boxes", "max_boxes", "retired")
+        }
         return f"seko-box-{hashlib.sha256(repr(sorted(relevant.items())).encode()).hexdigest()[:12]}"
 
 

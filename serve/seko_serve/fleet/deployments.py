@@ -7,11 +7,14 @@ clients reach boxes directly.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,94 +22,29 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
 from seko_runtime import read_manifest
+from seko_serve.fleet.actor_directory import DIRECTORY, NAMESPACE, ActorDirectory
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.box import Box
 from seko_serve.fleet.config import MEMORY, FleetConfig, ModelConfig, read_config
-from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError, Lease, MemoryDirectory, Place
+from seko_serve.fleet.directory import BEAT_S, Directory, DirectoryError
 from seko_serve.fleet.gateway import Gateway
 from seko_serve.fleet.redis_directory import RedisDirectory
+from seko_serve.fleet.scaler import Scaler
+from seko_serve.fleet.scaling import Bounds
 from seko_serve.live.manager import CLOSING_S, DRAIN_S
 from seko_serve.logs import set_up
 from seko_serve.run import device
 
-NAMESPACE, DIRECTORY, GATEWAY, BOX = "seko", "seko-directory", "seko", "box"  # names in Ray
+GATEWAY, SCALER, BOX, BOXES = "seko", "seko-scaler", "box", "seko-box-"  # names in Ray
 GATEWAY_REQUESTS = 1000  # that a gateway answers at a time
+ADMIT_S = 5.0  # for which the answer of a box to `Replica.admit` is waited for
+FAILED_S = 60.0  # after which another box is started in place of one that could not start
 STOP_S = DRAIN_S + CLOSING_S + 30.0  # behind which Ray kills a box that saves its sessions
-
-
-class DirectoryActor:
-    """A `MemoryDirectory` that runs in a separate process of Ray."""
-
-    def __init__(self) -> None:
-        self._directory = MemoryDirectory(time.monotonic)
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the directory."""
-        return await getattr(self._directory, method)(*arguments)
-
-
-class ActorDirectory:
-    """The directory of a fleet without Redis, through Ray; see `Directory`."""
-
-    def __init__(self) -> None:
-        options = {"name": DIRECTORY, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-        self._actor = ray.remote(DirectoryActor).options(num_cpus=0, max_restarts=-1, **options).remote()
-
-    async def announce(self, box: BoxFacts) -> None:
-        """Write a box's row."""
-        await self._call("announce", box)
-
-    async def withdraw(self, box: str) -> None:
-        """Remove a box's row."""
-        await self._call("withdraw", box)
-
-    async def boxes(self) -> list[BoxFacts]:
-        """Return the rows of all boxes."""
-        boxes: list[BoxFacts] = await self._call("boxes")
-        return boxes
-
-    async def claim(self, place: Place, box: str, most: int) -> Lease:
-        """Take a session's lease."""
-        lease: Lease = await self._call("claim", place, box, most)
-        return lease
-
-    async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
-        """Prolong leases."""
-        held: dict[str, Lease | None] = await self._call("renew", dict(leases))
-        return held
-
-    async def release(self, session: str, tenant: str, lease: Lease) -> None:
-        """End a session's lease."""
-        await self._call("release", session, tenant, lease)
-
-    async def find(self, session: str) -> tuple[Place | None, Lease | None]:
-        """Return what is remembered of a session."""
-        found: tuple[Place | None, Lease | None] = await self._call("find", session)
-        return found
-
-    async def note(self, video: str, box: str) -> None:
-        """Remember which box makes a video."""
-        await self._call("note", video, box)
-
-    async def noted(self, video: str) -> str | None:
-        """Return the box that makes a video."""
-        box: str | None = await self._call("noted", video)
-        return box
-
-    async def close(self) -> None:
-        """Do nothing: other processes use the directory, too."""
-
-    async def _call(self, method: str, *arguments: object) -> Any:
-        try:
-            return await self._actor.call.remote(method, *arguments)
-        except RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, Exception) and not isinstance(cause, RayError):
-                raise cause from None  # the method's own
-            raise DirectoryError(f"the directory does not answer: {type(error).__name__}") from None
+_LOG = logging.getLogger("seko_serve")
 
 
 def opener_of(config: FleetConfig) -> Callable[[], Directory]:
@@ -135,7 +73,8 @@ class Replica:
         self._thread = threading.Thread(target=self._serve, name="seko-box", daemon=True)
         set_up("info")
         folder = artifact_folder(model.artifact, Path(config.cache) if config.cache else None)
-        _, digest = read_manifest(folder)
+        manifest, digest = read_manifest(folder)
+        model.check_ranks(manifest.ranks)
         host = config.box_host or ray.util.get_node_ip_address()
         settings = config.box_settings(folder, host, os.environ, model.device)
         self._box = Box(
@@ -146,6 +85,7 @@ class Replica:
             group=config.group(model),
             public=config.box_url.replace("{host}", host),
             most=config.sessions_per_key,
+            application=serve.get_replica_context().app_name,
         )
         self._thread.start()
         while not self._box.started:
@@ -157,6 +97,10 @@ class Replica:
         """Raise a RuntimeError if the server has ended: Ray then starts another replica."""
         if not self._thread.is_alive():
             raise RuntimeError("the server has ended") from self._fault
+
+    async def admit(self, takes: bool) -> int:
+        """Have the box take new sessions or none, and return what it has; see `Box.admit`."""
+        return await asyncio.wrap_future(self._box.admit(takes))
 
     async def __del__(self) -> None:
         """Save all sessions and end the server; Ray calls this before it ends the replica, also if it has no server
@@ -192,8 +136,126 @@ class GatewayReplica:
         return self._gateway.app()
 
 
+class RayBoxes:
+    """The boxes of a model whose number changes, each an application of Ray Serve of its own; see `ScaledBoxes`.
+
+    Parameters
+    ----------
+    config : FleetConfig
+        The fleet's configuration.
+    model : ModelConfig
+        The artifact.
+    """
+
+    def __init__(self, config: FleetConfig, model: ModelConfig) -> None:
+        self._config, self._model = config, model
+        self._prefix = f"{config.group(model)}-"
+        self._failed: dict[str, float] = {}  # by application: when this was seen first
+
+    def new(self) -> serve.RunTarget:
+        """Return another box, which is not started yet."""
+        application = box_application(self._config, replace(self._model, boxes=1))
+        return serve.RunTarget(application, f"{self._prefix}{secrets.token_hex(4)}", route_prefix=None)
+
+    def names_in(self, running: Mapping[str, Any]) -> list[str]:
+        """Return the names of the boxes among Ray Serve's applications, without those that end."""
+        return [
+            name
+            for name, application in running.items()
+            if name.startswith(self._prefix) and application.status != "DELETING"
+        ]
+
+    async def names(self) -> list[str]:
+        """Return the names of all boxes; a box that could not start is removed `FAILED_S` later."""
+        running = (await asyncio.to_thread(serve.status)).applications
+        names, now = self.names_in(running), time.monotonic()
+        failed = [name for name in names if running[name].status == "DEPLOY_FAILED"]
+        self._failed = {name: self._failed.get(name, now) for name in failed}
+        for name, since in self._failed.items():
+            if now - since > FAILED_S:
+                _LOG.error("a box could not start: %s", running[name].message.splitlines()[-1])
+                await self.end(name)
+                names.remove(name)
+        return names
+
+    async def start(self) -> None:
+        """Start a box, without waiting for it."""
+        await asyncio.to_thread(
+            serve.run_many,
+            [self.new()],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+    async def admit(self, box: str, takes: bool) -> int | None:
+        """Have a box take new sessions or none; None if it does not answer."""
+        try:
+            async with asyncio.timeout(ADMIT_S):
+                handle = await asyncio.to_thread(serve.get_app_handle, box)
+                held: int = await handle.admit.remote(takes)
+                return held
+        except (RayError, RayServeException, TimeoutError):
+            return None
+
+    async def end(self, box: str) -> None:
+        """End a box."""
+        await asyncio.to_thread(serve.delete, box, _blocking=False)
+
+
+class ScalerReplica:
+    """The process that adds and ends boxes of the models whose number of boxes changes, as a replica of Ray Serve.
+
+    Parameters
+    ----------
+    config : FleetConfig
+        The fleet's configuration.
+    """
+
+    def __init__(self, config: FleetConfig) -> None:
+        set_up("info")
+        self._config = config
+        self._scalers = [
+            Scaler(
+                config.group(model),
+                Bounds(model.boxes, model.max_boxes, config.shrink_after),
+                RayBoxes(config, model),
+                time.monotonic,
+            )
+            for model in config.models
+            if model.scales
+        ]
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run()), name="seko-scaler", daemon=True
+        )
+        self._thread.start()
+
+    def check_health(self) -> None:
+        """Raise a RuntimeError if boxes are not watched any more: Ray then starts another replica."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the thread that watches the boxes has ended")
+
+    async def __del__(self) -> None:
+        """End what is being done; Ray calls this before it ends the replica."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            await asyncio.sleep(0.05)
+
+    async def _run(self) -> None:
+        directory = opener_of(self._config)()
+        while not self._stopped.is_set():
+            try:
+                rows = await directory.boxes()
+                for scaler in self._scalers:
+                    if not self._stopped.is_set():
+                        await scaler.step(rows)
+            except (DirectoryError, RayError, RayServeException, RuntimeError) as error:
+                _LOG.error("the number of boxes is not looked at: %s", str(error).splitlines()[-1:])
+            await asyncio.to_thread(self._stopped.wait, BEAT_S)
+
+
 def box_application(config: FleetConfig, model: ModelConfig) -> serve.Application:
-    """Return Ray Serve's application of the boxes of one artifact."""
+    """Return Ray Serve's application of the boxes of one artifact, whose number does not change."""
     deployment = serve.deployment(
         Replica,
         name=BOX,
@@ -219,6 +281,12 @@ def gateway_application(config: FleetConfig) -> serve.Application:
     return deployment.bind(config)
 
 
+def scaler_application(config: FleetConfig) -> serve.Application:
+    """Return Ray Serve's application of the scaler."""
+    deployment = serve.deployment(ScalerReplica, name="scaler", ray_actor_options={"num_cpus": 0.1})
+    return deployment.bind(config)
+
+
 def boxes(arguments: dict[str, str]) -> serve.Application:
     """Return the application of the boxes of one artifact, for a configuration file of Ray Serve.
 
@@ -236,6 +304,10 @@ def boxes(arguments: dict[str, str]) -> serve.Application:
     config = _config_of(arguments, ("config", "artifact"))
     for model in config.models:
         if model.artifact == arguments["artifact"]:
+            if model.scales:
+                raise ValueError(
+                    f"{model.artifact} has max_boxes: the application of scaler starts its boxes"
+                )
             return box_application(config, model)
     raise ValueError(f"artifact is {arguments['artifact']!r}, which is none of the configuration's models")
 
@@ -246,6 +318,14 @@ def gateways(arguments: dict[str, str]) -> serve.Application:
     Parameters and errors are those of `boxes`, without ``artifact``.
     """
     return gateway_application(_config_of(arguments, ("config",)))
+
+
+def scaler(arguments: dict[str, str]) -> serve.Application:
+    """Return the application that adds and ends boxes, for a configuration file of Ray Serve.
+
+    Parameters and errors are those of `boxes`, without ``artifact``.
+    """
+    return scaler_application(_config_of(arguments, ("config",)))
 
 
 def _config_of(arguments: Mapping[str, str], names: tuple[str, ...]) -> FleetConfig:
@@ -268,15 +348,29 @@ def apply(config: FleetConfig) -> None:
         If boxes or gateways do not start.
     """
     serve.start(proxy_location="EveryNode", http_options={"host": config.host, "port": config.port})
-    wanted = {config.group(model): model for model in config.models}
+    if SCALER in serve.status().applications:  # it would start boxes of the last configuration again
+        serve.delete(SCALER)
     running = serve.status().applications
-    for name, model in wanted.items():
+    wanted: set[str] = set()
+    for model in config.models:
+        if model.scales:
+            scaled = RayBoxes(config, model)
+            names = scaled.names_in(running)
+            more = [scaled.new() for _ in range(model.boxes - len(names))]
+            wanted |= {*names, *(target.name for target in more)}
+            if more:
+                serve.run_many(more)
+            continue
+        name = config.group(model)
+        wanted.add(name)
         # Ray replaces all replicas of an application that is run again.
         if name not in running or not _is_complete(running[name], model):
             serve.run(box_application(config, model), name=name, route_prefix=None)
     serve.run(gateway_application(config), name=GATEWAY, route_prefix="/")
+    if any(model.scales for model in config.models):
+        serve.run(scaler_application(config), name=SCALER, route_prefix=None)
     for name in running:
-        if name.startswith("seko-box-") and name not in wanted:
+        if name.startswith(BOXES) and name not in wanted:
             serve.delete(name)
 
 
@@ -291,8 +385,10 @@ def _is_complete(status: Any, model: ModelConfig) -> bool:
 
 def remove() -> None:
     """End the fleet in the connected Ray cluster; boxes save their sessions first."""
+    if SCALER in serve.status().applications:  # it would start boxes again
+        serve.delete(SCALER)
     for name in [*serve.status().applications]:
-        if name == GATEWAY or name.startswith("seko-box-"):
+        if name == GATEWAY or name.startswith(BOXES):
             serve.delete(name)
     with suppress(ValueError):  # with Redis there is none
         ray.kill(ray.get_actor(DIRECTORY, NAMESPACE))

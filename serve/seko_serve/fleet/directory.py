@@ -36,7 +36,9 @@ class BoxFacts:
         The most sessions; how many more would be admitted by measured call times; requests in the box's queue; open
         sessions.
     accepts : bool
-        Whether the box takes sessions; it takes none when it ends.
+        Whether the box takes sessions; it takes none when it ends, or is to end once its sessions have ended.
+    application : str
+        Name of the box's application in Ray; empty outside Ray.
     """
 
     name: str
@@ -50,6 +52,7 @@ class BoxFacts:
     waiting: int
     sessions: int
     accepts: bool
+    application: str = ""
 
 
 @dataclass(frozen=True)

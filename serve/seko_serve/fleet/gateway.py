@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
-from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order
+from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
 from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals, raw_body
@@ -41,6 +41,7 @@ AGAIN_S = 1.0  # after which a client asks again
 GROUPS = ("model", "digest", "box")
 ADMIT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 PASSED = ("content-type", "content-disposition", "content-range", "accept-ranges", "retry-after", "etag")
+REFUSALS = ("full", "stopping")  # after which another box is asked
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -153,24 +154,46 @@ class Gateway:
             self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
         boxes = await self._with_model(body)
-        wanted, _, inner = token.rpartition(".")
-        waiting = [box for box in boxes if box.name == wanted]
-        headers = _headers(request)
-        if token:  # at a box that is gone the place is lost: a new one at another box
-            headers[QUEUE_HEADER] = inner if waiting else JOIN
-        box, answer = await self._first(waiting or boxes, "POST", "/v1/sessions", headers, body)
+        box, answer = await self._admitted(boxes, token, _headers(request), body)
         self._admitting.observe(time.monotonic() - began)
         if answer.status < 400:
             self._rows.sent(box.name, time.monotonic())
         return _rewritten(answer, box)
 
+    async def _admitted(
+        self, boxes: list[BoxFacts], token: str, headers: dict[str, str], body: bytes
+    ) -> tuple[BoxFacts, Answer]:
+        """Return a box and its answer to a request for a session. A request that waits gets a free row of any box, such
+        as one that was started for the queue; else it keeps its place. If the place is lost, it waits at another box.
+        """
+        name, _, inner = token.rpartition(".")
+        place, others = [box for box in boxes if box.name == name], [box for box in boxes if box.name != name]
+        attempts = [(others, {**headers, QUEUE_HEADER: JOIN} if token else headers)]
+        if place:
+            attempts.insert(0, (place, {**headers, QUEUE_HEADER: inner}))
+            if not with_room(place, self._promised()):
+                attempts.insert(0, (with_room(others, self._promised()), headers))
+        attempts = [attempt for attempt in attempts if attempt[0]] or [([], headers)]
+        for candidates, fields in attempts[:-1]:
+            with suppress(ServeError):
+                box, answer = await self._first(candidates, "POST", "/v1/sessions", fields, body)
+                if answer.code not in REFUSALS or "queue_token" in answer.table["error"]:
+                    return box, answer
+        candidates, fields = attempts[-1]
+        return await self._first(candidates, "POST", "/v1/sessions", fields, body)
+
     async def _queue(self, request: Request) -> Response:
         name, _, inner = request.headers.get(QUEUE_HEADER, "").rpartition(".")
-        box = self._named(await self._known(), name)
+        known = await self._known()
+        box = self._named(known, name)
         if box is None:
             raise ServeError("not_found", "there is no such place in the queue")
         headers = {**_headers(request), QUEUE_HEADER: inner}
-        return _rewritten((await self._first([box], "GET", "/v1/queue", headers))[1], box)
+        answer = (await self._first([box], "GET", "/v1/queue", headers))[1]
+        others = in_order(known, self._promised(), model=box.model, retired=self._retired)
+        if answer.status < 400 and with_room(others, self._promised()):
+            return JSONResponse({**answer.table, "admitted": True})
+        return _rewritten(answer, box)
 
     async def _sessions(self, request: Request) -> Response:
         answers = await self._all(await self._known(), request, "/v1/sessions")
@@ -302,7 +325,7 @@ class Gateway:
                 continue
             except BoxSilentError:
                 continue
-            if answer.code not in ("full", "stopping"):
+            if answer.code not in REFUSALS:
                 return box, answer
             refused = refused or (box, answer)
             if answer.table["error"].get("queue_token"):  # it waits there

@@ -66,6 +66,11 @@ class Application:
             OpenApiRoutes(),
         )
 
+    @property
+    def held(self) -> int:
+        """Number of sessions that hold a row, and of videos: what would end with the process."""
+        return self._manager.admission.running + self._jobs.count
+
     async def start(self) -> None:
         """Open the artifact, the store of snapshots and the video jobs; errors such as an ArtifactError are raised
         unchanged.

@@ -71,8 +71,7 @@ class VideoRoutes:
         if "last_image" in table:
             table["last_s"] = frames / fps
         opening = await asyncio.to_thread(opening_of, table, manifest)
-        if self._manager.stopping:
-            raise ServeError("stopping", "the server is shutting down", retry_after=5.0)
+        self._manager.check_takes()
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
 
     async def _list(self, request: Request) -> Response:

@@ -58,6 +58,8 @@ class SessionManager:
         The sessions that hold a row of the pool, by id.
     stopping : bool
         Whether new sessions are refused because the server stops.
+    closed : bool
+        Whether new sessions are refused because the server is to stop once its sessions have ended.
     """
 
     admission: Admission
@@ -68,7 +70,7 @@ class SessionManager:
         self.settings, self.device, self._leases = settings, device, leases or NoLeases()
         self.tickets = Tickets(time.monotonic)
         self.sessions: dict[str, LiveSession] = {}
-        self.stopping = False
+        self.stopping = self.closed = False
         self._tenants = ApiKeys(settings.keys).tenants
         self._reopening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._workers = ThreadPoolExecutor(ENCODERS, thread_name_prefix="seko-encode")
@@ -165,7 +167,7 @@ class SessionManager:
         ServeError
             If the server is full or stopping, or the runtime refuses the opening.
         """
-        self._check_open()
+        self.check_takes()
         content = content_of(self.device.manifest, opening)
         session = self._session(new_session(), tenant, content, resumable=resumable)
         if queue_token == JOIN:
@@ -190,6 +192,20 @@ class SessionManager:
                 await self._leave(session.name)
         return session
 
+    @property
+    def takes(self) -> bool:
+        """Whether new sessions, and saved ones, are taken."""
+        return not (self.stopping or self.closed)
+
+    def check_takes(self) -> None:
+        """Raise a ServeError unless new sessions, and saved ones, are taken."""
+        if self.stopping:
+            raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
+        if self.closed:
+            raise ServeError(
+                "stopping", "the server takes no new session, because it is to stop", retry_after=AGAIN_S
+            )
+
     def place(self, tenant: str, queue_token: str) -> dict[str, object]:
         """Return a request's place in the queue, and keep the place; see `Admission.look`."""
         return self.admission.look(tenant, digest(queue_token))
@@ -209,7 +225,7 @@ class SessionManager:
             snapshot is lost.
         """
         if name not in self.sessions:
-            self._check_open()
+            self.check_takes()
             await self._record(name, token)  # else a lock would be kept for each name that somebody makes up
             async with self._reopening[name]:
                 if name not in self.sessions:
@@ -247,10 +263,6 @@ class SessionManager:
         await self.saving.forget(session.name)
         await self._drop(session)
 
-    def _check_open(self) -> None:
-        if self.stopping:
-            raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
-
     def _session(self, name: str, tenant: str, content: Content, *, resumable: bool = True) -> LiveSession:
         loop, saving = self._loop, self.saving
         return LiveSession(
@@ -271,7 +283,7 @@ class SessionManager:
         """Serve a session that has a row of the pool; ServeError if the server has begun to stop meanwhile."""
         if self.stopping:
             await self.device.call(lambda _: session.close())
-            self._check_open()
+            self.check_takes()
         self.saving.begin(session, record)
         self.sessions[session.name] = session
         await self.device.call(lambda _: self.device.add(session))
@@ -287,7 +299,7 @@ class SessionManager:
         return record
 
     async def _reopen(self, record: Record, token: str) -> LiveSession:
-        self._check_open()
+        self.check_takes()
         name, tokens = record.session, ResumeTokens(record.tokens)
         tokens.check(token)
         self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)

@@ -46,9 +46,9 @@ class Box:
 
     Attributes
     ----------
-    alive, silent, stopping : bool
-        Whether the box's process runs, whether nothing says that the process has ended, and whether the box refuses
-        sessions because it ends.
+    alive, silent, stopping, closed : bool
+        Whether the box's process runs, whether nothing says that the process has ended, whether the box refuses
+        sessions because it ends, and whether it refuses them because it is to end once it has none.
     sessions : dict of str to Session
         The sessions that have a row of the box.
     """
@@ -67,7 +67,7 @@ class Box:
     ) -> None:
         self._env, self.name, self._times, self._every = env, name, times, snapshot_every
         self._rows, self._dice, self._traffic, self._meters = rows, dice, traffic, meters
-        self.alive, self.silent, self.stopping = True, False, False
+        self.alive, self.silent, self.stopping, self.closed = True, False, False, False
         self.sessions: dict[str, Session] = {}
         self._born = env.now
         self._busy_since: float | None = None
@@ -86,6 +86,11 @@ class Box:
         env.process(self._device())
         env.process(self._beat())
 
+    @property
+    def takes(self) -> bool:
+        """Whether the box takes sessions."""
+        return not (self.stopping or self.closed)
+
     def facts(self) -> BoxFacts:
         """Return the box's row."""
         return BoxFacts(
@@ -96,10 +101,11 @@ class Box:
             MODEL,
             DIGEST,
             self._times.rows,
-            0 if self.stopping else self._free_rows(),
+            self._free_rows() if self.takes else 0,
             self.admission.waiting,
             len(self.sessions),
-            not self.stopping,
+            self.takes,
+            self.name,
         )
 
     def _free_rows(self) -> int:
@@ -145,7 +151,7 @@ class Box:
         self._meters.rows.change(1)
 
     def _check_open(self) -> None:
-        if self.stopping:
+        if not self.takes:
             raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
 
     # -- its end -----------------------------------------------------------------------------------------------
@@ -164,6 +170,11 @@ class Box:
             done.succeed(False)
         self._ring()
 
+    def end(self) -> None:
+        """End the process of a box that has no session."""
+        self._rows.withdraw(self.name)
+        self.kill()
+
     def drain(self) -> Steps:
         """Save all sessions, end their sockets, and end the process."""
         self.stopping = True
@@ -178,8 +189,7 @@ class Box:
                 self.leave(session)
                 session.detach(STOPPED)
         if self.alive:
-            self._rows.withdraw(self.name)
-            self.kill()
+            self.end()
 
     # -- the device's thread -----------------------------------------------------------------------------------
 

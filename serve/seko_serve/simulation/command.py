@@ -14,7 +14,9 @@ from seko_serve.simulation.durations import read_times
 from seko_serve.simulation.scenario import LENGTHS, Scenario, option
 
 MEANINGS = {
-    "boxes": "boxes, each one GPU",
+    "boxes": "boxes, each one GPU; with --max-boxes the smallest number",
+    "max_boxes": "the largest number of boxes, if it changes with the load; 0: it does not",
+    "shrink_after_s": "seconds with a box too many before one ends",
     "sessions": "viewers that arrive",
     "arrivals": "viewers a second, at random; 0: all at once",
     "seconds": "of video that a viewer watches, as a mean",

@@ -36,8 +36,8 @@ class Figures:
         The most chunks that came again after a socket's end, because they were behind the last snapshot.
     gpu_use : float
         Share of the boxes' time in which their device was busy.
-    mean_sessions : float
-        Rows that sessions held, as a mean over time.
+    mean_boxes, mean_sessions : float
+        Boxes that ran, and rows that sessions held, as means over time.
     span_s : float
         Length of the measured part, in seconds: from the warm-up's end to the last arrival.
     ended_boxes : int
@@ -61,6 +61,7 @@ class Figures:
     resume_s_p99: float | None
     repeated_chunks: int
     gpu_use: float
+    mean_boxes: float
     mean_sessions: float
     span_s: float
     ended_boxes: int
@@ -111,6 +112,7 @@ class Figures:
             resume_s_p99=percentile(waits, 99),
             repeated_chunks=max((chunks for session in counted for chunks in session.again), default=0),
             gpu_use=meters.busy.seconds / meters.boxes.seconds if meters.boxes.seconds else 0.0,
+            mean_boxes=meters.boxes.seconds / (end - meters.begin) if end > meters.begin else 0.0,
             mean_sessions=meters.rows.span.seconds / (end - meters.begin) if end > meters.begin else 0.0,
             span_s=end - meters.begin,
             ended_boxes=ended,
@@ -131,8 +133,8 @@ class Figures:
             f"viewers   {self.served} of {self.sessions} served; refused: {refused}",
             f"CPR       {_shown(self.cpr, 4)}",
             f"TTFC      p50 {_shown(self.ttfc_ms_p50, 0)} ms, p99 {_shown(self.ttfc_ms_p99, 0)} ms",
-            f"GPU use   {100 * self.gpu_use:.1f} %; {self.mean_sessions:.1f} sessions at a time in "
-            f"{self.span_s:.0f} s",
+            f"GPU use   {100 * self.gpu_use:.1f} % of {self.mean_boxes:.1f} boxes; {self.mean_sessions:.1f} sessions "
+            f"at a time in {self.span_s:.0f} s",
             f"boxes     {self.ended_boxes} ended; {self.resumes} sockets resumed after "
             f"p50 {_shown(self.resume_s_p50, 1)} s, p99 {_shown(self.resume_s_p99, 1)} s; {self.lost} sessions lost",
             "a second  mean, and in the fullest second:",

@@ -9,7 +9,7 @@ from simpy import Environment
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import CONNECT_S
-from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order
+from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.fleet.gateway import AGAIN_S
 from seko_serve.simulation.box import DIGEST, MODEL, Box
@@ -50,24 +50,30 @@ class Gateway:
             If no box takes the session: the first one's refusal.
         """
         self._traffic.count(GATEWAY)
-        known = self._read()
-        candidates = [row for row in known if row.name == session.place]
+        known, promised = self._read(), self._known.promised(self._env.now)
+        boxes = in_order(known, promised, model=MODEL, dice=self._dice)
+        place = [row for row in boxes if row.name == session.place]
+        others = [row for row in boxes if row.name != session.place]
         session.place = ""
+        attempts = [(others, token)]
+        if place:
+            attempts.insert(0, (place, token))
+            if not with_room(place, promised):
+                attempts.insert(0, (with_room(others, promised), None))
         refused: ServeError | None = None
-        if not candidates:
-            candidates = in_order(known, self._known.promised(self._env.now), model=MODEL, dice=self._dice)
-        for row in candidates[:TRIED]:
-            box = self._boxes[row.name]
-            if (yield from self._answers(box)):
-                try:
-                    if (yield from box.open(session, token)):
-                        self._known.sent(row.name, self._env.now)
-                        return box
-                except ServeError as error:
-                    refused = refused or error
-                    if "place" in error.facts:
-                        session.place = row.name
-                        break
+        for candidates, place_token in attempts:
+            for row in candidates[:TRIED]:
+                box = self._boxes[row.name]
+                if (yield from self._answers(box)):
+                    try:
+                        if (yield from box.open(session, place_token)):
+                            self._known.sent(row.name, self._env.now)
+                            return box
+                    except ServeError as error:
+                        if "place" in error.facts:
+                            session.place = row.name
+                            raise
+                        refused = refused or error
         raise refused or ServeError("full", "no box answers", retry_after=AGAIN_S)
 
     def find(self, session: Session) -> Steps:

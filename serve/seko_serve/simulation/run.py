@@ -7,6 +7,8 @@ from functools import partial
 
 from simpy import Environment, Event
 
+from seko_serve.fleet.directory import BEAT_S
+from seko_serve.fleet.scaling import Bounds, Scaling
 from seko_serve.load import arrivals
 from seko_serve.simulation.box import Box
 from seko_serve.simulation.directory import Rows
@@ -61,6 +63,7 @@ class _Fleet:
             for number in range(scenario.gateways)
         ]
         self._slots = [self._new_box() for _ in range(scenario.boxes)]
+        self._starting = 0
         self._sessions: list[Session] = []
         self._left, self._ended = scenario.sessions, 0
         self._over: Event = self._env.event()
@@ -78,6 +81,8 @@ class _Fleet:
                 env.process(self._fail(slots, scenario.machine_failure_h, silent=True))
         if scenario.drained:
             env.process(self._replace_boxes())
+        if scenario.max_boxes:
+            env.process(self._scale())
         env.run(until=self._over)
         for box in self._slots:
             box.finish()
@@ -140,5 +145,42 @@ class _Fleet:
     def _start(self, slot: int) -> Steps:
         """Start a box in place of one that has ended."""
         self._ended += 1
+        self._slots[slot] = yield from self._started()
+
+    def _started(self) -> Steps:
+        """Return a new box, after the time that its start takes."""
+        self._starting += 1
         yield self._env.timeout(self._dice.choice(self._times.start_s))
-        self._slots[slot] = self._new_box()
+        self._starting -= 1
+        return self._new_box()
+
+    # -- the number of boxes -----------------------------------------------------------------------------------
+
+    def _scale(self) -> Steps:
+        """Add and end boxes, as the scaler of a fleet does."""
+        scenario = self._scenario
+        scaling = Scaling(Bounds(scenario.boxes, scenario.max_boxes, scenario.shrink_after_s), self._env.now)
+        while True:
+            yield self._env.timeout(BEAT_S)
+            names = {box.name for box in self._slots if box.alive}
+            names |= {f"starting-{number}" for number in range(self._starting)}
+            plan = scaling.plan(self._rows.boxes(), names, self._env.now)
+            for name in plan.resume:
+                self._boxes[name].closed = False
+            for name in plan.close:
+                self._boxes[name].closed = True
+                if not self._boxes[name].sessions:
+                    self._boxes[name].end()
+            for _ in range(plan.start):
+                self._env.process(self._add())
+
+    def _add(self) -> Steps:
+        """Start a further box."""
+        scenario = self._scenario
+        box = yield from self._started()
+        slot = len(self._slots)
+        self._slots.append(box)
+        if scenario.box_failure_h:
+            self._env.process(self._fail([slot], scenario.box_failure_h, silent=False))
+        if scenario.machine_failure_h:
+            self._env.process(self._fail([slot], scenario.machine_failure_h, silent=True))
