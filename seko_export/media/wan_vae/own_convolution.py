@@ -6,7 +6,8 @@ from torch import Tensor
 
 from seko_kernels.causal_conv import causal_conv, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
-from seko_kernels.fused_reference import E4M3_MAX, LEAST_ROW_SCALE, e4m3_cast
+from seko_kernels.formats import E4M3_MAX
+from seko_kernels.fused_reference import LEAST_ROW_SCALE, e4m3_cast
 from seko_kernels.tuned_conv import ConvTiles
 
 
