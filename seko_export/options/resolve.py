@@ -28,7 +28,6 @@ from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
-from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
@@ -192,9 +191,10 @@ def resolve_build(
     return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
 
 
-def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> WanVaeConfig:
+def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
     """Return the VAE with fp8 convolutions in its decoder; refuse --vae-fp8 where nothing would be computed in fp8."""
-    if not isinstance(vae, WanVaeConfig):
+    in_fp8 = None if vae is None else vae.with_fp8()
+    if in_fp8 is None:
         what = "this build has no VAE" if vae is None else f"a {vae.title} has none"
         raise UsageError(
             f"--vae-fp8 is for the convolutions of a Wan VAE's decoder, and {what}: leave it out"
@@ -209,7 +209,7 @@ def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> WanVaeConfi
             f"--vae-fp8: no fp8 convolution was measured on {machine.arch}, so none would be used; leave it out, or "
             "measure (scripts/bench/vae_kernels.py --fp8 --admit)"
         )
-    return replace(vae, fp8=True)
+    return in_fp8
 
 
 def _kv_scheme(text: str) -> KvScheme:

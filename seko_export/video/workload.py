@@ -18,7 +18,6 @@ from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.placement import device_bytes
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
-from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.roofline.gpus import find_gpu
 from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.calibration import uncalibrated_scales
@@ -130,7 +129,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
             (bool(stream.layer_rings), "--layer-rings", "layers of different rings"),
             (stream.window_positions, "--window-positions", "positions within the window"),
             (bool(stream.reference_frames), "--reference-frames", "reference frames"),
-            (isinstance(vae, WanVaeConfig) and vae.fp8, "--vae-fp8", "fp8 convolutions"),
+            (vae is not None and vae.computes_fp8, "--vae-fp8", "fp8 convolutions"),
         ):
             if asked:
                 yield Need(option, what)

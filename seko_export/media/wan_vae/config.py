@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from seko_export.config.media import VaeConfig
@@ -167,6 +167,15 @@ class WanVaeConfig(VaeConfig):
         """Name of the VAE in words."""
         convolutions = ", fp8 convolutions" if self.fp8 else ""
         return f"Wan {'2.2' if self.is_residual else '2.1'} VAE of base_dim {self.base_dim}{convolutions}"
+
+    @property
+    def computes_fp8(self) -> bool:
+        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for that."""
+        return self.fp8
+
+    def with_fp8(self) -> WanVaeConfig:
+        """Return this VAE with fp8 in its decoder."""
+        return replace(self, fp8=True)
 
     @property
     def latent_channels(self) -> int:
