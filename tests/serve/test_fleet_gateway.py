@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -165,6 +167,58 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         assert "seko_serve_gateway_admit_seconds_count" in figures
 
     run(tmp_path / "store", test)
+
+
+def test_the_gateway_looks_at_nothing_before_it_knows_the_key(tmp_path: Path) -> None:
+    """An unknown key is refused alike whether a session, video or place is there; another key finds none."""
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box(keys=KEYS, max_sessions=1)
+        body = {"prompt": PROMPT}
+        session = (await ask(fleet, "/v1/sessions", "POST", body, KEYS[0]))[1]["id"]
+        video = (await ask(fleet, "/v1/videos", "POST", {**body, "seconds": 0.1}, KEYS[0]))[1]["id"]
+        for known, unknown in (
+            (f"/v1/sessions/{session}", "/v1/sessions/" + "0" * 16),
+            (f"/v1/videos/{video}", "/v1/videos/video_none"),
+            (f"/v1/videos/{video}/content", "/v1/videos/video_none/content"),
+        ):
+            for method in ("GET",) if unknown.endswith("content") else ("GET", "DELETE"):
+                answers = [await ask(fleet, path, method, key="c" * 20) for path in (known, unknown)]
+                assert answers[0] == answers[1]
+                assert answers[0][0] == 401
+                assert (await ask(fleet, known, method, key=KEYS[1]))[0] == 404
+        assert (await ask(fleet, "/v1/queue", key="c" * 20))[0] == 401
+        assert (await ask(fleet, f"/v1/sessions/{session}", key=KEYS[0]))[0] == 200
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_the_gateway_refuses_other_sites_pages_and_other_names_of_itself(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        for headers, status in (
+            ({"host": "evil.test"}, 403),
+            ({"origin": "http://evil.test"}, 200),  # a page of another site cannot read the answer
+            ({}, 200),
+        ):
+            request = Request(f"{fleet.url}/v1/sessions", headers=headers)
+            assert await asyncio.to_thread(status_of, request) == status
+        body, foreign = b'{"prompt": "a b"}', {"origin": "http://evil.test"}
+        request = Request(f"{fleet.url}/v1/sessions", body, foreign, method="POST")
+        assert await asyncio.to_thread(status_of, request) == 403
+
+    run(tmp_path / "store", test)
+
+
+def status_of(request: Request) -> int:
+    """The status of an answer, which has the headers of every answer."""
+    try:
+        answer: Any = urlopen(request, timeout=20)
+    except HTTPError as refused:
+        answer = refused
+    with answer:
+        assert "content-security-policy" in answer.headers
+        return int(answer.status)
 
 
 def test_a_request_that_waits_gets_a_row_of_a_box_that_was_started_meanwhile(tmp_path: Path) -> None:

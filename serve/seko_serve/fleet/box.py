@@ -201,5 +201,6 @@ class Box:
             manager.admission.waiting,
             len(manager.sessions),
             manager.takes,
-            self._application,
+            application=self._application,
+            kind=manager.device.manifest.workload.kind,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ from seko_serve.fleet.directory import BoxFacts
 
 ANSWER_S = 5.0  # for which an answer's beginning is waited for; opening a session encodes its prompt
 CONNECT_S = 2.0
+_LOG = logging.getLogger("seko_serve")
 
 
 class BoxGoneError(Exception):
@@ -56,15 +59,21 @@ class Answer:
 
 
 class Boxes:
-    """A gateway's connections to boxes; use it on one event loop."""
+    """A gateway's connections to boxes; use it on one event loop.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    authorities : ssl.SSLContext
+        Checks the certificates of boxes that serve TLS.
+    """
+
+    def __init__(self, authorities: ssl.SSLContext) -> None:
         import aiohttp
 
         self._library = aiohttp
         self._client = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=authorities),
             auto_decompress=False,
         )
 
@@ -90,6 +99,9 @@ class Boxes:
         except library.ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
                 raise BoxGoneError(box.name) from None
+            raise BoxSilentError(box.name) from None
+        except library.ClientConnectorCertificateError as error:
+            _LOG.error("box %s has no certificate that is trusted: %s", box.name, error.certificate_error)
             raise BoxSilentError(box.name) from None
         except (TimeoutError, library.ClientError, OSError):
             raise BoxSilentError(box.name) from None

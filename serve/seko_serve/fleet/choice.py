@@ -58,6 +58,7 @@ def in_order(
     promised: Mapping[str, int],
     *,
     model: str | None = None,
+    kind: str | None = None,
     digest: str | None = None,
     retired: Collection[str] = (),
     dice: Random | None = None,
@@ -75,6 +76,8 @@ def in_order(
         Sessions that were sent to a box, by the box's name, since the box wrote its row.
     model : str, optional
         The model of a new session; None: any model, and any box for a session that comes back.
+    kind : str, optional
+        What the artifact makes, as `BoxFacts.kind`; None: anything.
     digest : str, optional
         The artifact of a session that comes back, to which retired boxes are open; None: the session is new.
     retired : collection of str
@@ -98,6 +101,7 @@ def in_order(
             for box in boxes
             if box.accepts
             and model in (None, box.model)
+            and kind in (None, box.kind)
             and (box.group not in retired if digest is None else box.digest == digest)
         ),
         key=rank,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 from pathlib import Path
 
+from seko_runtime.errors import SekoRuntimeError
 from seko_serve.fleet.config import read_config
+from seko_serve.fleet.directory import DirectoryError
+from seko_serve.store.base import StoreError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,8 +51,17 @@ def main(arguments: list[str]) -> int:
 
         from seko_serve.fleet import deployments
         from seko_serve.fleet.actor_directory import NAMESPACE
+        from seko_serve.fleet.checks import check, check_cluster
     except ImportError:
         return _lacking()
+    try:
+        if chosen.address is None:  # else the files are those of other machines
+            check(config, os.environ)
+        else:
+            check_cluster(chosen.address)
+    except (ValueError, OSError, SekoRuntimeError, StoreError, DirectoryError) as error:
+        print(f"seko-serve: {error}", file=sys.stderr)
+        return 3
     try:
         ray.init(address=chosen.address, namespace=NAMESPACE, log_to_driver=True)
         if chosen.stop:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from seko_serve.security.keys import private_bytes, read_keys
-from seko_serve.settings import Settings
+from seko_serve.settings import LOOPBACK, Settings
 
 MEMORY = "memory"  # the directory of a fleet on one machine
 BOX_OPENS_PER_S = 1000.0  # of a key at a box, where all requests come from gateways
@@ -78,6 +78,10 @@ class FleetConfig:
     box_url : str
         Address of a box for the sockets of clients, with ``{host}`` and ``{port}``; empty: the address that is
         listened on.
+    ssl_certfile, ssl_keyfile : str
+        Files on each machine of the TLS certificate and key of boxes; empty: boxes speak plain HTTP.
+    ca_file : str
+        File on each machine of the authorities with which gateways check boxes' certificates; empty: the system's.
     cache : str
         Folder for unpacked artifacts on each machine.
     api_key_file, snapshot_key_file : str
@@ -107,6 +111,9 @@ class FleetConfig:
     port: int = 8000
     box_host: str = ""
     box_url: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ca_file: str = ""
     cache: str = ""
     api_key_file: str = ""
     snapshot_key_file: str = ""
@@ -140,6 +147,8 @@ class FleetConfig:
             )
         if self.gateways < 1:
             raise ValueError(f"gateways is {self.gateways}, expected 1 or more")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ValueError("ssl_certfile and ssl_keyfile belong together: give both")
         if self.sessions_per_key < 0:
             raise ValueError(f"sessions_per_key is {self.sessions_per_key}, expected 0 or more")
         if not 0 <= self.shrink_after < float("inf"):
@@ -178,7 +187,9 @@ class FleetConfig:
             host,
             0,
             keys=tuple(read_keys([], key_file, environment)),
-            allowed_origins=frozenset(self.allowed_origins),
+            allowed_origins=frozenset(self.allowed_origins) | self._own_origins(),
+            tls_key=Path(self.ssl_keyfile) if self.ssl_keyfile else None,
+            tls_certificate=Path(self.ssl_certfile) if self.ssl_certfile else None,
             lease_s=self.lease,
             opens_per_s=BOX_OPENS_PER_S,
             queue=self.queue,
@@ -189,6 +200,12 @@ class FleetConfig:
             else None,
             videos=self.videos,
         )
+
+    def _own_origins(self) -> frozenset[str]:
+        """Origins of the gateway's page, if it is on this machine alone; others are configured."""
+        if self.host not in LOOPBACK:
+            return frozenset()
+        return frozenset(f"http://{name}:{self.port}" for name in ("127.0.0.1", "localhost"))
 
     def group(self, model: ModelConfig) -> str:
         """Return the name of a model's boxes, another one for each artifact and each change of their settings."""
@@ -201,6 +218,7 @@ class FleetConfig:
             for name, value in asdict(model).items()
             if name not in ("boxes", "max_boxes", "retired")
         }
+        relevant["own_origins"] = sorted(self._own_origins())
         return f"seko-box-{hashlib.sha256(repr(sorted(relevant.items())).encode()).hexdigest()[:12]}"
 
 

@@ -129,7 +129,9 @@ class GatewayReplica:
     def __init__(self, config: FleetConfig) -> None:
         set_up("info")
         retired = frozenset(config.group(model) for model in config.models if model.retired)
-        self._gateway = Gateway(config.gateway_settings(os.environ), opener_of(config), retired)
+        self._gateway = Gateway(
+            config.gateway_settings(os.environ), opener_of(config), retired, ca_file=config.ca_file
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # the name is Ray's
         """Return the gateway's ASGI application."""

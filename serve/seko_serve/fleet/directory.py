@@ -39,6 +39,8 @@ class BoxFacts:
         Whether the box takes sessions; it takes none when it ends, or is to end once its sessions have ended.
     application : str
         Name of the box's application in Ray; empty outside Ray.
+    kind : str
+        What the artifact makes: ``video`` or ``speech``.
     """
 
     name: str
@@ -53,6 +55,12 @@ class BoxFacts:
     sessions: int
     accepts: bool
     application: str = ""
+    kind: str = "video"
+
+    @property
+    def web(self) -> str:
+        """Address for the HTTP requests of clients, such as ``http://10.0.0.7:41000``."""
+        return f"http{self.url.removeprefix('ws')}"
 
 
 @dataclass(frozen=True)
