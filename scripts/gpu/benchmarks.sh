@@ -7,11 +7,7 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-<<<<<<< HEAD
-lanes=("vae_kernels vae tiny_decoder pipeline stream" "vae22 fps5" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
-=======
-lanes=("vae pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
->>>>>>> 8474702d28feba82e068aa5672b408cdd274d85d
+lanes=("vae_kernels vae pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
