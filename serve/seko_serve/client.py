@@ -214,7 +214,9 @@ class AsyncClient:
     def _asked(
         self, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
     ) -> dict[str, Any]:
-        """Return the answer to a request; ServeError if it is a refusal."""
+        """Return the answer to a request; ServeError if it is a refusal, with the code ``internal`` if a proxy before
+        the server refused it.
+        """
         own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
         request = Request(f"{self._url}{path}", body, {**headers, **own})
         try:
@@ -222,7 +224,11 @@ class AsyncClient:
                 fields: dict[str, Any] = json.load(answer)
                 return fields
         except HTTPError as refused:
-            raise ServeError.of_body(json.load(refused)["error"]) from None
+            try:
+                error = json.load(refused)["error"]
+            except (ValueError, TypeError, KeyError):
+                raise ServeError("internal", f"a proxy answered {refused.code}") from None
+            raise ServeError.of_body(error) from None
 
 
 class Client:

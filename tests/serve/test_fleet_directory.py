@@ -37,20 +37,28 @@ BOX = BoxFacts("box", "ws://box:1", "http://box:1", "group", "model", "digest", 
 
 
 class RedisServer:
-    """A redis-server of its own, without a file, that may be killed and started again."""
+    """A redis-server of its own, without a file, that may be killed and started again.
 
-    def __init__(self, folder: Path) -> None:
+    Parameters
+    ----------
+    folder : Path
+        Its folder.
+    *options
+        Further options of its command line.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        self._folder = folder
+        self._folder, self._options = folder, options
         self.start()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self, *more: str) -> None:
+    def start(self) -> None:
         command = [
             "redis-server",
             "--port",
@@ -61,7 +69,7 @@ class RedisServer:
             str(self._folder),
         ]
         self._process = subprocess.Popen(
-            [*command, "--save", "", "--appendonly", "no", *more], stdout=subprocess.DEVNULL
+            [*command, "--save", "", "--appendonly", "no", *self._options], stdout=subprocess.DEVNULL
         )
         while True:
             try:

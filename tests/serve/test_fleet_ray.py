@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from seko_serve.fleet.config import FleetConfig, ModelConfig
 from tests.shared import made_once
 
 from .artifacts import ENVIRONMENT, make_film
-from .fleet_soak import Viewer, holder, number, rows
+from .fleet_soak import Viewer, holder, nothing_left, number, rows
 from .test_fleet_directory import RedisServer, redis_server
 from .test_fleet_gateway import to_the_end
 from .test_server import http
@@ -52,7 +53,7 @@ def cluster() -> Iterator[Any]:
             patch.setenv(name, value)
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
         for number in range(2):
-            cluster.add_node(num_cpus=2, resources={f"box-{number}": 1})
+            cluster.add_node(num_cpus=2, num_gpus=1, resources={f"box-{number}": 1})
         ray.init(cluster.address, namespace=NAMESPACE, log_to_driver=False)
         yield cluster
         ray.shutdown()
@@ -263,5 +264,100 @@ def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
             viewer.check()
         await asyncio.to_thread(remove)
         assert applications() == 0
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+
+
+def below(process: int) -> list[int]:
+    """Return a process and all that it started, the youngest first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [process]
+    for parent in found:
+        found += children.get(parent, [])
+    return found[::-1]
+
+
+def raylet(node: Any) -> int:
+    """Return the number of the process that started all workers of a node."""
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
+    cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    from seko_serve.fleet.deployments import apply, remove
+
+    model = ModelConfig(str(film / "artifact"), boxes=2, gpus=1, cpus=0.5, device="cpu")  # one on each node
+    config = FleetConfig(
+        (model,),
+        str(tmp_path / "store"),
+        redis_server.url,
+        gateways=2,
+        port=port,
+        box_host="127.0.0.1",
+        opens_per_second=1e4,
+        snapshot_every=1,
+    )
+    url = f"http://127.0.0.1:{config.port}"
+
+    def has_boxes(count: int) -> bool:
+        try:
+            status, table = http(f"{url}/ready")
+        except (OSError, ValueError):  # no proxy, or its own words
+            return False
+        return status == 200 and table["boxes"] == count
+
+    async def test() -> None:
+        await asyncio.to_thread(apply, config)
+        await until(lambda: has_boxes(2))
+        async with AsyncClient(url) as client:
+            viewer = await Viewer(client, 0, tmp_path / "store").open()
+            done = False
+            watching = asyncio.create_task(viewer.watch(lambda: done))
+
+            async def goes_on() -> None:
+                count = len(viewer.media)
+                while len(viewer.media) < count + 20:
+                    assert not watching.done(), watching
+                    await asyncio.sleep(0.1)
+
+            await goes_on()
+            processes = [process for node in cluster.list_all_nodes() for process in below(raylet(node))]
+            gateways = [
+                process
+                for process in processes
+                if Path(f"/proc/{process}/cmdline").read_text().startswith("ray::ServeReplica:seko:gateway")
+            ]
+            assert len(gateways) == 2
+            os.kill(gateways[0], signal.SIGKILL)
+            await until(lambda: has_boxes(2))
+            await goes_on()
+            assert not viewer.waits, "its socket is at the box"
+
+            killed = await holder(redis_server.url, viewer.session)
+            (node,) = [node for node in cluster.worker_nodes if killed in below(raylet(node))]
+            for process in below(raylet(node)):
+                with suppress(ProcessLookupError):  # ended by the one before
+                    os.kill(process, signal.SIGKILL)
+            await goes_on()
+            assert len(viewer.waits) == 1
+            assert await holder(redis_server.url, viewer.session) != killed
+            await until(lambda: has_boxes(1))
+            cluster.remove_node(node, allow_graceful=False)
+            cluster.add_node(num_cpus=2, num_gpus=1)
+            await until(lambda: has_boxes(2))  # Ray has started another one
+            await goes_on()
+            assert len(viewer.waits) == 1
+            done = True
+            await watching
+            await asyncio.to_thread(viewer.check, partial(alone_of, film / "artifact"))
+            await client.close()
+            await nothing_left(redis_server.url)
+            await asyncio.to_thread(remove)
 
     asyncio.run(asyncio.wait_for(test(), LIMIT_S))

@@ -80,6 +80,11 @@ class Box:
         self._answers = True
 
     @property
+    def artifact(self) -> str:
+        """SHA-256 of the artifact's manifest; see `Leases.artifact`."""
+        return self._digest
+
+    @property
     def started(self) -> bool:
         """Whether the server listens."""
         return self._server.started

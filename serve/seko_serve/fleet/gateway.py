@@ -257,10 +257,19 @@ class Gateway:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
             return rewritten(answer, box)
-        for box in _one_for_each_digest(in_order(boxes, self._promised(), digest=None)):
+        # The directory has forgotten the session, but its record in the store says which artifact it needs.
+        refused: Answer | None = None
+        several = _one_for_each_digest(in_order(boxes, self._promised(), digest=None))
+        for box in several:
             _, answer = await self._first([box], request.method, path, headers, body)
-            if answer.status != 404:
+            if answer.code == "full":
+                refused = answer
+            elif answer.status != 404:
                 return rewritten(answer, box)
+        if refused is not None:
+            return passed(refused)
+        if not several:  # as when the directory has forgotten them, too
+            raise ServeError("full", "no box answers", retry_after=AGAIN_S)
         raise ServeError("not_found", "there is no such session")
 
     # -- models, videos and speech ----------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ class SessionManager:
         StoreError
             If the store of snapshots cannot be opened.
         """
-        self._loop, self.saving = asyncio.get_running_loop(), Saving(self.settings, self.device.metrics)
+        self._loop = asyncio.get_running_loop()
+        self.saving = Saving(self.settings, self.device.metrics, self._leases.artifact)
         await self.device.start()
         try:
             check_served(self.device.manifest)
@@ -250,11 +251,12 @@ class SessionManager:
 
     async def find_saved(self, name: str, tenant: str) -> Record:
         """Return the record of a tenant's session that is saved and has no row of the pool; ServeError if there is no
-        such session.
+        such session, or it needs another artifact.
         """
         record = None if name in self.sessions else await self.saving.find(name)
         if record is None or record.tenant != tenant:
             raise ServeError("not_found", "there is no such session")
+        self._check_artifact(record)
         return record
 
     async def close(self, session: LiveSession, reason: str = "closed") -> None:
@@ -296,7 +298,16 @@ class SessionManager:
         ResumeTokens(record.tokens).check(token)
         if record.tenant not in self._tenants:
             raise ServeError("forbidden", "the key that opened the session is none of this server any more")
+        self._check_artifact(record)
         return record
+
+    def _check_artifact(self, record: Record) -> None:
+        """Raise a ServeError if a saved session needs another artifact than that of this server of a fleet."""
+        own = self._leases.artifact
+        if own and record.artifact and record.artifact != own:
+            raise ServeError(
+                "full", "the session needs another artifact than this server's", retry_after=AGAIN_S
+            )
 
     async def _reopen(self, record: Record, token: str) -> LiveSession:
         self.check_takes()
@@ -314,6 +325,11 @@ class SessionManager:
             await self._add(session, record)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+        except VainError as error:
+            _LOG.error("%s", error)
+            raise ServeError(
+                "lost", "two servers could not continue the session; open another session"
+            ) from None
         except (SekoRuntimeError, StoreError, KeyError, TypeError, ValueError) as error:
             _LOG.error("session %s cannot go on from its snapshot: %s", name, error)
             raise ServeError(
