@@ -44,22 +44,22 @@ CHUNKS = 3  # decoded for the difference and, but for the first one, for eager's
 
 @dataclass(frozen=True)
 class Case:
-    """What is decoded: the model whose latents they are, latents a chunk, pixels, and the row.
+    """A case to measure: a model's latents, the size of a chunk in latent frames and pixels, and the name of the row.
 
     Parameters
     ----------
     preset : str
-        Of the model.
+        Preset of the model.
     latents : int
-        Of one call.
+        Latent frames of one call.
     height, width : int
-        In pixels.
+        Size of the picture in pixels.
     figure : str
         Name of the row.
     bar : float
-        What it must not exceed, of eager's time.
+        Goal: largest allowed ratio to the time of the eager VAE.
     title : str
-        What rows call the VAE.
+        Name of the VAE in rows.
     """
 
     preset: str

@@ -120,7 +120,7 @@ def serve_page(artifact: Path) -> int:
 def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _Digests) -> str:
     """Return a name made from everything that determines an artifact, except paths."""
     loras = [[*digests.of(lora.path), lora.weight] for lora in options.lora_files]
-    told = {
+    facts = {
         "config": repr(resolved.config),
         "checkpoint": digests.of(resolved.checkpoint),
         "entry": [options.entry, resolved.first_entry],
@@ -132,7 +132,7 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
         "producer": environment.producer(),
     }
     digests.save()
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
 
 
 class _Digests:

@@ -207,7 +207,7 @@ def _snapshot_anew(content: bytes, random: Random, *, facts: bool) -> tuple[byte
         told = damage_json(document, random, least_depth=random.choice((1, 2, 3)))
         parts[FACTS] = document.encoded()
     else:
-        name = random.choice([one for one in parts if not one.startswith("seko.")])
+        name = random.choice([part for part in parts if not part.startswith("seko.")])
         told = f"{name} changes"
         if random.random() < 0.3:
             del parts[name]

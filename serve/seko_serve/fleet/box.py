@@ -1,4 +1,4 @@
-"""A box: one server of a fleet, which repeats its row and its leases in the directory."""
+"""A box: one server of a fleet, which renews its entry and its leases in the directory every few seconds."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _LOG = logging.getLogger("seko_serve")
 class Box:
     """One server of a fleet.
 
-    A server that the directory does not answer goes on with the sessions that it has, and takes none: that no other
-    server can save these sessions is the work of the store of snapshots.
+    If the directory does not answer, the box continues its sessions and refuses new ones. The store of snapshots
+    ensures that no other box saves these sessions meanwhile.
 
     Parameters
     ----------
@@ -50,9 +50,10 @@ class Box:
     group : str
         Name of the boxes of the same artifact and settings.
     public : str
-        Address for the sockets of clients, with ``{port}`` where the port goes; empty: the address that is listened on.
+        Address for the sockets of clients, in which ``{port}`` stands for the port. Default: the address on which the
+        box listens.
     most : int
-        The most sessions in the whole fleet of a tenant; 0: any number.
+        Largest number of sessions of a tenant in the whole fleet; 0: any number.
     application : str
         Name of the box's application in Ray; empty outside Ray.
     """
@@ -105,7 +106,7 @@ class Box:
                 _LOG.warning("%s", error)
 
     def stop(self) -> None:
-        """Have `serve` save all sessions, close their sockets and end. Any thread may call this."""
+        """Make `serve` save all sessions, close their sockets and end; any thread may call `stop`."""
         self._server.should_exit = True
 
     def admit(self, takes: bool) -> Future[int]:
@@ -158,7 +159,7 @@ class Box:
     # -- the directory -----------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Repeat the row and the leases."""
+        """Renew the box's entry and leases every `BEAT_S` seconds."""
         while True:
             if self._server.started:
                 try:
@@ -189,7 +190,7 @@ class Box:
                 session.finish(ServeError("conflict", TAKEN))
 
     def facts(self) -> BoxFacts:
-        """Return the box's row; the server must have started."""
+        """Return the box's entry in the directory; the server must have started."""
         manager, settings = self._manager, self._settings
         (listener,) = self._server.servers
         port = listener.sockets[0].getsockname()[1]

@@ -17,11 +17,11 @@ _LOG = logging.getLogger("seko_serve")
 
 
 class BoxGoneError(Exception):
-    """Nothing listens at the box's address: its process has ended."""
+    """The error of a box at whose address nothing listens, because its process has ended."""
 
 
 class BoxSilentError(Exception):
-    """The box does not answer in time, or breaks off its answer."""
+    """The error of a box that does not answer in time, or breaks off its answer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Answer:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The JSON object of the body; empty if the body is none."""
+        """The JSON object in the body; empty if the body is not a JSON object."""
         try:
             table = json.loads(self.body)
         except ValueError:
@@ -53,7 +53,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The code of the error that the box answered; empty if it answered none."""
+        """The code of the error in the answer; empty if the answer is no error."""
         error = self.table.get("error") if self.status >= 400 else None
         return str(error.get("code", "")) if isinstance(error, dict) else ""
 

@@ -33,7 +33,7 @@ class ModelConfig:
     device : str
         The device; see `open_artifact`.
     retired : bool
-        Whether the boxes take no new sessions. Their sessions go on until they end.
+        Whether the boxes take no new sessions; their present sessions continue.
     """
 
     artifact: str
@@ -66,7 +66,7 @@ class FleetConfig:
     models : tuple of ModelConfig
         The artifacts that are served.
     snapshots : str
-        Where sessions are saved, for all boxes: a shared folder, or the URL of an object store.
+        Store in which all boxes save sessions: a shared folder, or the URL of an object store.
     directory : str
         ``memory`` for a fleet on one machine, or the URL of a Redis server such as ``redis://10.0.0.5:6379/0``.
     gateways : int
@@ -74,10 +74,10 @@ class FleetConfig:
     host, port : str, int
         Address on which Ray's proxies listen for the gateways.
     box_host : str
-        Address on which boxes listen; empty: the machine's address, as Ray knows it.
+        Address on which boxes listen. Default: the machine's address, as Ray knows it.
     box_url : str
-        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``; empty: the address that is
-        listened on.
+        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``. Default: the address on which the
+        box listens.
     ssl_certfile, ssl_keyfile : str
         Files on each machine of the TLS certificate and key of boxes; empty: boxes speak plain HTTP.
     ca_file : str
@@ -87,11 +87,11 @@ class FleetConfig:
     api_key_file, snapshot_key_file : str
         Files on each machine, as ``seko-serve`` takes them.
     allowed_origins : tuple of str
-        Origins of pages that may open sockets: at least that of the gateway's page.
+        Origins of pages that may open sockets; they must include the origin of the gateway's page.
     sessions_per_key : int
-        The most sessions of a key on all boxes; 0: any number.
+        Largest number of sessions of an API key on all boxes; 0: any number.
     opens_per_second : float
-        Sessions and videos that a key may open from an address in a second at each gateway, in the long run.
+        Mean number of sessions and videos that a key may open from an address in a second at each gateway.
     shrink_after : float
         Seconds for which a model must have had a box too many before one of its boxes ends.
     lease, snapshot_every, queue, videos
@@ -171,7 +171,7 @@ class FleetConfig:
         host : str
             Address to listen on, at any port.
         environment : mapping of str to str
-            The environment, which may have an API key.
+            Environment variables, which may include an API key.
         device : str
             The device.
 
@@ -208,7 +208,7 @@ class FleetConfig:
         return frozenset(f"http://{name}:{self.port}" for name in ("127.0.0.1", "localhost"))
 
     def group(self, model: ModelConfig) -> str:
-        """Return the name of a model's boxes, another one for each artifact and each change of their settings."""
+        """Return the name of the group of a model's boxes: a hash of the artifact and the settings."""
         relevant = {
             name: value
             for name, value in asdict(self).items()
@@ -245,7 +245,7 @@ def read_config(file: Path) -> FleetConfig:
 
 
 def _read(kind: type[Any], table: object, where: str) -> Any:
-    """Return a dataclass with the values of a table."""
+    """Return a dataclass that is filled from a table of the file."""
     if not isinstance(table, dict):
         raise ValueError(f"{where} is no table of fields and values")
     hints, values = get_type_hints(kind), {}

@@ -1,7 +1,7 @@
-"""Ray Serve's part of a fleet: boxes as replicas of one application for each artifact, and the gateways' application.
+"""The fleet as applications of Ray Serve: one for each artifact, whose replicas are boxes, and one for the gateways.
 
-Ray starts, places and watches the processes. Requests go through Ray's proxies to the gateways alone; gateways and
-clients reach boxes directly.
+Ray starts, places and watches the processes. Only requests to gateways go through Ray's proxies; gateways and clients
+connect to boxes directly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOG = logging.getLogger("seko_serve")
 
 
 def opener_of(config: FleetConfig) -> Callable[[], Directory]:
-    """Return what opens a fleet's directory."""
+    """Return a function that opens the directory of a fleet."""
     return ActorDirectory if config.directory == MEMORY else partial(RedisDirectory, config.directory)
 
 
@@ -94,7 +94,7 @@ class Replica:
             self._thread.join(0.05)
 
     def check_health(self) -> None:
-        """Raise a RuntimeError if the server has ended: Ray then starts another replica."""
+        """Raise a RuntimeError if the server has ended, so that Ray starts another replica."""
         if not self._thread.is_alive():
             raise RuntimeError("the server has ended") from self._fault
 
@@ -339,10 +339,10 @@ def _config_of(arguments: Mapping[str, str], names: tuple[str, ...]) -> FleetCon
 
 
 def apply(config: FleetConfig) -> None:
-    """Make the fleet in the connected Ray cluster what a configuration says.
+    """Start and end boxes in the connected Ray cluster until the fleet is as in a configuration.
 
-    Boxes of new artifacts are started first, then the gateways, which send new sessions to boxes that are not retired.
-    Boxes that the configuration has no more save their sessions and end.
+    Boxes of new artifacts are started first, then the gateways. Boxes that are not in the configuration any more save
+    their sessions and end.
 
     Raises
     ------
@@ -377,7 +377,7 @@ def apply(config: FleetConfig) -> None:
 
 
 def _is_complete(status: Any, model: ModelConfig) -> bool:
-    """Return whether an application of boxes has as many as a configuration says, running or about to start."""
+    """Return whether an application has the configured number of boxes, running or starting."""
     boxes = status.deployments.get(BOX)
     if boxes is None or status.status == "DEPLOY_FAILED":
         return False
@@ -386,7 +386,7 @@ def _is_complete(status: Any, model: ModelConfig) -> bool:
 
 
 def remove() -> None:
-    """End the fleet in the connected Ray cluster; boxes save their sessions first."""
+    """End the fleet in the connected Ray cluster, after its boxes have saved their sessions."""
     if SCALER in serve.status().applications:  # it would start boxes again
         serve.delete(SCALER)
     for name in [*serve.status().applications]:

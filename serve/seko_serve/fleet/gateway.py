@@ -1,6 +1,7 @@
-"""The gateway: one address for all boxes. It says which box a session is at; sockets go to the boxes themselves.
+"""The gateway: one address for all boxes, which forwards requests and tells clients at which box their session is.
 
-A gateway has no state of its own, so there may be several gateways, and each may be killed.
+Sockets go to the boxes directly. A gateway has no state of its own, so a fleet may have several gateways, and each
+may be killed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LOG = logging.getLogger("seko_serve")
 
 
 class Gateway:
-    """The routes of a gateway.
+    """The HTTP routes of a gateway.
 
     Parameters
     ----------
@@ -229,7 +230,7 @@ class Gateway:
         return JSONResponse({"object": "list", "data": own})
 
     async def _session(self, request: Request) -> Response:
-        """Answer from the box that has the session; for a session that no box has, from one that may resume it."""
+        """Forward a request to the box that has the session, or to a box that may resume the session if none has it."""
         tenant, name = self._access.tenant(request), request.path_params["name"]
         body = await raw_body(request, MAX_BODY_BYTES)
         place, lease = await self._directory.find(name)
@@ -290,7 +291,7 @@ class Gateway:
         return passed(answer)
 
     async def _videos(self, request: Request) -> Response:
-        """Answer the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
+        """Return the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
         query = request.query_params
         limit = query.get("limit", "20")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= MAX_LISTED):
@@ -346,7 +347,7 @@ class Gateway:
     # -- boxes -------------------------------------------------------------------------------------------------
 
     async def _known(self) -> list[BoxFacts]:
-        """Return the rows of all boxes, not older than `FRESH_S`."""
+        """Return the entries of all boxes, which are at most `FRESH_S` seconds old."""
         async with self._reading:
             if self._rows.stale(time.monotonic()):
                 self._rows.update(await self._directory.boxes(), time.monotonic())
@@ -388,8 +389,8 @@ class Gateway:
     async def _first(
         self, boxes: list[BoxFacts], method: str, path: str, headers: dict[str, str], body: bytes = b""
     ) -> tuple[BoxFacts, Answer]:
-        """Return the answer of the first of a few boxes that does not refuse for being full or stopping; if all refuse,
-        the first one's refusal; ServeError if none answers.
+        """Ask a few boxes one after another; return the first answer that is not a refusal by a full or stopping box.
+        If all refuse, return the first refusal; if none answers, raise a ServeError.
         """
         refused: tuple[BoxFacts, Answer] | None = None
         for box in boxes[:TRIED]:
@@ -413,7 +414,7 @@ class Gateway:
     async def _all(
         self, boxes: Iterable[BoxFacts], request: Request, path: str
     ) -> list[tuple[BoxFacts, Answer]]:
-        """Return the answers of all boxes that answer; ServeError if the key is refused."""
+        """Return the answers of all boxes that answer; ServeError if they refuse the key."""
         self._access.tenant(request)
         headers = headers_of(request)
 

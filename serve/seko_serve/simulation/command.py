@@ -74,9 +74,9 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError:
         print("seko-serve: a simulation needs SimPy: pip install 'seko-serve[simulate]'", file=sys.stderr)
         return 3
-    given = {name: getattr(chosen, name) for name in ARTIFACT if getattr(chosen, name) is not None}
+    overrides = {name: getattr(chosen, name) for name in ARTIFACT if getattr(chosen, name) is not None}
     try:
-        times = read_times(_text(chosen.times), given)
+        times = read_times(_text(chosen.times), overrides)
     except (ValueError, OSError) as error:
         print(f"seko-serve: {chosen.times}: {error}", file=sys.stderr)
         return 3

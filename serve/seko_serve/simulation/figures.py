@@ -23,8 +23,8 @@ class Figures:
     refused : mapping of str to int
         Number of viewers that were refused, by the error's code.
     lost, resumes : int
-        Number of sessions that ended with their box because there was no snapshot of them, and number of sockets that
-        ended and were resumed.
+        Number of sessions that were lost with their box because they had no snapshot, and number of sockets that ended
+        and were resumed.
     cpr : float or None
         Continuous playback rate as ``seko-serve load`` defines it. A viewer whose socket ended begins to play again;
         the first chunk then counts as late.
@@ -33,18 +33,19 @@ class Figures:
     resume_s_p50, resume_s_p99 : float or None
         Seconds from a socket's end to the next frame.
     repeated_chunks : int
-        The most chunks that came again after a socket's end, because they were behind the last snapshot.
+        Largest number of chunks that a viewer received twice after a socket's end, because they were made after the
+        last snapshot.
     gpu_use : float
         Share of the boxes' time in which their device was busy.
     mean_boxes, mean_sessions : float
-        Boxes that ran, and rows that sessions held, as means over time.
+        Mean number of boxes that ran, and of rows with a session, over time.
     span_s : float
-        Length of the measured part, in seconds: from the warm-up's end to the last arrival.
+        Length of the measured time in seconds, from the end of the warm-up to the last arrival.
     ended_boxes : int
-        Boxes that ended, by failures or to be replaced.
+        Number of boxes that failed or were replaced.
     gateway_rps, box_rps, directory_rps, store_rps : float
-        Requests a second: from viewers to all gateways, from gateways to all boxes, commands to Redis, and snapshots
-        to the store, as means.
+        Mean requests a second: from viewers to all gateways, from gateways to all boxes, commands to Redis, and
+        snapshots to the store.
     gateway_rps_peak, box_rps_peak, directory_rps_peak, store_rps_peak : int
         Requests to gateways, boxes, Redis and the store in the second with most requests.
     """
@@ -84,7 +85,7 @@ class Figures:
         ended: int,
         now: float,
     ) -> Figures:
-        """Return the figures of a simulation that is over at the time ``now``."""
+        """Return the figures of a simulation that ended at the time ``now``."""
         counted = [session for session in sessions if session.opened_at >= meters.begin]
         served = [session for session in counted if session.views and session.views[0].first_at is not None]
         shares = [share for session in served if (share := in_time(session, buffer)) is not None]

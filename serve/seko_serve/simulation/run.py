@@ -1,4 +1,4 @@
-"""A simulation from its beginning until the last viewer is gone."""
+"""The run of a simulation: starts the fleet, lets viewers arrive and boxes fail, and ends with the last viewer."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HOUR_S = 3600.0
 def simulate(scenario: Scenario, times: BoxTimes) -> Figures:
     """Simulate a fleet and return its figures.
 
-    Equal arguments of `simulate` give equal figures.
+    Equal arguments give equal figures.
 
     Parameters
     ----------
     scenario : Scenario
-        The fleet, its viewers, and what fails.
+        The fleet, its viewers and its failures.
     times : BoxTimes
         Measured durations of a box.
     """
@@ -69,7 +69,7 @@ class _Fleet:
         self._over: Event = self._env.event()
 
     def run(self) -> Figures:
-        """Run until the last viewer is gone."""
+        """Run the simulation until the last viewer has left."""
         scenario, env = self._scenario, self._env
         env.process(self._arrive())
         if scenario.box_failure_h:
@@ -124,7 +124,7 @@ class _Fleet:
             self._over.succeed()
 
     def _fail(self, slots: list[int], hours: float, *, silent: bool) -> Steps:
-        """Kill the boxes of these slots together, at random times."""
+        """Kill the boxes in these slots, all at once, again and again at random times."""
         while True:
             yield self._env.timeout(self._failures.expovariate(1 / (hours * HOUR_S)))
             for slot in slots:
@@ -143,7 +143,7 @@ class _Fleet:
                     yield from self._start(slot)
 
     def _start(self, slot: int) -> Steps:
-        """Start a box in place of one that has ended."""
+        """Start a box that replaces one that has ended."""
         self._ended += 1
         self._slots[slot] = yield from self._started()
 

@@ -1,4 +1,4 @@
-"""The settings of a simulation: how many boxes there are, who arrives, and what fails."""
+"""The settings of a simulation: its boxes, viewers and failures."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Scenario:
     sessions : int
         Number of viewers that arrive.
     arrivals : float
-        Mean number of viewers a second of a Poisson process; 0: all arrive at once.
+        Mean number of viewers that arrive in a second, as a Poisson process; 0: all arrive at once.
     seconds : float
-        Seconds of video that a viewer watches, as a mean.
+        Mean seconds of video that a viewer watches.
     lengths : str
         Distribution of the seconds that viewers watch: ``exponential`` (random) or ``fixed``.
     buffer : int
-        Chunks that a viewer collects before it plays.
+        Number of chunks that a viewer collects before it plays.
     wait_s : float
         Seconds for which a viewer waits in the queue of a full fleet; 0: the viewer leaves at once.
     queue : int
-        Requests that may wait at a box.
+        Largest number of requests that wait at a box.
     snapshot_every : int
-        Chunks from a session's snapshot to the next; 0: none while it runs.
+        Number of chunks between two snapshots of a session; 0: no snapshots while it runs.
     gateways : int
         Number of gateways.
     box_failure_h : float
@@ -44,11 +44,11 @@ class Scenario:
     boxes_per_machine : int
         Number of boxes of a machine. A box that is added for the load is the only one of its machine.
     drain_at_s : float
-        Second from which boxes are replaced one after another, as for a change of their settings.
+        Time in seconds at which boxes begin to be replaced one after another, as after a change of their settings.
     drained : int
         Number of boxes that are replaced.
     warm_up_s : float
-        Seconds at the beginning of which figures count nothing.
+        Seconds at the beginning that figures leave out.
     seed : int
         Seed of all random numbers.
 
