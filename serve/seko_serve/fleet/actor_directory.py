@@ -1,4 +1,5 @@
-"""The directory of a fleet on one machine: the memory of a process of Ray, which all boxes and gateways call."""
+"""The directory of a fleet on one machine: a Ray actor that holds it in memory, and that all boxes and gateways
+call."""
 
 from __future__ import annotations
 
@@ -33,15 +34,15 @@ class ActorDirectory:
         self._actor = ray.remote(DirectoryActor).options(num_cpus=0, max_restarts=-1, **options).remote()
 
     async def announce(self, box: BoxFacts) -> None:
-        """Write a box's row."""
+        """Renew a box's entry."""
         await self._call("announce", box)
 
     async def withdraw(self, box: str) -> None:
-        """Remove a box's row."""
+        """Remove a box's entry."""
         await self._call("withdraw", box)
 
     async def boxes(self) -> list[BoxFacts]:
-        """Return the rows of all boxes."""
+        """Return the entries of all boxes."""
         boxes: list[BoxFacts] = await self._call("boxes")
         return boxes
 
@@ -51,7 +52,7 @@ class ActorDirectory:
         return lease
 
     async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
-        """Prolong leases."""
+        """Renew leases."""
         held: dict[str, Lease | None] = await self._call("renew", dict(leases))
         return held
 
@@ -60,12 +61,12 @@ class ActorDirectory:
         await self._call("release", session, tenant, lease)
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
-        """Return what is remembered of a session."""
+        """Return a session's stored facts and its lease."""
         found: tuple[Place | None, Lease | None] = await self._call("find", session)
         return found
 
     async def note(self, video: str, box: str) -> None:
-        """Remember which box makes a video."""
+        """Record which box makes a video."""
         await self._call("note", video, box)
 
     async def noted(self, video: str) -> str | None:

@@ -1,5 +1,5 @@
-"""What passes between a gateway's clients and boxes: the parts of a request that a box needs, and a box's answer as the
-client gets it.
+"""Requests and answers between clients and boxes: a gateway forwards the parts of a request that a box needs, and
+adapts the box's answer for the client.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ PASSED = ("content-type", "retry-after")
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """Return the headers of a request that a box needs."""
+    """Return those headers of a request that a box needs."""
     return {
         name: request.headers[name] for name in ("authorization", "content-type") if name in request.headers
     }
 
 
 def model_of(body: bytes, kind: str = "") -> object:
-    """Return the model that a body names; None if it names none.
+    """Return the name of the model in a request's body; None if the body has none.
 
     Parameters
     ----------
     body : bytes
         The body of a request.
     kind : str
-        The request's header ``Content-Type``: a form, or else JSON.
+        The request's header ``Content-Type``: that of a form; other types are read as JSON.
 
     Raises
     ------
@@ -52,12 +52,13 @@ def model_of(body: bytes, kind: str = "") -> object:
 
 
 def placed(session: dict[str, Any], box: BoxFacts) -> dict[str, Any]:
-    """Return a session's object with the whole address of its socket."""
+    """Return the JSON object of a session with the complete address of its socket."""
     return {**session, "url": box.url + session["url"]} if "url" in session else session
 
 
 def rewritten(answer: Answer, box: BoxFacts) -> Response:
-    """Return a box's answer about a session: its socket's address is whole, and a place in the queue names the box."""
+    """Return a box's answer about a session with two changes: the socket's address is complete, and a queue token
+    names the box."""
     table = placed(answer.table, box)
     error = table.get("error")
     if isinstance(error, dict) and error.get("queue_token"):
@@ -69,7 +70,9 @@ def rewritten(answer: Answer, box: BoxFacts) -> Response:
 
 
 def sent_to(box: BoxFacts, answer: Answer, query: str = "") -> Response:
-    """Return the answer that sends a client, with its query, to the box's link; the box's refusal if it gave none."""
+    """Return the redirect of a client, with its query, to the link in the box's answer; without a link, return the
+    box's
+    answer, which is a refusal."""
     if answer.status >= 400:
         return passed(answer)
     location = f"{box.web}{answer.table['url']}{query and f'&{query}'}"
@@ -78,6 +81,6 @@ def sent_to(box: BoxFacts, answer: Answer, query: str = "") -> Response:
 
 
 def passed(answer: Answer) -> Response:
-    """Return a box's answer as it is."""
+    """Return a box's answer unchanged."""
     headers = {name: value for name, value in answer.headers.items() if name in PASSED}
     return Response(answer.body, answer.status, headers)

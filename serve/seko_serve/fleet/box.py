@@ -110,10 +110,11 @@ class Box:
         self._server.should_exit = True
 
     def admit(self, takes: bool) -> Future[int]:
-        """Have the box take new sessions, or none any more; its sessions go on. The server must have started.
+        """Make the box accept new sessions, or refuse them; its present sessions continue. The server must have
+        started.
 
-        Any thread may call this. The result is the number of sessions that hold a row and of videos. Once it is 0 in a
-        box that takes none, it stays 0.
+        Any thread may call `admit`. The result is the number of sessions that hold a row, and of videos. In a box that
+        refuses sessions a result of 0 stays 0.
         """
         assert self._loop is not None  # the server has started
         return asyncio.run_coroutine_threadsafe(self._admit(takes), self._loop)

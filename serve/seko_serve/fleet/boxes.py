@@ -64,7 +64,7 @@ class Boxes:
     Parameters
     ----------
     authorities : ssl.SSLContext
-        Checks the certificates of boxes that serve TLS.
+        Context with which the certificates of boxes with TLS are checked.
     """
 
     def __init__(self, authorities: ssl.SSLContext) -> None:

@@ -1,5 +1,5 @@
-"""Checks of a fleet that runs on this machine alone, before Ray is started: a fault is a sentence, and not a process
-that ends again and again.
+"""Checks of a fleet on one machine before Ray is started, so that a fault ends the command with one sentence instead of
+ending a process of Ray again and again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONNECT_S = 5.0  # for an answer of a Ray cluster
 
 
 def check(config: FleetConfig, environment: Mapping[str, str]) -> None:
-    """Check that boxes and gateways can start on this machine, as far as that is known without opening an artifact.
+    """Check that boxes and gateways can start on this machine, without opening an artifact.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ async def _check_directory(url: str) -> None:
 
 
 def check_cluster(address: str) -> None:
-    """Check that something listens at the address of a Ray cluster, for which Ray would wait for minutes.
+    """Check that something listens at the address of a Ray cluster; without the check Ray would wait for minutes.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def in_order(
     model : str, optional
         Name of the model of a new session; None: any model.
     kind : str, optional
-        What the artifact makes, as `BoxFacts.kind`; None: anything.
+        Output of the artifact, as in `BoxFacts.kind`; None: any output.
     digest : str, optional
         SHA-256 of the artifact of a session that is resumed, which retired boxes take too; None for a new session.
     retired : collection of str
@@ -110,5 +110,5 @@ def in_order(
 
 
 def with_room(boxes: Iterable[BoxFacts], promised: Mapping[str, int]) -> list[BoxFacts]:
-    """Return those of the boxes that have a free row beside the sessions that were sent to them, in the same order."""
+    """Return the boxes that have a free row left after the sessions that were sent to them, in the same order."""
     return [box for box in boxes if box.free > promised.get(box.name, 0)]

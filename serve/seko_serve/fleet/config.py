@@ -25,9 +25,9 @@ class ModelConfig:
         The artifact's folder on each machine, or its packed tar: a file, or the URL of an object such as
         ``s3://bucket/name.tar``. Another artifact needs another name.
     boxes : int
-        Number of boxes; with ``max_boxes`` the smallest number.
+        Number of boxes; the smallest number if ``max_boxes`` is set.
     max_boxes : int
-        The largest number of boxes, if their number changes with the load; 0: there are always ``boxes``.
+        Largest number of boxes, if their number follows the load; 0: the number is always ``boxes``.
     gpus, cpus : float
         GPUs and CPU cores that Ray reserves for each box, on one machine: as many GPUs as the artifact has ranks.
     device : str
@@ -50,7 +50,7 @@ class ModelConfig:
         return self.max_boxes > 0
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise a ValueError if a box has GPUs, but another number than an artifact of several ranks needs."""
+        """Raise a ValueError if the number of GPUs of a box differs from the artifact's number of ranks."""
         if ranks > 1 and self.gpus not in (0, ranks):
             raise ValueError(
                 f"gpus is {self.gpus:g}, and the artifact has {ranks} ranks: expected gpus {ranks}"
@@ -79,9 +79,10 @@ class FleetConfig:
         Address of a box for the sockets of clients, with ``{host}`` and ``{port}``. Default: the address on which the
         box listens.
     ssl_certfile, ssl_keyfile : str
-        Files on each machine of the TLS certificate and key of boxes; empty: boxes speak plain HTTP.
+        Files on each machine with the TLS certificate and key of boxes; empty: boxes use plain HTTP.
     ca_file : str
-        File on each machine of the authorities with which gateways check boxes' certificates; empty: the system's.
+        File on each machine with the certificates of the authorities that gateways trust for boxes; empty: the
+        system's.
     cache : str
         Folder for unpacked artifacts on each machine.
     api_key_file, snapshot_key_file : str
@@ -93,7 +94,7 @@ class FleetConfig:
     opens_per_second : float
         Mean number of sessions and videos that a key may open from an address in a second at each gateway.
     shrink_after : float
-        Seconds for which a model must have had a box too many before one of its boxes ends.
+        Seconds for which one box less must have been enough before a box ends.
     lease, snapshot_every, queue, videos
         Options of each box, as ``seko-serve`` takes them.
 

@@ -99,7 +99,8 @@ class Replica:
             raise RuntimeError("the server has ended") from self._fault
 
     async def admit(self, takes: bool) -> int:
-        """Have the box take new sessions or none, and return what it has; see `Box.admit`."""
+        """Make the box accept or refuse new sessions, and return the number of its sessions and videos; see
+        `Box.admit`."""
         return await asyncio.wrap_future(self._box.admit(takes))
 
     async def __del__(self) -> None:
@@ -139,7 +140,7 @@ class GatewayReplica:
 
 
 class RayBoxes:
-    """The boxes of a model whose number changes, each an application of Ray Serve of its own; see `ScaledBoxes`.
+    """The boxes of a model whose number follows the load; each box is an application of Ray Serve. See `ScaledBoxes`.
 
     Parameters
     ----------
@@ -175,7 +176,7 @@ class RayBoxes:
         self._failed = {name: self._failed.get(name, now) for name in failed}
         for name, since in self._failed.items():
             if now - since > FAILED_S:
-                _LOG.error("a box could not start: %s", running[name].message.splitlines()[-1])
+                _LOG.error("a box could not start: %s", running[name].message.strip().splitlines()[-1:])
                 await self.end(name)
                 names.remove(name)
         return names
@@ -190,7 +191,7 @@ class RayBoxes:
         )
 
     async def admit(self, box: str, takes: bool) -> int | None:
-        """Have a box take new sessions or none; None if it does not answer."""
+        """Make a box accept or refuse new sessions; return None if it does not answer."""
         try:
             async with asyncio.timeout(ADMIT_S):
                 handle = await asyncio.to_thread(serve.get_app_handle, box)
@@ -205,7 +206,7 @@ class RayBoxes:
 
 
 class ScalerReplica:
-    """The process that adds and ends boxes of the models whose number of boxes changes, as a replica of Ray Serve.
+    """The scaler as a replica of Ray Serve: it adds and ends boxes of models whose number of boxes follows the load.
 
     Parameters
     ----------
@@ -233,12 +234,12 @@ class ScalerReplica:
         self._thread.start()
 
     def check_health(self) -> None:
-        """Raise a RuntimeError if boxes are not watched any more: Ray then starts another replica."""
+        """Raise a RuntimeError if the scaler has stopped, so that Ray starts another replica."""
         if not self._thread.is_alive():
             raise RuntimeError("the thread that watches the boxes has ended")
 
     async def __del__(self) -> None:
-        """End what is being done; Ray calls this before it ends the replica."""
+        """Stop the scaler; Ray calls this before it ends the replica."""
         self._stopped.set()
         while self._thread.is_alive():
             await asyncio.sleep(0.05)

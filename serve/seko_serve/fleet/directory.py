@@ -35,11 +35,11 @@ class BoxFacts:
         Number of rows, of further sessions that the box would admit by measured call times, of requests in its queue,
         and of open sessions.
     accepts : bool
-        Whether the box takes sessions; it takes none when it ends, or is to end once its sessions have ended.
+        Whether the box accepts sessions; False while it ends, or if it ends after its last session.
     application : str
         Name of the box's application in Ray; empty outside Ray.
     kind : str
-        What the artifact makes: ``video`` or ``speech``.
+        Output of the artifact: ``video`` or ``speech``.
     """
 
     name: str

@@ -59,7 +59,7 @@ class Gateway:
     retired : collection of str
         Groups of boxes that take no new sessions.
     ca_file : str
-        File with the certificates of authorities that signed those of the boxes; empty: the system's.
+        File with the certificates of the authorities that gateways trust for boxes; empty: the system's.
 
     Raises
     ------
@@ -140,7 +140,7 @@ class Gateway:
     # -- what the gateway answers itself -----------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        """Answer the page for the model that the query names, or for the first model."""
+        """Return the page of the model that the query names, or of the first model."""
         models = {box.model: box.kind for box in await self._taking()}
         name = request.query_params.get("model", min(models, default=""))
         if name not in models:
@@ -191,8 +191,10 @@ class Gateway:
     async def _admitted(
         self, boxes: list[BoxFacts], token: str, headers: dict[str, str], body: bytes
     ) -> tuple[BoxFacts, Answer]:
-        """Return a box and its answer to a request for a session. A request that waits gets a free row of any box, such
-        as one that was started for the queue; else it keeps its place. If the place is lost, it waits at another box.
+        """Return a box and its answer to a request for a session.
+
+        A waiting request gets a free row of any box, for example of one that was started for the queue; otherwise it
+        keeps its place. If its place is lost, it waits at another box.
         """
         name, _, inner = token.rpartition(".")
         place, others = [box for box in boxes if box.name == name], [box for box in boxes if box.name != name]
@@ -322,7 +324,7 @@ class Gateway:
         return passed((await self._first([box], request.method, path, headers_of(request)))[1])
 
     async def _content(self, request: Request) -> Response:
-        """Send the client to the video's box: no file passes the gateway."""
+        """Redirect the client to the box of the video, so that no file passes the gateway."""
         box = await self._box_of_video(request)
         path = f"/v1/videos/{request.path_params['name']}/content/link"
         box, answer = await self._first([box], "POST", path, headers_of(request))
@@ -336,7 +338,7 @@ class Gateway:
         return box
 
     async def _speak(self, request: Request) -> Response:
-        """Send the client to a box that has room for the text: no sound passes the gateway."""
+        """Redirect the client to a box with a free row, so that no sound passes the gateway."""
         self._access.opener(request)
         boxes = await self._with_model(model_of(await raw_body(request, MAX_OPENING_BYTES)), "speech")
         box, answer = await self._first(boxes, "POST", f"{speech.PATH}/link", headers_of(request))
@@ -357,7 +359,7 @@ class Gateway:
         return self._rows.promised(time.monotonic())
 
     async def _taking(self) -> list[BoxFacts]:
-        """Return the boxes that take new sessions."""
+        """Return the boxes that accept new sessions."""
         return in_order(await self._known(), self._promised(), retired=self._retired)
 
     async def _with_model(self, model: object, kind: str | None = None) -> list[BoxFacts]:
@@ -366,7 +368,7 @@ class Gateway:
         Raises
         ------
         ServeError
-            If no box has the model or makes what is asked for, or if several models would do and none is named.
+            If no box has the model or the requested kind of output, or if several models would fit and none is named.
         """
         known = await self._known()
         if known and model is not None and all(box.model != model for box in known):

@@ -14,7 +14,7 @@ GROUPS = ("model", "digest", "box")
 
 
 class BoxRows(Collector):
-    """Gauges of the rows that boxes have in the directory.
+    """Gauges of the boxes' entries in the directory.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The scaler: adds boxes of a model when the load needs them, and ends boxes that are too many and have no session."""
+"""The scaler: it starts boxes of a model when the load needs them, and ends surplus boxes that have no session."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from seko_serve.fleet.scaling import Bounds, Scaling
 
 
 class ScaledBoxes(Protocol):
-    """The boxes of a model, which can be started, closed to new sessions, and ended one by one."""
+    """The boxes of a model, as the scaler uses them: it can start, close to new sessions, and end each box."""
 
     async def names(self) -> list[str]:
-        """Return the names of all boxes, also of those that start."""
+        """Return the names of all boxes, including those that are starting."""
 
     async def start(self) -> None:
         """Start a box, without waiting for it."""
 
     async def admit(self, box: str, takes: bool) -> int | None:
-        """Have a box take new sessions or none, and return the number of its sessions and videos; None if it does not
-        answer.
+        """Make a box accept or refuse new sessions; return the number of its sessions and videos, or None if it does
+        not answer.
         """
 
     async def end(self, box: str) -> None:
@@ -29,12 +29,12 @@ class ScaledBoxes(Protocol):
 
 
 class Scaler:
-    """The scaler of one model. It ends a box only after the box takes no sessions and has none.
+    """The scaler of one model. It ends a box only after the box refuses sessions and has none.
 
     Parameters
     ----------
     group : str
-        Name of the model's boxes in their rows.
+        Name of the group of the model's boxes.
     bounds : Bounds
         Bounds of the number of boxes.
     boxes : ScaledBoxes
@@ -48,7 +48,7 @@ class Scaler:
         self._scaling = Scaling(bounds, clock())
 
     async def step(self, rows: Sequence[BoxFacts]) -> None:
-        """Look at the rows of all boxes, and do what is to be done; call this every few seconds."""
+        """Read the entries of all boxes, then start and end boxes as needed; call `step` every few seconds."""
         names = await self._boxes.names()
         own = [row for row in rows if row.group == self._group]
         plan = self._scaling.plan(own, names, self._clock())

@@ -1,7 +1,8 @@
-"""How many boxes a model needs: computed from the boxes' rows, the bounds, and the times of the last changes.
+"""The number of boxes that a model needs, computed from the boxes' entries, the bounds, and the times of the last
+changes.
 
-The number grows at once, and by as many boxes as the load needs. It shrinks by one box at a time, each after a time in
-which one box less would always have been enough.
+The number grows at once, by as many boxes as the load needs. It shrinks by one box at a time, after a time in which one
+box less would always have been enough.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Bounds:
     least, most : int
         The smallest and the largest number of boxes.
     quiet_s : float
-        Seconds for which one box less must have been enough before the number shrinks.
+        Seconds for which one box less must have been enough before the number shrinks by one.
     """
 
     least: int
@@ -36,14 +37,14 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Changes:
-    """The times, in seconds, of what the next decision depends on.
+    """The times, in seconds, on which the next decision depends.
 
     Parameters
     ----------
     changed_at : float
-        When the wanted number last changed.
+        Time of the last change of the wanted number.
     needed_at : float
-        When all boxes were last needed.
+        Last time at which all boxes were needed.
     """
 
     changed_at: float
@@ -92,12 +93,12 @@ def wanted_boxes(
 
 
 def _enough(load: int, rows_each: float, free: float) -> int:
-    """Return how many boxes have the share ``free`` of their rows free beside a load."""
+    """Return the number of boxes of which the share ``free`` of all rows stays free under a load."""
     return ceil(load / (rows_each * (1 - free)) - 1e-9)
 
 
 def _as_told(row: BoxFacts, takes: bool) -> BoxFacts:
-    """Return a box's row as it will be once the box has written it again."""
+    """Return a box's entry as it will be after its next renewal."""
     if takes == row.accepts:
         return row
     return replace(row, accepts=takes, free=row.capacity - row.sessions if takes else 0)
@@ -105,16 +106,16 @@ def _as_told(row: BoxFacts, takes: bool) -> BoxFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done so that as many boxes as wanted take sessions.
+    """The changes after which the wanted number of boxes accepts sessions.
 
     Parameters
     ----------
     start : int
         Number of boxes to start.
     resume : tuple of str
-        Names of boxes that are to take sessions again.
+        Names of boxes that must accept sessions again.
     close : tuple of str
-        Names of all boxes that are to take no sessions; each may be ended as soon as it has none.
+        Names of all boxes that must refuse sessions; each may be ended as soon as it has none.
     """
 
     start: int
@@ -130,7 +131,7 @@ class Scaling:
     bounds : Bounds
         Bounds of the number of boxes.
     began : float
-        The time, in seconds, from which a quiet time counts.
+        Time, in seconds, from which a quiet time counts.
     """
 
     def __init__(self, bounds: Bounds, began: float) -> None:
@@ -139,17 +140,17 @@ class Scaling:
         self._resumed: set[str] = set()  # boxes that were told so since they were last closed
 
     def plan(self, rows: Sequence[BoxFacts], boxes: Collection[str], now: float) -> Plan:
-        """Return what is to be done now; the caller does it all.
+        """Return the changes that are due now; the caller makes all of them.
 
-        A box that takes no sessions takes them again before another box is started. If its row does not say within
-        `KNOWN_S` that it takes sessions, its process is about to end, and another box is started.
+        A box that refuses sessions is reopened before another box is started. If its entry does not show within
+        `KNOWN_S` that it accepts sessions, its process is about to end, and another box is started.
 
         Parameters
         ----------
         rows : sequence of BoxFacts
             The rows of the model's boxes.
         boxes : collection of str
-            Names of all boxes that there are, also of those that start.
+            Names of all boxes, including those that are starting.
         now : float
             The time in seconds.
         """
