@@ -92,6 +92,18 @@ def test_a_box_has_a_gpu_for_each_rank_of_its_artifact() -> None:
         ModelConfig("a").check_ranks(4)
 
 
+def test_boxes_listen_on_loopback_if_the_fleet_is_this_machines_alone(tmp_path: Path) -> None:
+    key = {"SEKO_SERVE_API_KEY": "k" * 20}
+    for more, environment, address in (
+        ("", {}, "127.0.0.1"),
+        ("", key, "10.0.0.7"),
+        ("host: 0.0.0.0", {}, "10.0.0.7"),
+        ("box_host: 10.0.0.8", {}, "10.0.0.8"),
+    ):
+        config = config_of(tmp_path, f"{LEAST}{more}\n")
+        assert config.box_address("10.0.0.7", environment) == address
+
+
 def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet.yaml", "--stop"]) == 2
     assert "give --address" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from seko_runtime.errors import SekoRuntimeError
@@ -62,6 +63,7 @@ def main(arguments: list[str]) -> int:
     except (ValueError, OSError, SekoRuntimeError, StoreError, DirectoryError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
+    reason = ""
     try:
         ray.init(address=chosen.address, namespace=NAMESPACE, log_to_driver=True)
         if chosen.stop:
@@ -69,8 +71,13 @@ def main(arguments: list[str]) -> int:
             return 0
         deployments.apply(config)
     except (RuntimeError, ConnectionError, ray.exceptions.RayError) as error:
-        print(f"seko-serve: the fleet does not start: {str(error).splitlines()[-1]}", file=sys.stderr)
+        with suppress(Exception):  # of a Ray that has ended
+            reason = deployments.fault()
+        print(f"seko-serve: the fleet does not start: {reason or _last_line(error)}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print("seko-serve: interrupted before the fleet was ready", file=sys.stderr)
+        return 130
     print(f"seko-serve: the fleet answers at http://{config.host}:{config.port}/", file=sys.stderr)
     if chosen.address is None:
         ended = threading.Event()
@@ -79,6 +86,10 @@ def main(arguments: list[str]) -> int:
         ended.wait()
         deployments.remove()
     return 0
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _lacking() -> int:

@@ -74,7 +74,8 @@ class FleetConfig:
     host, port : str, int
         Address on which Ray's proxies listen for the gateways.
     box_host : str
-        Address on which boxes listen. Default: the machine's address, as Ray knows it.
+        Address on which boxes listen. Default: the machine's address, as Ray knows it, or ``127.0.0.1`` if ``host`` is
+        a loopback address and there is no API key.
     box_url : str
         Address of a box for the sockets of clients, with ``{host}`` and ``{port}``. Default: the address on which the
         box listens.
@@ -181,13 +182,12 @@ class FleetConfig:
         ValueError, OSError
             If a setting is out of range, or a file cannot be read.
         """
-        key_file = Path(self.api_key_file) if self.api_key_file else None
         return Settings(
             artifact,
             device,
             host,
             0,
-            keys=tuple(read_keys([], key_file, environment)),
+            keys=self._keys(environment),
             allowed_origins=frozenset(self.allowed_origins) | self._own_origins(),
             tls_key=Path(self.ssl_keyfile) if self.ssl_keyfile else None,
             tls_certificate=Path(self.ssl_certfile) if self.ssl_certfile else None,
@@ -201,6 +201,29 @@ class FleetConfig:
             else None,
             videos=self.videos,
         )
+
+    def box_address(self, machine: str, environment: Mapping[str, str]) -> str:
+        """Return the address on which a box listens.
+
+        Parameters
+        ----------
+        machine : str
+            The machine's address, as Ray knows it.
+        environment : mapping of str to str
+            The environment, which may have an API key.
+
+        Raises
+        ------
+        ValueError, OSError
+            If the file of API keys cannot be read.
+        """
+        if self.box_host:
+            return self.box_host
+        return LOOPBACK[0] if self.host in LOOPBACK and not self._keys(environment) else machine
+
+    def _keys(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        key_file = Path(self.api_key_file) if self.api_key_file else None
+        return tuple(read_keys([], key_file, environment))
 
     def _own_origins(self) -> frozenset[str]:
         """Origins of the gateway's page, if it is on this machine alone; others are configured."""

@@ -75,7 +75,7 @@ class Replica:
         folder = artifact_folder(model.artifact, Path(config.cache) if config.cache else None)
         manifest, digest = read_manifest(folder)
         model.check_ranks(manifest.ranks)
-        host = config.box_host or ray.util.get_node_ip_address()
+        host = config.box_address(ray.util.get_node_ip_address(), os.environ)
         settings = config.box_settings(folder, host, os.environ, model.device)
         self._box = Box(
             settings,
@@ -384,6 +384,16 @@ def _is_complete(status: Any, model: ModelConfig) -> bool:
         return False
     states: Mapping[str, int] = boxes.replica_states
     return sum(count for state, count in states.items() if state != "STOPPING") == model.boxes
+
+
+def fault() -> str:
+    """Return the last line of what Ray says of an application that did not start; empty if it says nothing."""
+    for status in serve.status().applications.values():
+        for deployment in status.deployments.values():
+            lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
+            if status.status == "DEPLOY_FAILED" and lines:
+                return str(lines[-1])
+    return ""
 
 
 def remove() -> None:
