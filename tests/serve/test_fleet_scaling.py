@@ -203,6 +203,16 @@ def test_boxes_without_a_row_keep_the_number_and_foreign_rows_count_for_nothing(
     assert scaling.plan(both, {"app-a", "app-b"}, 2e6 + QUIET_S) == Plan(0, (), ("app-a",))
 
 
+def test_a_box_that_starts_does_not_take_the_place_of_one_that_takes_sessions() -> None:
+    scaling = Scaling(Bounds(1, 1, QUIET_S), 0.0)
+    rows = [row("a", 8, 2), row("b", 8, 1)]
+    assert scaling.plan(rows, {"app-a", "app-b", "app-c"}, 0.0) == Plan(0, (), ("app-b",))
+    rows[1] = row("b", 8, 1, accepts=False)
+    assert scaling.plan(rows, {"app-a", "app-b", "app-c"}, 2.0) == Plan(0, (), ("app-b",))
+    started = [*rows, row("c", 8, 0)]
+    assert scaling.plan(started, {"app-a", "app-b", "app-c"}, 4.0) == Plan(0, (), ("app-b", "app-c"))
+
+
 class FakeBoxes:
     """Boxes with numbers of sessions, and a record of what was done to them."""
 

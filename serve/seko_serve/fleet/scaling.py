@@ -165,7 +165,8 @@ class Scaling:
         wanted, self._changes = wanted_boxes(known, count, self.bounds, self._changes, now)
         able = [row.application for row in closed if row.application not in self._resumed]
         resume = tuple(able[: max(0, wanted - count)])
-        close = tuple(row.application for row in taking[: max(0, count - wanted)])
+        # A box without a row takes no session yet, or perhaps no more: as many others stay open.
+        close = tuple(row.application for row in taking[: max(0, len(taking) - wanted)])
         self._told |= dict.fromkeys(resume, (True, now)) | dict.fromkeys(close, (False, now))
         self._resumed = (self._resumed | set(resume)) - set(close)
         still = tuple(row.application for row in closed if row.application not in resume)
