@@ -86,7 +86,7 @@ def finish(artifact: Unfinished) -> bool:
 
 BACKEND = ExportBackend(
     "compile",
-    Capabilities(),
+    Capabilities(lacks=("--vae-fp8",)),
     export_piece,
     host_code=True,
     extra_files={"compiler_cache": COMPILER_CACHE},

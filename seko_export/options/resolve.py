@@ -45,6 +45,7 @@ from seko_export.options.resolved import ResolvedBuild
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
+from seko_kernels.tuned_conv import has_fp8_convolutions
 
 _Config = TypeVar("_Config")
 EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
@@ -103,6 +104,8 @@ def resolve_build(
         )
         options = replace(options, image_encoder=None)
     files, vae, text, audio, image = _media(options, sample)
+    if options.vae_fp8:
+        vae = _with_fp8(vae, machine, options.ranks)
     vae_encoder = _read(vae_config_of, options.vae_encoder, "--vae-encoder")
     if options.vae is not None:
         _check_latents(vae, options.vae, "--vae", chosen.model)
@@ -186,6 +189,27 @@ def resolve_build(
         )
     first_entry = None if chosen_preset is None else chosen_preset.entry
     return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
+
+
+def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
+    """Return the VAE with fp8 convolutions in its decoder; refuse --vae-fp8 where nothing would be computed in fp8."""
+    in_fp8 = None if vae is None else vae.with_fp8()
+    if in_fp8 is None:
+        what = "this build has no VAE" if vae is None else f"a {vae.title} has none"
+        raise UsageError(
+            f"--vae-fp8 is for the convolutions of a Wan VAE's decoder, and {what}: leave it out"
+        )
+    if ranks > 1:
+        raise UsageError(
+            f"--vae-fp8 contradicts --ranks {ranks}: ranks that share a picture convolve in "
+            "the compute dtype; leave one of them out"
+        )
+    if not has_fp8_convolutions(machine.arch):
+        raise UsageError(
+            f"--vae-fp8: no fp8 convolution was measured on {machine.arch}, so none would be used; leave it out, or "
+            "measure (scripts/bench/vae_kernels.py --fp8 --admit)"
+        )
+    return in_fp8
 
 
 def _kv_scheme(text: str) -> KvScheme:

@@ -104,6 +104,20 @@ def test_boxes_listen_on_loopback_if_the_fleet_is_this_machines_alone(tmp_path: 
         assert config.box_address("10.0.0.7", environment) == address
 
 
+def test_a_machine_without_room_for_the_boxes_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    from seko_serve.fleet.checks import check_room
+
+    config = config_of(tmp_path, "models: [{artifact: a, boxes: 2}]\nsnapshots: s\n")
+    check_room(config, {"GPU": 2.0, "CPU": 3.0})
+    for resources, sentence in (
+        ({"CPU": 3.0}, "need 2 GPUs, this machine has 0"),
+        ({"GPU": 2.0, "CPU": 2.0}, "need 2.1 CPUs, this machine has 2"),
+    ):
+        with pytest.raises(RuntimeError, match=sentence):
+            check_room(config, resources)
+
+
 def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet.yaml", "--stop"]) == 2
     assert "give --address" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from seko_serve.settings import LOOPBACK
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.objects import ObjectStore
 
+GATEWAY_CPUS = 0.1  # that Ray reserves for each gateway
 CONNECT_S = 5.0  # for an answer of a Ray cluster
 
 
@@ -102,6 +103,32 @@ async def _check_directory(url: str) -> None:
         raise DirectoryError(f"directory: no Redis server answers at {where}") from None
     finally:
         await directory.close()
+
+
+def check_room(config: FleetConfig, resources: Mapping[str, float]) -> None:
+    """Check that a machine has room for the boxes and gateways, for which Ray would wait without end.
+
+    Parameters
+    ----------
+    config : FleetConfig
+        The fleet's configuration.
+    resources : mapping of str to float
+        What Ray has there: ``GPU`` and ``CPU``.
+
+    Raises
+    ------
+    RuntimeError
+        If something does not suffice.
+    """
+    gpus = sum(model.boxes * model.gpus for model in config.models)
+    cpus = sum(model.boxes * model.cpus for model in config.models) + GATEWAY_CPUS * config.gateways
+    for name, needed in (("GPU", gpus), ("CPU", cpus)):
+        there = resources.get(name, 0.0)
+        if needed > there:
+            raise RuntimeError(
+                f"boxes and gateways need {needed:g} {name}s, this machine has {there:g}; change boxes or "
+                f"{name.lower()}s of models"
+            )
 
 
 def check_cluster(address: str) -> None:

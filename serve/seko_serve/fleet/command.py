@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
         from seko_serve.fleet import deployments
         from seko_serve.fleet.actor_directory import NAMESPACE
-        from seko_serve.fleet.checks import check, check_cluster
+        from seko_serve.fleet.checks import check, check_cluster, check_room
     except ImportError:
         return _lacking()
     try:
@@ -69,10 +69,12 @@ def main(arguments: list[str]) -> int:
         if chosen.stop:
             deployments.remove()
             return 0
+        if chosen.address is None:
+            check_room(config, ray.cluster_resources())
         deployments.apply(config)
     except (RuntimeError, ConnectionError, ray.exceptions.RayError) as error:
         with suppress(Exception):  # of a Ray that has ended
-            reason = deployments.fault()
+            reason = deployments.fault() if ray.is_initialized() else ""  # else it would start Ray
         print(f"seko-serve: the fleet does not start: {reason or _last_line(error)}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:

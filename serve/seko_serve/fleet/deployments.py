@@ -29,6 +29,7 @@ from seko_runtime import read_manifest
 from seko_serve.fleet.actor_directory import DIRECTORY, NAMESPACE, ActorDirectory
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.box import Box
+from seko_serve.fleet.checks import GATEWAY_CPUS
 from seko_serve.fleet.config import MEMORY, FleetConfig, ModelConfig, read_config
 from seko_serve.fleet.directory import BEAT_S, Directory, DirectoryError
 from seko_serve.fleet.gateway import Gateway
@@ -279,7 +280,7 @@ def gateway_application(config: FleetConfig) -> serve.Application:
         name="gateway",
         num_replicas=config.gateways,
         max_ongoing_requests=GATEWAY_REQUESTS,
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options={"num_cpus": GATEWAY_CPUS},
     )
     return deployment.bind(config)
 
