@@ -71,7 +71,7 @@ class Scenario:
 
 @dataclass
 class Found:
-    """What the runs of a scenario showed."""
+    """The results of the runs of a scenario."""
 
     calls: int = 0
     runs: int = 0
@@ -181,7 +181,7 @@ def crash(scenario: Scenario, place: Path, step: int = 1) -> Found:
 
 
 class _Wanted:
-    """What may be there after a run: the old one, or the new one."""
+    """The contents that are allowed after a run: the old one, or the new one."""
 
     def __init__(self, scenario: Scenario, place: Path) -> None:
         self._scenario, self._place = scenario, place

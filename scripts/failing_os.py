@@ -30,14 +30,14 @@ CHANGES = (
 
 @dataclass(frozen=True)
 class Ending:
-    """How a child ended.
+    """The end of a child process.
 
     Parameters
     ----------
     how : str
         ``killed``; ``done``; ``refused`` with an error of ours; ``raised`` an OSError; ``broken`` by anything else.
     struck : str
-        The function that was made to fail; empty if the child made fewer calls, unknown of a killed one.
+        The function that was made to fail; empty if the child made fewer calls, or was killed.
     told : str
         The error's message.
     """

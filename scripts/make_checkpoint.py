@@ -1,4 +1,5 @@
-"""Makes a seeded random checkpoint, LoRA, VAE or tiny decoder in any format the loader reads; ends in one JSON line."""
+"""Makes a seeded random checkpoint, LoRA, VAE, tiny decoder or CLIP in any format the loader reads; ends in one JSON
+line."""
 
 from __future__ import annotations
 
@@ -14,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, its folder 
 
 from scripts.quantised_files import FORMS as QUANTISED
 from scripts.quantised_files import write_quantised
+from scripts.random_clip import FORMS as CLIP_FORMS
+from scripts.random_clip import SIZES as CLIPS
+from scripts.random_clip import write_random_clip
 from scripts.random_lora import FORMS as LORAS
 from scripts.random_lora import random_pairs, write_lora
 from scripts.random_vae import FORMS as VAE_FORMS
@@ -40,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.vae is not None:
             form = options.format or VAE_FORMS[0]
             count = write_random_vae(options.output, VAES[options.vae], form, **drawn)
+        elif options.clip is not None:
+            form = options.format or CLIP_FORMS[0]
+            count = write_random_clip(options.output, CLIPS[options.clip], form, **drawn)
         elif options.preset in SPEECH:
             if options.format is not None:
                 parser.error(f"--format: {options.preset} has one, a folder; leave it out")
@@ -62,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         "format": form,
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "keys": count,
-        "preset": options.vae or options.preset,
+        "preset": options.vae or options.clip or options.preset,
         "seed": options.seed,
         "dtype": options.dtype,
         "seconds": round(time.monotonic() - started, 3),
@@ -103,12 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format",
         choices=[*forms, *QUANTISED],
-        help=f"default: the first one of the preset's family; of a VAE {' or '.join(VAE_FORMS)}",
+        help=f"default: the first one of the preset's family; of a VAE and of CLIP {' or '.join(VAE_FORMS)}",
     )
     parser.add_argument(
         "--lora", choices=LORAS, help="a LoRA of the preset in these key names, not its weights"
     )
     parser.add_argument("--vae", choices=sorted(VAES), help="a VAE or tiny decoder, not the preset's weights")
+    parser.add_argument("--clip", choices=CLIPS, help="a CLIP image encoder, not the preset's weights")
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")

@@ -10,7 +10,7 @@ class ExportError(Exception):
 
     exit_code = 1
     report: Mapping[str, object] = {}
-    """What a command found before it failed; ``--json`` prints it beside the sentence."""
+    """Results of the command before it failed, which ``--json`` prints together with the message."""
 
 
 class UsageError(ExportError):

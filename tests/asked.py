@@ -34,7 +34,7 @@ def resolved(
 
 def wished(base: PlanRequest, *, layout: Mapping[str, Any] = NO_LAYOUT, **changes: Any) -> PlanRequest:
     """Return a question to `plan` with some of its own fields or of the build's options changed."""
-    own = {one.name for one in fields(PlanRequest)}
+    own = {field.name for field in fields(PlanRequest)}
     changes |= layout
     of_build = {name: value for name, value in changes.items() if name not in own}
     of_wish = {name: value for name, value in changes.items() if name in own}

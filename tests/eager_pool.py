@@ -26,7 +26,9 @@ def eager_pool(config: VideoBuild, weights: Mapping[str, Tensor], like: VideoMan
 
     It has the files of weights of the artifact that it is ``like``.
     """
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    table = tuple(
+        Weight(name, tuple(weight.shape), dtype_name(weight.dtype)) for name, weight in weights.items()
+    )
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
     manifest = describe(config, EAGER, table, {})
     if like is not None:

@@ -52,6 +52,6 @@ class KernelDriver(CudaDriver):
         """Queue a kernel; an argument is an address, or an int32."""
         if shared_bytes > STATIC_SHARED_BYTES:
             self._call("cuFuncSetAttribute", function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes)
-        values = [c_void_p(one) if isinstance(one, int) else one for one in arguments]
-        places = (c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
+        values = [c_void_p(argument) if isinstance(argument, int) else argument for argument in arguments]
+        places = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         self._call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, stream, places, None)

@@ -75,13 +75,13 @@ def options() -> dict[str, dict[str, set[str]]]:
     """Spelled options of each command of each program."""
     _, commands = parsers(dict.fromkeys(SUMMARIES, print))
     runtime = {
-        name: {spelled for action in one._actions for spelled in action.option_strings}
-        for name, one in commands.items()
+        name: {spelled for action in command._actions for spelled in action.option_strings}
+        for name, command in commands.items()
     }
     export = {
-        name: {spelled for param in one.params for spelled in (*param.opts, *param.secondary_opts)}
+        name: {spelled for param in command.params for spelled in (*param.opts, *param.secondary_opts)}
         | {"--help"}
-        for name, one in export_command.commands.items()
+        for name, command in export_command.commands.items()
     }
     return {"seko-run": runtime, "seko-export": export}
 
@@ -226,3 +226,20 @@ def test_a_planted_mistake_is_found() -> None:
     ]
     assert INSTALL.findall("in Seko's folder, pip install -e '.[onnx]', or not") == ["-e '.[onnx]'"]
     assert INSTALL.findall("or pip install av") == ["av"]
+
+
+def test_python_on_pages_can_be_parsed() -> None:
+    blocks = [
+        (place, block)
+        for place, text in texts()
+        if place.endswith(".md")
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ]
+    assert len(blocks) > 10
+    wrong = []
+    for place, block in blocks:
+        try:
+            ast.parse(block)
+        except SyntaxError as fault:
+            wrong.append(f"{place}: {fault}")
+    assert wrong == []

@@ -59,7 +59,7 @@ def faults(path: Path) -> list[str]:
             sources = [one for one in rest.split()[:-1] if not one.startswith("--")]
             stage = re.search(r"--from=(\S+)", rest)
             found += [f"{name} of an unknown stage"] * (stage is not None and stage[1] not in stages)
-            missing = [one for one in sources if stage is None and not (ROOT / one).exists()]
+            missing = [source for source in sources if stage is None and not (ROOT / source).exists()]
             found += [f"{one} is not there" for one in missing]
         if name == "RUN":
             found += _install_faults(rest, arguments, pinned)

@@ -222,7 +222,7 @@ def test_the_guard_knows_every_library_that_the_runtime_imports():
     for path in (ROOT / "runtime/seko_runtime").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                named |= {one.name.split(".")[0] for one in node.names}
+                named |= {name.name.split(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom):
                 named.add(node.module.split(".")[0])
             elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "module_name":

@@ -130,7 +130,7 @@ def options_of(line: str) -> click.Context:
 
 
 def build_of(line: str) -> ResolvedBuild:
-    known = {one.name for one in fields(BuildOptions)}
+    known = {field.name for field in fields(BuildOptions)}
     asked = {name: value for name, value in options_of(line).params.items() if name in known}
     return resolve_build(BuildOptions(**asked), machine=Target("cuda", "sm_90"))
 

@@ -95,9 +95,9 @@ def names_a_backend(node: ast.AST) -> bool:
     if isinstance(node, ast.Compare | ast.MatchValue):
         return any(isinstance(one, ast.Constant) and one.value in names for one in ast.walk(node))
     if isinstance(node, ast.Tuple | ast.Set | ast.List):
-        return sum(isinstance(one, ast.Constant) and one.value in names for one in node.elts) > 1
+        return sum(isinstance(elt, ast.Constant) and elt.value in names for elt in node.elts) > 1
     if isinstance(node, ast.Dict):
-        return sum(isinstance(one, ast.Constant) and one.value in names for one in node.keys) > 1
+        return sum(isinstance(key, ast.Constant) and key.value in names for key in node.keys) > 1
     return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,17 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from seko_export import build_steps
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.backends.workers import make_engine
+from seko_export.cli.commands import main as seko_export
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER, engine_file
 from seko_export.families.registry import graph_of
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
 from seko_export.host.progress import Progress
-from seko_runtime.cli.commands import main
+from seko_runtime.cli.commands import main as seko_run
+from tests.conftest import Built
+from tests.manifest_schema import check_manifest
 
 UNCOMPILED = "TORCHDYNAMO_DISABLE"  # torch's: where it is 1, `torch.compile` returns what it was given
 
@@ -38,6 +43,18 @@ def leave_uncompiled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(build_steps, "compiled_beside", _made_here)
     patch.setattr(build_steps, "run_child", _run_here)
     patch.setattr(environment, "probe_compiler", lambda: None)
+
+
+def build_here(goal: Path, *options: str) -> Built:
+    """Run `seko-export build` for this machine's processor as `build_tiny` does, in this process."""
+    with pytest.MonkeyPatch.context() as patch, _silent():
+        leave_uncompiled(patch)
+        command = ["build", *options, "--target", "cpu", "-o", str(goal), "--json"]
+        run = CliRunner().invoke(seko_export, command)
+    assert run.exit_code == 0, run.stderr
+    check_manifest(goal)
+    done = subprocess.CompletedProcess(command, run.exit_code, run.stdout, run.stderr)
+    return Built(goal, json.loads(run.stdout.splitlines()[-1]), done)
 
 
 @contextlib.contextmanager
@@ -88,7 +105,7 @@ def _run_here(module: str, *arguments: str, shown: bool = False) -> subprocess.C
         return run_child(module, *arguments, shown=shown)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _silent():
-        code = main(list(arguments))
+        code = seko_run(list(arguments))
     return subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
 
 

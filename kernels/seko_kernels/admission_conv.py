@@ -17,6 +17,8 @@ from seko_kernels import conv_reference
 from seko_kernels.admission import RUNS, SAME_DTYPE_FACTOR, Admission
 from seko_kernels.admission_cases import distance
 from seko_kernels.causal_conv import causal_conv, packed_filters
+from seko_kernels.conv_reference import e4m3_filters
+from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.tuned_conv import ConvTiles
 
 
@@ -56,9 +58,18 @@ def conv_cases(full: tuple[int, int, int] | None) -> Iterator[ConvCase]:
 
 
 def conv_inputs(
-    case: ConvCase, channels: int, filters: int, taps: tuple[int, int, int], device: str
+    case: ConvCase,
+    channels: int,
+    filters: int,
+    taps: tuple[int, int, int],
+    device: str,
+    *,
+    fp8: bool = False,
 ) -> ConvInputs:
-    """Return seeded random arguments with results of about 1: bfloat16 on CUDA, float32 on a CPU."""
+    """Return seeded random arguments with results of about 1: bfloat16 on CUDA, float32 on a CPU.
+
+    With `fp8`, frames and weight are e4m3, frames 16 times as large, and the scales make up for that.
+    """
     generator = torch.Generator(device).manual_seed(case.height + case.width)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
@@ -67,11 +78,18 @@ def conv_inputs(
 
     frame = (case.height, case.width)
     products = channels * taps[0] * taps[1] * taps[2]
+    x = normal(case.batch, case.frames, *frame, channels)
+    earlier = normal(case.batch, taps[0] - 1, *frame, channels) if case.cached else None
+    weight, scale = packed_filters(normal(filters, channels, *taps) * products**-0.5), None
+    if fp8:
+        x, earlier = e4m3_cast(x.float() * 16), None if earlier is None else e4m3_cast(earlier.float() * 16)
+        weight, scale = e4m3_filters(weight)
+        scale = scale / 16
     return ConvInputs(
-        x=normal(case.batch, case.frames, *frame, channels),
-        earlier=normal(case.batch, taps[0] - 1, *frame, channels) if case.cached else None,
-        weight=packed_filters(normal(filters, channels, *taps) * products**-0.5),
-        scale=None,
+        x=x,
+        earlier=earlier,
+        weight=weight,
+        scale=scale,
         bias=normal(filters),
         residual=normal(case.batch, case.frames, *frame, filters) if case.added else None,
     )
@@ -84,6 +102,8 @@ def admit_conv(
     taps: tuple[int, int, int],
     device: str = "cuda",
     full: tuple[int, int, int] | None = None,
+    *,
+    fp8: bool = False,
 ) -> Admission:
     """Run the convolution with these tile sizes on every test case; compare its error with that of one rounding.
 
@@ -99,6 +119,8 @@ def admit_conv(
         Torch device on which the check runs; on a CPU the torch reference runs instead of the kernel.
     full : tuple of int, optional
         Numbers of frames, rows and columns of the call that is tuned; adds a test case of this size.
+    fp8 : bool
+        Whether frames and weight are e4m3. The exact result is then that of the same e4m3 numbers.
 
     Returns
     -------
@@ -108,7 +130,7 @@ def admit_conv(
     """
     worst: Admission | None = None
     for case in conv_cases(full):
-        inputs = conv_inputs(case, channels, filters, taps, device)
+        inputs = conv_inputs(case, channels, filters, taps, device, fp8=fp8)
         try:
             runs = [_run(inputs, tiles) for _ in range(RUNS)]
             if device == "cuda":
@@ -132,7 +154,9 @@ def _run(inputs: ConvInputs, tiles: ConvTiles) -> Tensor:
     """Run the convolution, where memory of its result's size held NaN, so that a place that is not written shows."""
     shape = (*inputs.x.shape[:4], inputs.weight.shape[3])
     torch.full(shape, torch.nan, dtype=inputs.bias.dtype, device=inputs.x.device)
-    return causal_conv(inputs.x, inputs.earlier, inputs.weight, inputs.bias, inputs.residual, tiles=tiles)
+    return causal_conv(
+        inputs.x, inputs.earlier, inputs.weight, inputs.bias, inputs.residual, scale=inputs.scale, tiles=tiles
+    )
 
 
 def _truth(inputs: ConvInputs) -> Tensor:

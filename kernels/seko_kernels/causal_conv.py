@@ -31,21 +31,27 @@ def packed_filters(weight: Tensor) -> Tensor:
     return weight.permute(2, 3, 4, 0, 1).contiguous()
 
 
-def tiles_on(x: Tensor, weight: Tensor) -> ConvTiles | None:
+def tiles_on(x: Tensor, weight: Tensor, *, fp8: bool = False) -> ConvTiles | None:
     """Return the measured tile sizes with which a GPU convolves `x`, or None if torch's convolution is to be used.
+
+    Torch's convolution is also used within `ops.plain_torch`, and for tensors that are not bfloat16 on a GPU.
 
     Parameters
     ----------
     x : Tensor
-        Frames, ``[B, T, H, W, C]``.
+        Frames, ``[B, C, T, H, W]``, or pictures, ``[B, C, H, W]``, as torch's convolution takes them. No operation is
+        done on them.
     weight : Tensor
-        Weight of the convolution, ``[N, C, t, r, c]``.
+        Weight of the convolution, ``[N, C, t, r, c]``, or ``[N, C, r, c]`` for pictures.
+    fp8 : bool
+        Whether the kernel is to get both as e4m3.
     """
-    if not x.is_cuda or x.dtype != torch.bfloat16:
+    if x.dtype != torch.bfloat16 or not (x.is_cuda and takes_kernels(x)):
         return None
-    batch, frames, height, width, channels = x.shape
-    taps = (weight.shape[2], weight.shape[3], weight.shape[4])
-    place = Convolution(channels, weight.shape[0], taps, size_class(batch * frames, height, width))
+    frames = x.shape[0] if x.dim() == 4 else x.shape[0] * x.shape[2]
+    taps_t = 1 if weight.dim() == 4 else weight.shape[2]
+    taps = (taps_t, weight.shape[-2], weight.shape[-1])
+    place = Convolution(weight.shape[1], weight.shape[0], taps, size_class(frames, *x.shape[-2:]), fp8)
     major, minor = torch.cuda.get_device_capability(x.device)
     return measured_tiles(f"sm_{major}{minor}", place)
 

@@ -83,18 +83,26 @@ class Convolution(NamedTuple):
         Numbers of taps in time, height and width.
     shape_class : str
         Size class of the pixels of a call, from `size_class`.
+    fp8 : bool
+        Whether frames and weight are e4m3.
     """
 
     channels: int
     filters: int
     taps: tuple[int, int, int]
     shape_class: str
+    fp8: bool = False
 
 
 def size_class(frames: int, height: int, width: int) -> str:
     """Return the class of a call with this many frames (of all rows), and pixels of a frame; see
     `tuned.shape_class`."""
     return shape_class(frames, 1, height * width)
+
+
+def has_fp8_convolutions(arch: str) -> bool:
+    """Return whether the table has e4m3 convolutions for an architecture."""
+    return any(convolution.fp8 for known, convolution in faster_table() if known == arch)
 
 
 def measured_tiles(arch: str, convolution: Convolution) -> ConvTiles | None:
@@ -141,7 +149,8 @@ def _key(row: dict[str, Any]) -> tuple[str, Convolution]:
     if len(taps) != 3:
         raise ValueError(f"taps {taps}")
     sides = int(row["channels"]), int(row["filters"])
-    return str(row["arch"]), Convolution(*sides, (taps[0], taps[1], taps[2]), str(row["shape_class"]))
+    convolution = Convolution(*sides, (taps[0], taps[1], taps[2]), str(row["shape_class"]), bool(row["fp8"]))
+    return str(row["arch"]), convolution
 
 
 def _expect_power(name: str, value: int, least: int) -> None:

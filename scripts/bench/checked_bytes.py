@@ -1,4 +1,4 @@
-"""What it costs that the bytes that were hashed are the bytes that are loaded: reading, hashing, copying engines."""
+"""The cost of loading engines from the bytes that were hashed: reading, hashing and copying them."""
 
 from __future__ import annotations
 

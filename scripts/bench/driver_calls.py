@@ -1,4 +1,4 @@
-"""What NVIDIA's `cuda-bindings` would cost and save in the place of the runtime's own driver calls, without a GPU.
+"""The cost and the savings of NVIDIA's `cuda-bindings` in place of the runtime's own driver calls, without a GPU.
 
     python scripts/bench/driver_calls.py --bindings FOLDER     # what `pip install --target FOLDER cuda-bindings` made
 

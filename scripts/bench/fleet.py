@@ -10,7 +10,7 @@ Needs redis-server and `seko-serve[ray,simulate]`. Parts and their figures:
 
 - ``soak``: boxes that are killed at random while three viewers watch (`tests/serve/fleet_soak.py`): ``fleet_resume_s``,
   from a socket's end to the next frame; ``fleet_lost_chunks``, the most chunks that came again behind the last
-  snapshot; ``fleet_double``, kills after which a session was at two boxes;
+  snapshot; ``fleet_double``, chunks that a box sent when a later owner of the session had sent;
 - ``admit``: ``fleet_admit_ms``, from a request for a session to the gateway's answer, 200 requests a second, beside a
   viewer whose socket is at the box;
 - ``overhead``: ``fleet_overhead``, chunks a second through encoder, socket and client of a box in a fleet, as a share
@@ -123,7 +123,9 @@ def soak(rows: Path, kills: int) -> None:
         rows, "fleet_lost_chunks", shape, told["lost_chunks"], "chunks that came again, the most", fleet_soak.EVERY,
         **more,
     )  # fmt: skip
-    append_row(rows, "fleet_double", shape, told["double"], "kills with a session at two boxes", 0, **more)
+    append_row(
+        rows, "fleet_double", shape, told["double"], "chunks sent when a later owner had sent", 0, **more
+    )
 
 
 def admit(rows: Path, per_second: float, seconds: float) -> None:

@@ -161,12 +161,12 @@ def attention_inputs(shape: Shape, *, zeros: bool = False) -> tuple[Any, ...]:
 
 
 class Bench:
-    """What was measured so far, and how long there still is.
+    """The measurements so far, and the time that is left.
 
     Parameters
     ----------
     deadline : float
-        On the monotonic clock.
+        Time at which measuring ends, in seconds of the monotonic clock.
     """
 
     def __init__(self, deadline: float) -> None:

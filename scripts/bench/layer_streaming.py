@@ -55,8 +55,8 @@ def main() -> None:
             checkpoint, model, format="self-forcing", seed=0, dtype=torch.bfloat16, device="cuda"
         )
     for scheme in options.kv.split(","):
-        options = BuildOptions(preset=PRESET, kv=scheme, offload_cache=True, no_vae=True, no_text=True)
-        config = resolve_build(options).config
+        asked = BuildOptions(preset=PRESET, kv=scheme, offload_cache=True, no_vae=True, no_text=True)
+        config = resolve_build(asked).config
         measure(config.changed(model=model), checkpoint, scheme, options)
 
 

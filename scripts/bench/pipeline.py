@@ -2,9 +2,10 @@
 
     python scripts/bench/pipeline.py --work /tmp/seko --rows docs/benchmarks/h200.jsonl
 
-``--models`` names the sample, the 1.3B model at 480x832 with Wan's VAE, and Wan 2.2 5B at 704x1280 with its VAE, the
-last two of full size with random weights. A chunk's time is that of a stream whose frames are taken by the host as they
-come.
+``--models`` names the sample, the 1.3B model at 480x832 with Wan's VAE, and Wan 2.2 5B at 704x1280 with its VAE or
+(``5b-tiny``) a tiny decoder, the latter of full size with random weights. A chunk's time is that of a stream whose
+frames are taken by the host as they come. With ``--small`` models and VAEs are tiny ones, which a CPU runs: to try the
+script; its rows say so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class FullSize:
         As scripts/make_checkpoint.py takes them.
     options : tuple of str
         Of the build.
+    small : tuple of str
+        Preset and VAE in their place, to try the script.
     fps_figure : str or None
         Name of a row of video frames a second.
     """
@@ -45,22 +48,38 @@ class FullSize:
     preset: str
     vae: str
     options: tuple[str, ...]
+    small: tuple[str, str]
     fps_figure: str | None = None
 
+    @property
+    def trial(self) -> FullSize:
+        """The same of tiny sizes, for a CPU."""
+        preset, vae = self.small
+        return replace(
+            self, shape=f"{preset} with {vae}, to try the script", preset=preset, vae=vae, options=()
+        )
 
+
+_5B = "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, B=1, fp4_fp8_resident"
+_FAST = ("--fp4-kv", "--fp8", "--resident-window")
 FULL: Mapping[str, FullSize] = {
     "1.3b": FullSize(
         "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE",
         "self-forcing-1.3b",
         "wan-2.1",
         ("--fp4-kv",),
+        ("tiny", "wan-2.1-tiny"),
     ),
     "5b": FullSize(
-        "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, B=1, fp4_fp8_resident, Wan 2.2 VAE, 4 steps",
+        f"{_5B}, Wan 2.2 VAE, 4 steps",
         "wan-5b",
         "wan-2.2",
-        ("--fp4-kv", "--fp8", "--resident-window"),
+        _FAST,
+        ("wan-5b-tiny", "wan-2.2-tiny"),
         "fps_5b_704p",
+    ),
+    "5b-tiny": FullSize(
+        f"{_5B}, taew2_2, 4 steps", "wan-5b", "taew2_2", _FAST, ("wan-5b-tiny", "taew2_2"), "fps_5b_704p"
     ),
 }
 PROMPT = "a red disc bouncing and a small blue ring spinning over a grey gradient"
@@ -93,6 +112,9 @@ def main() -> None:
     parser.add_argument(
         "--models", default="sample", help=f"some of sample, {', '.join(FULL)}; all but the sample need a GPU"
     )
+    parser.add_argument(
+        "--small", action="store_true", help="tiny models, which a CPU runs: to try the script"
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     for name in options.models.split(","):
@@ -101,7 +123,9 @@ def main() -> None:
             last_json("-m", "seko_export", "build", "--fp4-kv", "-o", str(artifact), "--force", "--json")
             measure(artifact, SAMPLE, options)
         else:
-            measure(_full_size(options.work, FULL[name]), FULL[name].shape, options, FULL[name].fps_figure)
+            model = FULL[name].trial if options.small else FULL[name]
+            device = "cpu" if options.small else "cuda"
+            measure(_full_size(options.work, model, device), model.shape, options, model.fps_figure)
 
 
 def measure(artifact: Path, shape: str, options: argparse.Namespace, fps_figure: str | None = None) -> None:
@@ -165,12 +189,12 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
     }
 
 
-def _full_size(work: Path, model: FullSize) -> Path:
-    """Build a model with its VAE, both of random weights."""
-    checkpoint, vae, artifact = (work / f"{model.preset}{end}" for end in (".pt", ".vae.pth", ""))
-    make = "scripts/make_checkpoint.py"
+def _full_size(work: Path, model: FullSize, device: str) -> Path:
+    """Build a model with its VAE, both of random weights; builds of one model share its checkpoint."""
+    checkpoint, vae = work / f"{model.preset}.pt", work / f"{model.vae}.pth"
+    artifact, make = work / f"{model.preset}-{model.vae}", "scripts/make_checkpoint.py"
     if not checkpoint.exists():
-        run_python(make, "--preset", model.preset, "--format", "self-forcing", "--device", "cuda", "-o",
+        run_python(make, "--preset", model.preset, "--format", "self-forcing", "--device", device, "-o",
                    str(checkpoint))  # fmt: skip
     if not vae.exists():
         run_python(make, "--vae", model.vae, "-o", str(vae))

@@ -38,7 +38,7 @@ SLOPE_CHUNKS = 5000
 
 @dataclass
 class Story:
-    """What was asked of one session and what it gave: to be asked again, alone."""
+    """The requests to one session and its results, which are repeated with the session alone."""
 
     seed: int
     texts: list[int]

@@ -220,6 +220,7 @@ MISSED: tuple[Said, ...] = (
     ),
 )
 MORE_IS_BETTER = {
+    "vae_fp8_psnr",
     "fleet_overhead",
     "prompts_followed",
     "switches_followed",

@@ -36,7 +36,7 @@ LATE_S = 0.002  # how late a chunk may be read after it was made
 
 @dataclass(frozen=True)
 class Story:
-    """What a session is asked before each of its chunks: nothing, a number of a text, or to restart."""
+    """The request to a session before each of its chunks: none, the number of a text, or a restart."""
 
     seed: int
     text: int

@@ -26,6 +26,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.modules import decoder_of, latent_statistics
 from seko_export.media.taehv.vae import VAE
+from seko_export.media.wan_vae.config import WAN_2_1
 
 BAR_MS = 12.0
 PRESET = "taew2_1"
@@ -64,7 +65,7 @@ def main() -> None:
 def decoder_config(preset: str, height: int, width: int) -> tuple[VideoBuild, TaehvConfig]:
     """Return a build with such a decoder for this machine, and the decoder; three latent frames a chunk."""
     tiny = VAE.presets[preset]
-    config, _ = build_config(height, width, 96)
+    config, _ = build_config(height, width, WAN_2_1)
     stream = replace(config.workload.stream, spatial_stride=tiny.spatial_stride)
     model = replace(config.model, in_channels=tiny.z_dim, out_channels=tiny.z_dim)
     work = replace(config.workload, vae=tiny, stream=stream)

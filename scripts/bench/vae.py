@@ -34,32 +34,35 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
+from seko_export.host.environment import resolve_target
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
+from seko_kernels.tuned_conv import has_fp8_convolutions
 
 PIECES = ("vae_decode_first", "vae_decode")
+FP8_FIGURE, FP8_BAR = "vae_fp8_vs_eager", 0.21  # with --fp8
 CHUNKS = 3  # decoded for the difference and, but for the first one, for eager's time
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is decoded: the model whose latents they are, latents a chunk, pixels, and the row.
+    """A case to measure: a model's latents, the size of a chunk in latent frames and pixels, and the name of the row.
 
     Parameters
     ----------
     preset : str
-        Of the model.
+        Preset of the model.
     latents : int
-        Of one call.
+        Latent frames of one call.
     height, width : int
-        In pixels.
+        Size of the picture in pixels.
     figure : str
         Name of the row.
     bar : float
-        What it must not exceed, of eager's time.
+        Goal: largest allowed ratio to the time of the eager VAE.
     title : str
-        What rows call the VAE.
+        Name of the VAE in rows.
     """
 
     preset: str
@@ -103,10 +106,11 @@ def main() -> None:
     parser.add_argument("--vae", choices=CASES, default=WAN_2_1)
     parser.add_argument("--height", type=int, help="default: 480, or 704 for wan-2.2")
     parser.add_argument("--width", type=int, help="default: 832, or 1280 for wan-2.2")
+    parser.add_argument("--fp8", action="store_true", help="fp8 convolutions, as --vae-fp8 builds them")
     parser.add_argument("--repeats", type=int, default=20, help="steady chunks to time")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    config, vae = build_config(options.height, options.width, options.vae)
+    config, vae = build_config(options.height, options.width, options.vae, fp8=options.fp8)
     build_s = build(config, options.work)
     weights = random_weights(vae) | latent_statistics(vae, torch.float32)
     latents = some_latents(config, CHUNKS).to(config.target.device)
@@ -115,11 +119,15 @@ def main() -> None:
 
 
 def build_config(
-    height: int | None, width: int | None, name: str, ranks: int = 1
+    height: int | None, width: int | None, name: str, ranks: int = 1, *, fp8: bool = False
 ) -> tuple[VideoBuild, WanVaeConfig]:
     """Return a build with the VAE of this name, one of `CASES`, for this machine, and its VAE."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    case, vae = CASES[name], VAE_PRESETS[name]
+    case, vae = CASES[name], replace(VAE_PRESETS[name], fp8=fp8)
+    if fp8 and not has_fp8_convolutions(resolve_target("auto").arch):
+        raise SystemExit(
+            "no fp8 convolution was measured on this GPU: run scripts/bench/vae_kernels.py --fp8 --admit"
+        )
     stream = StreamConfig(
         height or case.height,
         width or case.width,
@@ -141,7 +149,13 @@ def described(config: VideoBuild, name: str) -> str:
     stream, case = config.workload.stream, CASES[name]
     return (
         f"{case.title}, {stream.height}x{stream.width}, {case.latents} latents, {config.workload.kv_scheme}"
+        f"{', fp8 convolutions' if in_fp8(config) else ''}"
     )
+
+
+def in_fp8(config: VideoBuild) -> bool:
+    """Return whether the decoder has fp8 convolutions."""
+    return config.workload.vae is not None and config.workload.vae.computes_fp8
 
 
 def compare(
@@ -174,11 +188,11 @@ def compare(
         video_ms = 1000 * 4 * config.workload.stream.chunk_frames / config.workload.stream.fps
         append_row(
             options.rows,
-            case.figure,
+            FP8_FIGURE if options.fp8 else case.figure,
             shape + suffix,
             engine["vae_decode"] / eager["vae_decode"],
             "engine / eager, a steady chunk",
-            None if searched else case.bar,
+            None if searched else FP8_BAR if options.fp8 else case.bar,
             reference=name,
             engine_ms=engine["vae_decode"],
             eager_ms=eager["vae_decode"],
@@ -223,12 +237,15 @@ def differences(
         shape,
         error,
         "levels of 255, rms against float32",
-        2 * allowed + 1 / math.sqrt(12),
+        None if in_fp8(config) else 2 * allowed + 1 / math.sqrt(12),
         reference=name,
         same_dtype_eager=allowed,
         engine_against_same_dtype=rms(pictures.double(), beside),
         contrast=float(wanted.std()),
     )
+    if in_fp8(config):
+        psnr = 20 * math.log10(255 / rms(pictures.double(), beside))
+        append_row(rows, "vae_fp8_psnr", shape, psnr, "dB against eager bf16", None, reference=name)
 
 
 def build(config: VideoBuild, work: Path) -> dict[str, float]:

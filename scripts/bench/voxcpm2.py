@@ -63,12 +63,12 @@ BARS = {
 
 @dataclass
 class Bench:
-    """What was measured so far.
+    """The measurements so far.
 
     Parameters
     ----------
     options : argparse.Namespace
-        From the command line.
+        Options of the command line.
     """
 
     options: argparse.Namespace

@@ -1,10 +1,10 @@
-"""How many bytes each installed package takes, and which of them an artifact replays without: hidden one at a time.
+"""The size of each installed package, and the packages without which an artifact still replays (hidden one at a time).
 
     python scripts/container/sizes.py                       the sizes
-    python scripts/container/sizes.py --artifact DIR --hide  and what `verify` says without each
+    python scripts/container/sizes.py --artifact DIR --hide  and the output of `verify` without each
 
-Hiding renames the package's files in this very environment and back again: use one that can be thrown away. A package
-whose libraries were loaded from elsewhere, from the system's own CUDA say, counts as needed: nothing was shown.
+Hiding renames the package's files in this environment and back again, so use an environment that can be thrown away. A
+package whose libraries were loaded from elsewhere, such as the system's own CUDA, counts as needed.
 """
 
 from __future__ import annotations

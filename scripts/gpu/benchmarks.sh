@@ -3,10 +3,11 @@
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [SECTION...]       without: all, in this order
 # Sections of one lane run one after another; lanes are dealt out to the GPUs that there are. SEKO_SECONDS bounds each
 # section (default 480). Builds of several lanes at a time want 16 cores a lane: a section that they starve runs out of time.
+# Rows of the checkpoints that people stream: vae22 tiny_decoder fps5 fps5_tiny peers_tiny peers5 i2v lora.
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae tiny_decoder pipeline stream" "vae22 fps5" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+lanes=("vae_kernels vae vae_fp8 pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -50,6 +51,7 @@ section() { # NAME
     peers5) compare "$1" S6 --engines fp4_fp8,fp4_fp8_resident --peers B3 --extras '' --chunks 8 ;;
     vae22) "${limit[@]}" scripts/bench/vae.py --vae wan-2.2 --work "$work/vae22" --rows "$rows" ;;
     fps5) "${limit[@]}" scripts/bench/pipeline.py --models 5b --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
+    fps5_tiny) "${limit[@]}" scripts/bench/pipeline.py --models 5b-tiny --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
     pipeline) "${limit[@]}" scripts/bench/pipeline.py --models sample,1.3b --work "$work/pipeline" --rows "$rows" ;;
     stream) "${limit[@]}" scripts/bench/long_stream.py "$work/pipeline/sample" --rows "$rows" --picture docs/images/long-stream.png ;;
     pool) pool_of "$work/pool" busy,slope,soak --no-text --no-vae --sessions 12 --batch 1,2,4 ;;
@@ -60,7 +62,10 @@ section() { # NAME
     fit) "${limit[@]}" scripts/bench/sessions_fit.py --preset self-forcing-1.3b --work "$work/fit" --rows "$rows" ;;
     fit14) "${limit[@]}" scripts/bench/sessions_fit.py --preset wan-14b --kv fp4 --work "$work/fit14" --rows "$rows" ;;
     step) "${limit[@]}" scripts/bench/main_job.py --work "$work/step" --rows "$rows" ;;
+    vae_fp8) "${limit[@]}" scripts/bench/vae.py --fp8 --work "$work/vae-fp8" --rows "$rows" ;;
     vae) "${limit[@]}" scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
+    vae_kernels) "${limit[@]}" scripts/bench/vae_kernels.py --fp8 --seconds $((seconds - 40)) \
+        --admit kernels/seko_kernels/tuned_conv.json ;; # before vae, whose engines read the table
     tiny_decoder) "${limit[@]}" scripts/bench/tiny_decoder.py --work "$work/tiny-decoder" --rows "$rows" ;;
     lingbot) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts chunk,compiled,share ;;
     lingbot_key) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;

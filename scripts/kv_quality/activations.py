@@ -29,7 +29,8 @@ class Seen:
 
 @dataclass
 class LayerStatistics:
-    """What a calibration keeps of one layer, on the CPU, by name: range and sum of each channel [H, D]."""
+    """The statistics of one layer that a calibration keeps on the CPU, by name: range and sum of each channel [H,
+    D]."""
 
     lowest: dict[str, Tensor] = field(default_factory=dict)
     highest: dict[str, Tensor] = field(default_factory=dict)

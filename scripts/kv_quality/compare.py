@@ -21,7 +21,8 @@ JUDGED_FRAMES = 4 * CLIP_LATENTS - 3  # at either end of the stream
 
 @dataclass
 class After:
-    """What was measured after some chunks, each [prompts]: of the latents also over all chunks so far."""
+    """Measurements after some chunks, each [prompts]; the error of the latents also as a mean over all chunks so
+    far."""
 
     latent_error: Tensor
     latent_error_so_far: Tensor

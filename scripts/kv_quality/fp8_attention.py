@@ -1,4 +1,4 @@
-"""What fused layers over an FP4 cache cost, beside the plain ones: errors against the exact track, PSNR, prompts.
+"""The cost of fused layers over an FP4 cache, compared with plain layers: errors against an exact cache, PSNR, prompts.
 
     python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 72 --chunks 1,7
     python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 4 --chunks 1,7,20 --planted

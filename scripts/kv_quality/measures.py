@@ -1,4 +1,4 @@
-"""How far a lossy stream is from the exact one: relative error, PSNR, SSIM; prompts are judged elsewhere."""
+"""Differences of a lossy stream from the exact one: relative error, PSNR, SSIM. Prompts are judged elsewhere."""
 
 from __future__ import annotations
 

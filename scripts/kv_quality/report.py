@@ -1,4 +1,4 @@
-"""What was measured, as rows of docs/benchmarks and as printed tables; nothing is measured here."""
+"""Output of measurements as rows of docs/benchmarks and as printed tables."""
 
 from __future__ import annotations
 

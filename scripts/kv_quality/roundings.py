@@ -1,4 +1,5 @@
-"""How numbers may be stored: each way as the numbers that a read gives, in plain torch; no packed bytes."""
+"""Roundings of stored numbers in plain torch: each returns the numbers that a read would give, without packing
+bytes."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ Round = Callable[[Tensor, Tensor], Tensor]  # of [T, H, D] float32 and global sc
 
 @dataclass(frozen=True)
 class Rounding:
-    """How numbers are stored.
+    """A way to round stored numbers.
 
     Parameters
     ----------
     round : callable
-        Tokens [T, H, D] float32 and the heads' powers of two [H] to what a read gives.
+        Function that takes tokens [T, H, D] float32 and the heads' powers of two [H], and returns the numbers that a
+        read gives.
     bits : float
         Stored bits a number, scales included.
     """

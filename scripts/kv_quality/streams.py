@@ -36,16 +36,16 @@ class TrialBuild(VideoBuild):
 
 @dataclass(frozen=True)
 class Places:
-    """Where things stand in the cache at one chunk.
+    """Positions in the cache at one chunk, and the rotary tables for them.
 
     Parameters
     ----------
     cos, sin : Tensor
-        [1, N, D/2], the rotary tables of what each token of the cache holds.
+        [1, N, D/2], rotary tables for the token in each place of the cache.
     chunk : Tensor
-        [N] bool, the tokens of the chunk itself.
+        [N] bool, whether a token is of the chunk itself.
     tables : dict of str to Tensor
-        The same as cos and sin, as a format of keys before RoPE takes it.
+        The tables cos and sin in the form that a format with keys before RoPE takes.
     """
 
     cos: Tensor

@@ -71,7 +71,7 @@ class TrialKv:
 
     @property
     def name(self) -> str:
-        """How numbers are stored and what is done around it."""
+        """Name of the format: the rounding of stored numbers, and the transforms around it."""
         return " ".join((self.stored, *self.tricks))
 
     @property

@@ -1,4 +1,4 @@
-"""What a judge's verdicts say of a model: how many streams are alive at their end, and which prompts it fails at."""
+"""Summary of a judge's verdicts: how many streams still move at their end, and at which prompts the model fails."""
 
 from __future__ import annotations
 

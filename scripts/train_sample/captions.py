@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Description:
-    """What a caption says of a scene: one to three figures, in no order that means anything, and the background."""
+    """The content of a caption: one to three figures, in any order, and the background."""
 
     figures: tuple[Figure, ...]
     background: str

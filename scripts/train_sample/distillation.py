@@ -1,4 +1,4 @@
-"""What both ways of making the student share: their settings, and the texts of a batch; the ways are `distil`'s."""
+"""Settings of a distillation and the texts of a batch, for both methods; `distil` has the methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK_0_ROWS = 4  # times the batch, where `ode` has chunk 0 alone: a step then 
 
 @dataclass(frozen=True)
 class Distillation:
-    """How the student is made.
+    """Settings of the distillation of a student.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ CLIP_CHUNKS = (CLIP_LATENTS + WARMUP_LATENTS) // 3
 
 @dataclass(frozen=True)
 class Asked:
-    """What will be judged: verdicts on streams' clips that processes are working on."""
+    """Clips of streams that processes judge, and the descriptions with which they are compared."""
 
     wanted: list[Description]
     clips: list[list[Future[Verdict]]]  # of each kind of clip, one a stream

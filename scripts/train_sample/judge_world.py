@@ -1,4 +1,4 @@
-"""What a trained world sample does: streams with the product's sampler, and whether they follow camera and prompt."""
+"""Judgement of a trained world sample: whether streams with the product's sampler follow camera and prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes a training step: AdamW, or Muon for the blocks' matrices beside it; their state on disk is elsewhere."""
+"""Optimizers of the training: AdamW, alone or with Muon for the blocks' matrices. Their state on disk is elsewhere."""
 
 from __future__ import annotations
 

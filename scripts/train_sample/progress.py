@@ -1,4 +1,4 @@
-"""What every training run shares: its state on disk, EMA, learning rate, loss log.
+"""The state that every training run has: files on disk, EMA, learning rate, loss log.
 
 State is safetensors and JSON, never pickle. The learning rate warms up, then falls to a twentieth until the last step.
 What takes the step is in `optimizers.py`.

@@ -13,14 +13,14 @@ from scripts.train_sample.progress import autocast
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a stream gave.
+    """The result of a stream.
 
     Parameters
     ----------
     latents : Tensor
         [B, C, chunks*F, h, w], the generated chunks.
     inputs : Tensor
-        [P, B, C, chunks*F, h, w], what went into each denoise pass.
+        [P, B, C, chunks*F, h, w], the inputs of each denoise pass.
     """
 
     latents: Tensor

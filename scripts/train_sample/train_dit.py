@@ -38,7 +38,7 @@ END_ID = 1  # `</s>`, all that an empty caption holds
 
 @dataclass(frozen=True)
 class DitTraining:
-    """How the teacher is trained.
+    """Settings of the teacher's training.
 
     Parameters
     ----------

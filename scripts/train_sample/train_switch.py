@@ -40,7 +40,7 @@ CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))
 
 @dataclass(frozen=True)
 class SwitchTraining:
-    """How the sample learns to switch.
+    """Settings of the training on prompts that change.
 
     Parameters
     ----------
@@ -81,14 +81,15 @@ class SwitchTraining:
 
 @dataclass(frozen=True)
 class Views:
-    """Who sees whom in a sequence of clean and noisy chunks.
+    """Attention masks for a sequence of clean and noisy chunks.
 
     Parameters
     ----------
     seen : Tensor
-        [1, 1, S*n, S*n] bool: the stream as it is.
+        [1, 1, S*n, S*n] bool: the mask of an ordinary stream.
     hidden : Tensor
-        [switches, 1, S*n, S*n] bool: by the switch's chunk, everything before it hidden and that chunk as the sink.
+        [switches, 1, S*n, S*n] bool: for each chunk of a switch, the mask that hides all earlier chunks and makes that
+        chunk the sink.
     chunk, clean : Tensor
         [S*n]: the chunk of each token; whether it is clean.
     """

@@ -37,7 +37,7 @@ _ORDER = torch.channels_last_3d  # of activations and kernels: what the layers w
 
 @dataclass(frozen=True)
 class VaeTraining:
-    """How the VAE is trained.
+    """Settings of the VAE's training.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ LONG, SHORT = {"walks": 100, "chunks": 6, "long_chunks": 40}, {"walks": 2, "chun
 
 @dataclass(frozen=True)
 class WorldTraining:
-    """How the world sample is trained.
+    """Settings of the world sample's training.
 
     Parameters
     ----------

@@ -36,9 +36,18 @@ def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:
         # decomposed, too, because torch cannot save a program whose only results are writes to its inputs.
         if config.target.device == "cuda" or not piece.outputs:
             program = program.run_decompositions({})
+    forget_types(program)
     forget_sources(program)
     program.example_inputs = None  # example inputs are dropped: zeros as large as the weights
     torch.export.save(program, path)
+
+
+def forget_types(program: ExportedProgram) -> None:
+    """Remove comparisons of dtypes that nothing uses, which tracing records and `torch.compile` refuses."""
+    for node in reversed(program.graph.nodes):
+        if node.target is torch.ops.aten.promote_types.default and not node.users:
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
 
 
 def forget_sources(program: ExportedProgram) -> None:
@@ -77,7 +86,7 @@ def finish(artifact: Unfinished) -> bool:
 
 BACKEND = ExportBackend(
     "compile",
-    Capabilities(),
+    Capabilities(lacks=("--vae-fp8",)),
     export_piece,
     host_code=True,
     extra_files={"compiler_cache": COMPILER_CACHE},

@@ -63,7 +63,7 @@ BACKEND = ExportBackend(
         devices=("cpu",),
         kv_schemes=("bf16", "fp4"),
         pools=False,
-        lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames"),
+        lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames", "--vae-fp8"),
         workloads=("video",),  # speech is always a pool
     ),
     export_piece,

@@ -3,6 +3,10 @@ code 3."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from seko_export.errors import CheckpointError
 
 
@@ -56,3 +60,16 @@ class WeightKeysError(CheckpointError):
 
 class UnknownModelError(CheckpointError):
     """The weights are complete, but no model family recognises them."""
+
+
+@contextmanager
+def naming_option(option: str, path: Path) -> Iterator[None]:
+    """Have the message of any checkpoint error in the block begin with the option that names the file."""
+    try:
+        yield
+    except CheckpointError as fault:
+        message = str(fault)
+        if not message.startswith(option):
+            begin = option if message.startswith(str(path)) else f"{option} {path}:"
+            fault.args = (f"{begin} {message}",)
+        raise

@@ -179,6 +179,8 @@ class KeyTable:
         Function that returns the layer number of a key; None outside the layers. Default: keys ``blocks.N.``.
     telltales : tuple of pairs
         Parts of keys, each with the kind of checkpoint that it reveals, for hints.
+    relatives : tuple of pairs
+        Parts of keys that several related models have, with their hints, which are given if no telltale matches.
     models : mapping of str to ModelConfig
         The presets' models, to name the preset that a file matches.
     random_forms : mapping of str to RandomForm
@@ -199,6 +201,7 @@ class KeyTable:
     prefixes: tuple[str, ...] = ()
     layer_of: Callable[[str], int | None] = layer_of
     telltales: tuple[tuple[tuple[str, ...], str], ...] = ()
+    relatives: tuple[tuple[tuple[str, ...], str], ...] = ()
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     random_forms: Mapping[str, RandomForm] = field(default_factory=dict)
     companions: tuple[Companion, ...] = ()
@@ -274,7 +277,11 @@ class KeyTable:
         """Return sentences that guess the kind of a file that lacks the weights of the family (or the keys
         ``wanted``)."""
         keys = [source.key for source in opened.sources]
-        hints = [hint for parts, hint in self.telltales if any(part in key for part in parts for key in keys)]
+        told, related = (
+            [hint for parts, hint in pairs if any(part in key for part in parts for key in keys)]
+            for pairs in (self.telltales, self.relatives)
+        )
+        hints = told or related
         prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(f".{self.landmark}")}
         if prefixes:
             hints.append(f"the keys carry the prefix {shown(min(prefixes))!r}; save them without it")

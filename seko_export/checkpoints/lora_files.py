@@ -184,8 +184,8 @@ def _opened(path: Path) -> OpenedLora:
         modules[module][role] = source
     if not any({*roles} - {Role.ALPHA} for roles in modules.values()):
         kinds = [kind for part, kind in _OTHER_KINDS.items() if any(part in key for key in strange)]
-        what = kinds[0] if kinds else "no LoRA"
-        listed = ", ".join(map(shown, strange[:5])) or "none"
+        what = kinds[0] if kinds else "no LoRA: it has alphas without matrices" if modules else "no LoRA"
+        listed = ", ".join(shown(source.file_key) for source in opened.sources[:5]) or "none"
         raise NotACheckpointError(f"{file} is {what}; expected {FORMATS}; its keys begin with {listed}")
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all
 from seko_export.cli.progress import shown_progress
 from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
 from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, print_table, say
+from seko_export.errors import UsageError
 from seko_export.options.declaration import (
     BuildOptions,
     Group,
@@ -162,6 +163,19 @@ def build(
 )
 @grouped_option("--seed", group=Group.OUTPUT, type=int, help="Seed of the noise.")
 @grouped_option(
+    "--image",
+    group=Group.OUTPUT,
+    common=True,
+    type=click.Path(path_type=Path),
+    help="The start picture, of a model that takes one.",
+)
+@grouped_option(
+    "--last-image",
+    group=Group.OUTPUT,
+    type=click.Path(path_type=Path),
+    help="The last picture, of a model that takes two.",
+)
+@grouped_option(
     "--serve", group=Group.OUTPUT, common=True, is_flag=True, help="Run the page of seko-serve instead."
 )
 @json_option
@@ -172,6 +186,8 @@ def try_command(
     prompt: str | None,
     chunks: int | None,
     seed: int | None,
+    image: Path | None,
+    last_image: Path | None,
     serve: bool,
     as_json: bool,
     **asked: Any,
@@ -183,7 +199,12 @@ def try_command(
     import seko_export
     from seko_export.tools.trial import check_shown, serve_page, try_artifact, write_video
 
-    check_shown(None if serve else output)
+    pictures = {"--image": image, "--last-image": last_image}
+    of_video = {"--prompt": prompt, "--chunks": chunks, "--seed": seed, **pictures}
+    given = {option: value for option, value in of_video.items() if value is not None}
+    if serve and given:
+        raise UsageError(f"--serve: the page asks for these itself: leave out {', '.join(given)}")
+    check_shown(None if serve else output, pictures)
     with shown_progress() as tell:
         build_it = partial(seko_export.build, progress=tell, note=note)
         artifact, built = try_artifact(BuildOptions(checkpoint, **asked), build_it)

@@ -226,6 +226,15 @@ class VaeConfig(ABC):
     def temporal_stride(self) -> int:
         """Number of video frames for each latent frame, except the first latent frame."""
 
+    @property
+    def computes_fp8(self) -> bool:
+        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for that."""
+        return False
+
+    def with_fp8(self) -> VaeConfig | None:
+        """Return this VAE with fp8 in its decoder; None: there is no such decoder."""
+        return None
+
     def video_frames(self, frames: int, *, first: bool) -> int:
         """Return the number of video frames to which ``frames`` latent frames decode, at the start of a stream or
         later."""

@@ -99,7 +99,7 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def vaes(self) -> tuple[VaeConfig, ...]:
-        """The VAEs of the build: of decoding, then of encoding if it is another one."""
+        """The VAEs of the build: the one that decodes, then the one that encodes, if it is another."""
         return tuple(vae for vae in (self.vae, self.vae_encoder) if vae is not None)
 
     @property

@@ -30,7 +30,7 @@ class Vae(ABC, Generic[C]):
     build."""
 
     layout: Layout
-    """Where files keep its weights, and its formats in words."""
+    """Names of the weights in files, and the file formats in words for messages."""
     presets: Mapping[str, C]
     """Named sizes. `plan` counts the first that fits a model where no VAE is named."""
 

@@ -170,6 +170,19 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
             f"--random-weights 0 for a test of speed and memory, whose output is noise; {SAMPLE} and {RANDOM} are "
             "built without one"
         )
+    check_files(options)
+    check_goal(output_path, replace=force)
+    _check_place(output_path)
+
+
+def check_files(options: BuildOptions) -> None:
+    """Refuse options that name a file that does not exist.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If a named file does not exist.
+    """
     for what, path, expected in (
         ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
         ("--model-folder", options.model_folder, "a folder that holds all files of a model"),
@@ -184,9 +197,9 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
         *(("--lora", lora.path, "a LoRA: FILE or FILE:WEIGHT") for lora in options.lora_files),
     ):
         if path is not None and not path.exists():
-            raise CheckpointNotFoundError(f"{what} {path} was not found: give the path of {expected}")
-    check_goal(output_path, replace=force)
-    _check_place(output_path)
+            known = what == "checkpoint" and str(path) in (SAMPLE, *presets(), *speech_presets())
+            hint = f"; the model of that name is --preset {path}" if known else ""
+            raise CheckpointNotFoundError(f"{what} {path} was not found: give the path of {expected}{hint}")
 
 
 def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str:

@@ -204,6 +204,11 @@ class BuildOptions:
         "A Wan VAE that encodes pictures, where --vae only decodes. Without it pictures are given as latents.",
         Group.MEDIA,
     )
+    vae_fp8: bool = _option(
+        "Compute convolutions of the VAE's decoder in fp8 where the GPU has measured tile sizes for them.",
+        Group.MEDIA,
+        False,
+    )
     text_encoder: Path | None = _option(
         "A UMT5 encoder (.pth, safetensors, transformers folder): the artifact then takes prompts as sentences.",
         Group.MEDIA,

@@ -22,6 +22,7 @@ from seko_export.errors import CheckpointError
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import families
 from seko_export.media.clip.files import clip_config_of
+from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.hubert.layout import PREPROCESSOR
 from seko_export.media.umt5.dimensions import text_config_of
@@ -142,6 +143,7 @@ def with_variant(options: BuildOptions) -> BuildOptions:
         "checkpoint": Layout("", transformers),
         "vae": Layout("", tuple(dict.fromkeys(name for vae in vaes() for name in vae.layout.subfolders))),
         "text_encoder": TEXT_LAYOUT,
+        "image_encoder": CLIP_LAYOUT,
     }
     chosen: dict[str, Any] = {
         name: variant_file(folder, layout, options.variant)

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
-from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.errors import NotACheckpointError, naming_option
 from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
 from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
+from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig, exact_scheme_of
@@ -44,6 +45,7 @@ from seko_export.options.resolved import ResolvedBuild
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
+from seko_kernels.tuned_conv import has_fp8_convolutions
 
 _Config = TypeVar("_Config")
 EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
@@ -102,12 +104,16 @@ def resolve_build(
         )
         options = replace(options, image_encoder=None)
     files, vae, text, audio, image = _media(options, sample)
-    vae_encoder = None if options.vae_encoder is None else _read(vae_config_of, options.vae_encoder)
-    if options.vae is not None and vae is not None and vae.latent_channels != chosen.model.out_channels:
+    if options.vae_fp8:
+        vae = _with_fp8(vae, machine, options.ranks)
+    vae_encoder = _read(vae_config_of, options.vae_encoder, "--vae-encoder")
+    if options.vae is not None:
+        _check_latents(vae, options.vae, "--vae", chosen.model)
+    if vae_encoder is not None and not vae_encoder.encodes:
         raise NotACheckpointError(
-            f"--vae {options.vae} has {vae.latent_channels} latent channels, {chosen.model.name!r} gives "
-            f"{chosen.model.out_channels}: they are not of one model; take this model's VAE"
+            f"--vae-encoder {options.vae_encoder}: a {vae_encoder.title} encodes no pictures; give a whole VAE"
         )
+    _check_latents(vae_encoder, options.vae_encoder, "--vae-encoder", chosen.model)
     exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     schedule = asked_schedule(options, chosen.schedule or Schedule.warped())
@@ -185,6 +191,27 @@ def resolve_build(
     return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
 
 
+def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
+    """Return the VAE with fp8 convolutions in its decoder; refuse --vae-fp8 where nothing would be computed in fp8."""
+    in_fp8 = None if vae is None else vae.with_fp8()
+    if in_fp8 is None:
+        what = "this build has no VAE" if vae is None else f"a {vae.title} has none"
+        raise UsageError(
+            f"--vae-fp8 is for the convolutions of a Wan VAE's decoder, and {what}: leave it out"
+        )
+    if ranks > 1:
+        raise UsageError(
+            f"--vae-fp8 contradicts --ranks {ranks}: ranks that share a picture convolve in "
+            "the compute dtype; leave one of them out"
+        )
+    if not has_fp8_convolutions(machine.arch):
+        raise UsageError(
+            f"--vae-fp8: no fp8 convolution was measured on {machine.arch}, so none would be used; leave it out, or "
+            "measure (scripts/bench/vae_kernels.py --fp8 --admit)"
+        )
+    return in_fp8
+
+
 def _kv_scheme(text: str) -> KvScheme:
     """Return the KV scheme that ``--kv`` names; refuse an exact sink of an exact cache."""
     try:
@@ -239,14 +266,14 @@ def _media(
     text_file, text = (None, None) if options.no_text or sample is None else (own.text_encoder, sample.text)
     tokenizer = None if text_file is None else own.tokenizer
     if options.vae is not None:
-        vae_file, vae = options.vae, _read(vae_config_of, options.vae)
-        if options.vae_kind is not None:
+        vae_file, vae = options.vae, _read(vae_config_of, options.vae, "--vae")
+        if vae is not None and options.vae_kind is not None:
             vae = vae_of_kind(vae, options.vae_kind, options.vae)
     if options.text_encoder is not None:
-        text_file, text = options.text_encoder, _read(text_config_of, options.text_encoder)
+        text_file, text = options.text_encoder, _read(text_config_of, options.text_encoder, "--text-encoder")
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
-    audio = None if options.audio_encoder is None else _read(hubert_config_of, options.audio_encoder)
-    image = None if options.image_encoder is None else _read(clip_config_of, options.image_encoder)
+    audio = _read(hubert_config_of, options.audio_encoder, "--audio-encoder")
+    image = _read(clip_config_of, options.image_encoder, "--image-encoder")
     files = MediaSources(
         *(
             vae_file,
@@ -261,10 +288,22 @@ def _media(
     return files, vae, text, audio, image
 
 
-def _read(config_of: Callable[[Path], _Config], path: Path) -> _Config:
-    """Return the facts that a model's files state about it; the files are at fault if their sizes contradict each
-    other."""
-    try:
-        return config_of(path)
-    except UsageError as fault:
-        raise NotACheckpointError(f"{path} is of a model that cannot be built: {fault}") from fault
+def _check_latents(vae: VaeConfig | None, path: Path | None, option: str, model: ModelConfig) -> None:
+    """Refuse a VAE whose latents have another number of channels than the model's."""
+    if vae is not None and vae.latent_channels != model.out_channels:
+        raise NotACheckpointError(
+            f"{option} {path} has {vae.latent_channels} latent channels, {model.name!r} gives "
+            f"{model.out_channels}: they are not of one model; take this model's VAE"
+        )
+
+
+def _read(config_of: Callable[[Path], _Config], path: Path | None, option: str) -> _Config | None:
+    """Return the facts that a model's files state about it, None without files; the files are at fault if their sizes
+    contradict each other."""
+    if path is None:
+        return None
+    with naming_option(option, path):
+        try:
+            return config_of(path)
+        except UsageError as fault:
+            raise NotACheckpointError(f"{path} is of a model that cannot be built: {fault}") from fault

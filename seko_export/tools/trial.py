@@ -6,20 +6,22 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from seko_export.config.video import VideoBuild
 from seko_export.errors import ExportError, MachineError, UsageError
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
-from seko_export.options.checks import is_speech
+from seko_export.options.checks import check_files, is_speech
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.options.resolved import ResolvedBuild
 from seko_runtime.format.manifest import MANIFEST_FILE
+from seko_runtime.media_files.pictures import load_image
 from seko_runtime.video.files import check_output
 
 TRIALS = "trials"  # below the user's cache
@@ -50,6 +52,7 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
         raise UsageError(
             "try makes video: build a speech model with `seko-export build`, and run it with seko-run"
         )
+    check_files(options)
     home = environment.user_cache() / TRIALS
     folder = home / _key(options, resolve_build(options), _Digests(home / _DIGESTS))
     if (folder / MANIFEST_FILE).is_file():
@@ -58,16 +61,20 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
     return folder, True
 
 
-def check_shown(output: Path | None) -> None:
-    """Check, before the build, that a video can be written or, without an output, that the server is installed.
+def check_shown(output: Path | None, pictures: Mapping[str, Path | None] = MappingProxyType({})) -> None:
+    """Check, before the build, that a video can be written or, without an output, that the server is installed; and
+    that pictures, by the option that names each, can be read.
 
     Raises
     ------
     MachineError
         If the server is not installed.
     SekoRuntimeError
-        If the output cannot be written.
+        If the output cannot be written, or a picture cannot be read.
     """
+    for option, path in pictures.items():
+        if path is not None:
+            load_image(path, option)
     if output is not None:
         check_output(output)
     elif importlib.util.find_spec(SERVER) is None:
@@ -113,7 +120,7 @@ def serve_page(artifact: Path) -> int:
 def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _Digests) -> str:
     """Return a name made from everything that determines an artifact, except paths."""
     loras = [[*digests.of(lora.path), lora.weight] for lora in options.lora_files]
-    told = {
+    facts = {
         "config": repr(resolved.config),
         "checkpoint": digests.of(resolved.checkpoint),
         "entry": [options.entry, resolved.first_entry],
@@ -125,7 +132,7 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
         "producer": environment.producer(),
     }
     digests.save()
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
 
 
 class _Digests:

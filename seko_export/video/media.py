@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from seko_export.checkpoints.errors import naming_option
 from seko_export.config.media import TOKENIZER_FILE
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
@@ -42,15 +43,20 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
             raise UsageError(f"the build has {what}: {wanted is not None}, a file of it is named: {named}")
     text = vae = audio = image = vae_encoder = None
     if config.workload.text is not None and media.text_encoder is not None:
-        text = load_text_encoder(media.text_encoder, config.workload.text)
+        with naming_option("--text-encoder", media.text_encoder):
+            text = load_text_encoder(media.text_encoder, config.workload.text)
     if config.workload.vae is not None and media.vae is not None:
-        vae = vae_weights(media.vae, config.workload.vae)
+        with naming_option("--vae", media.vae):
+            vae = vae_weights(media.vae, config.workload.vae)
     if config.workload.vae_encoder is not None and media.vae_encoder is not None:
-        vae_encoder = vae_weights(media.vae_encoder, config.workload.vae_encoder)
+        with naming_option("--vae-encoder", media.vae_encoder):
+            vae_encoder = vae_weights(media.vae_encoder, config.workload.vae_encoder)
     if config.workload.audio is not None and media.audio_encoder is not None:
-        audio = load_hubert(media.audio_encoder, config.workload.audio)
+        with naming_option("--audio-encoder", media.audio_encoder):
+            audio = load_hubert(media.audio_encoder, config.workload.audio)
     if config.workload.image is not None and media.image_encoder is not None:
-        image = clip_weights(media.image_encoder, config.workload.image)
+        with naming_option("--image-encoder", media.image_encoder):
+            image = clip_weights(media.image_encoder, config.workload.image)
     return MediaTensors(text, vae, audio, image, vae_encoder)
 
 

@@ -121,14 +121,15 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return resolve_video(cast(VideoManifest, manifest))
 
     def needs(self, config: VideoBuild) -> Iterator[Need]:
-        """Yield the cache layouts for which the build needs support from the backend."""
-        stream = config.workload.stream
+        """Yield the features, such as cache layouts, for which the build needs support from the backend."""
+        stream, vae = config.workload.stream, config.workload.vae
         for asked, option, what in (
             (stream.offload_cache, "--offload-cache", "offloaded caches"),
             (stream.pass_caches, "--pass-caches", "caches of each pass"),
             (bool(stream.layer_rings), "--layer-rings", "layers of different rings"),
             (stream.window_positions, "--window-positions", "positions within the window"),
             (bool(stream.reference_frames), "--reference-frames", "reference frames"),
+            (vae is not None and vae.computes_fp8, "--vae-fp8", "fp8 convolutions"),
         ):
             if asked:
                 yield Need(option, what)

@@ -214,7 +214,9 @@ class AsyncClient:
     def _asked(
         self, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
     ) -> dict[str, Any]:
-        """Return the answer to a request; ServeError if it is a refusal, or not the answer of such a server."""
+        """Return the answer to a request; ServeError if it is a refusal, with the code ``internal`` if a proxy before
+        the server, or another server, answered.
+        """
         own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
         request, status, refusal = Request(f"{self._url}{path}", body, {**headers, **own}), 200, None
         try:
@@ -226,7 +228,7 @@ class AsyncClient:
                 status = refused.code
                 refusal = ServeError.of_body(json.load(refused)["error"])
         except (ValueError, KeyError, TypeError):  # such as a proxy's page
-            refusal = ServeError("internal", f"HTTP {status} from a server that is no seko-serve")
+            refusal = ServeError("internal", f"a proxy answered {status}")
         raise refusal
 
 

@@ -158,6 +158,11 @@ class VideoJobs:
         self._news.set()
         return video
 
+    @property
+    def count(self) -> int:
+        """Number of videos that wait, are made, or are kept."""
+        return len(self._videos)
+
     def find(self, name: str, tenant: str) -> Video:
         """Return the video with an id; ServeError if there is no such video, or the video is another tenant's."""
         video = self._videos.get(name)

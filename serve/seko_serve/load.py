@@ -55,7 +55,7 @@ class Load:
     api_key : str, optional
         API key; required if the server has keys.
     at_once : bool
-        Whether viewers acknowledge a chunk when it arrives instead of when it was shown, to measure the server's
+        Whether viewers acknowledge a chunk when it arrives, not when it was shown. This measures the server's
         greatest speed.
 
     Raises
@@ -105,19 +105,19 @@ class View:
     opened_at: float
     fps: float = 0.0
     first_at: float | None = None
-    """When it had decoded its first frame."""
+    """Time at which the viewer had decoded its first frame."""
     came_at: list[float] = field(default_factory=list)
-    """When each chunk was there whole."""
+    """Time at which each chunk had arrived."""
     frames: list[int] = field(default_factory=list)
     """Video frames of each chunk."""
     underruns: int = 0
-    """How often it stood still because the next chunk was not there."""
+    """Number of times that playback stopped because the next chunk had not arrived."""
     stall_s: float = 0.0
-    """How long it stood still."""
+    """Seconds for which playback stood still."""
     refused: str = ""
-    """Code of the error with which it was not let in."""
+    """Code of the error with which the viewer was refused."""
     lost: str = ""
-    """Why its stream ended early."""
+    """Reason for which the viewer's stream ended early."""
 
     def deadlines(self, buffer: int) -> list[float]:
         """Return the due time of each chunk after the first ``buffer`` chunks of a viewer.

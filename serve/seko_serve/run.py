@@ -50,23 +50,28 @@ class Server(uvicorn.Server):
         Function that is called once the server listens.
     **options
         Options of `uvicorn.Config`, in addition to `SERVER_LIMITS`.
+
+    Attributes
+    ----------
+    application : Application
+        The routes of the server.
     """
 
     def __init__(
         self, application: Application, *, announce: Callable[[Server], None] | None = None, **options: Any
     ) -> None:
         super().__init__(uvicorn.Config(application.app(), **SERVER_LIMITS, **options))
-        self._application, self._announce = application, announce
+        self.application, self._announce = application, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen; errors of the application's start are raised unchanged."""
-        await self._application.start()
+        await self.application.start()
         try:
             await super().startup(sockets)
             if self._announce is not None:
                 self._announce(self)
         except BaseException:  # such as the SystemExit with which uvicorn says that the port is taken
-            await self._application.stop()
+            await self.application.stop()
             raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -74,9 +79,9 @@ class Server(uvicorn.Server):
         without being saved.
         """
         if not self.force_exit:
-            await self._application.drain()
+            await self.application.drain()
         await super().shutdown(sockets)
-        await self._application.stop()
+        await self.application.stop()
 
 
 def device(settings: Settings) -> Device:

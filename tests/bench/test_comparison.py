@@ -152,10 +152,13 @@ def test_children_that_fail_are_named_with_what_they_said(tmp_path):
 
 def test_the_time_ends_children_and_begins_no_more(tmp_path):
     one, _ = runner(tmp_path, seconds=1.0)
-    sleeper = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    started = time.monotonic()
-    assert one.script("slow", "-c", sleeper) is None
-    assert time.monotonic() - started < 30
+    woken = tmp_path / "woken"
+    inner = f"import pathlib, time; time.sleep(60); pathlib.Path({str(woken)!r}).touch()"
+    assert (
+        one.script("slow", "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])")
+        is None
+    )
+    assert not woken.exists()  # its pipes are the grandchild's too, and end with that
     assert one.script("late", "-c", "print('{}')") is None
     assert one.skipped == ["slow", "late"]
     assert one.failed == {}

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.random_clip import FORMS as CLIP_FORMS
+from scripts.random_clip import SIZES as CLIPS
+from scripts.random_clip import write_random_clip
 from seko_export.checkpoints import random
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
@@ -20,6 +23,8 @@ from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.keys import FORMATS
 from seko_export.families.wan_layout.keys import spread, wan_shapes
 from seko_export.families.wan_layout.namings import diffusers_config, wan_to_diffusers
+from seko_export.media.clip.encoder import ClipFeatures
+from seko_export.media.clip.files import clip_config_of, clip_shapes, clip_weights
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
 
@@ -159,3 +164,35 @@ def test_script_ends_in_one_json_line(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "exists" in again.stderr
     assert again.stdout == ""
+
+
+def test_clip_has_the_numbers_of_one_seed_in_both_forms(tmp_path: Path) -> None:
+    """Wan's file and the folder of a pipeline; transformers' class takes the folder."""
+    transformers = pytest.importorskip("transformers")
+    config = CLIPS["clip-tiny"]
+    for form in CLIP_FORMS:
+        write_random_clip(tmp_path / form, config, form, seed=3, dtype=torch.float32, device="cpu")
+    wan, theirs = (clip_weights(tmp_path / form, config) for form in CLIP_FORMS)
+    assert {clip_config_of(tmp_path / form) for form in CLIP_FORMS} == {config}
+    with torch.device("meta"):
+        names = [name for name, _ in ClipFeatures(config).named_parameters()]
+    for name in names:
+        assert torch.equal(wan[name], theirs[name].reshape(wan[name].shape)), name
+    model, loading = transformers.CLIPVisionModel.from_pretrained(
+        tmp_path / "diffusers", output_loading_info=True
+    )
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    first = model.state_dict()[
+        next(key for key in model.state_dict() if key.endswith("layers.0.mlp.fc1.weight"))
+    ]
+    assert torch.equal(first, wan["transformer.0.mlp.0.weight"])
+
+
+def test_full_clip_has_the_published_sizes() -> None:
+    """Facts of ViT-H/14: 32 blocks of which the last is not run, 257 positions, joined matrices of 3840 rows."""
+    shapes = clip_shapes(CLIPS["vit-h-14"])
+    assert shapes["patch_embedding.weight"] == (1280, 3, 14, 14)
+    assert shapes["pos_embedding"] == (1, 257, 1280)
+    assert shapes["transformer.31.attn.to_qkv.weight"] == (3840, 1280)
+    assert shapes["transformer.31.mlp.0.weight"] == (5120, 1280)
+    assert "transformer.32.norm1.weight" not in shapes

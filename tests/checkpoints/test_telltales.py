@@ -73,3 +73,57 @@ def test_quantisation_of_another_library(tmp_path: Path, weights: Weights) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="quantised by 'bitsandbytes'"):
         recognise_checkpoint(tmp_path)
+
+
+def test_matrix_game_is_named_although_it_has_the_keys_of_a_picture_branch(
+    tmp_path: Path, weights: Weights
+) -> None:
+    """It has no text, so no family knows it; keys that it shares with image-to-video models give no hint."""
+    state = {name: one for name, one in weights.items() if not name.startswith("text_embedding")}
+    state |= {
+        "img_emb.proj.1.weight": torch.ones(32, 32),
+        "blocks.0.cross_attn.k_img.weight": torch.ones(32, 32),
+    }
+    state["blocks.0.action_model.keyboard_embed.0.weight"] = torch.ones(4, 4)
+    save_file(state, tmp_path / "file")
+    with pytest.raises(UnknownModelError) as caught:
+        recognise_checkpoint(tmp_path / "file")
+    hints = [line for line in str(caught.value).splitlines() if "hint:" in line]
+    assert hints == ["  hint: these are the keys of Matrix-Game, which is not built"]
+
+
+# A key that each of these models has beside Wan's, as their code names it.
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("vace_patch_embedding.weight", "VACE"),
+        ("control_adapter.conv.weight", "Wan Fun with a camera"),
+        ("ref_conv.weight", "Wan Fun with control"),
+        ("casual_audio_encoder.encoder.weight", "S2V"),
+        ("audio_injector.injector.0.q.weight", "S2V"),
+        ("audio_proj.audio_proj_glob_1.layer.weight", "HuMo"),
+        ("motion_encoder.enc.fc.0.weight", "Animate"),
+        ("pose_patch_embedding.weight", "Animate"),
+        ("patch_embedding_pose.weight", "SCAIL"),
+        ("patch_embedding_global.weight", "WanDancer"),
+        ("music_injector.q.weight", "WanDancer"),
+        ("blocks.0.audio_cross_attn.kv_linear.weight", "MultiTalk"),
+        ("fps_embedding.weight", "SkyReels-V2"),
+        ("blocks.0.cam_self_attn.q.weight", "DreamX-World"),
+        ("patch_short.weight", "Helios"),
+        ("blocks.0.self_attn.to_gate_compress.weight", "FastWan with VSA"),
+        ("patchify_proj.weight", "LTX"),
+        ("net.x_embedder.proj.1.weight", "Cosmos"),
+        ("blocks.0.attn.qkv_x.weight", "Mochi"),
+        ("blocks.0.cross_attn.kv_linear.weight", "SANA"),
+        ("double_blocks.0.img_attn.qkv.weight", "Flux"),
+        ("txtfusion.projector.weight", "Krea-2"),
+    ],
+)
+@pytest.mark.parametrize("beside_wan", [True, False], ids=["beside Wan's keys", "alone"])
+def test_a_model_is_named_by_its_key(
+    key: str, name: str, beside_wan: bool, tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    save_file({**(weights if beside_wan else {}), key: torch.ones(2)}, tmp_path / "file")
+    with pytest.raises(CheckpointError, match=f"these are the keys of .*{name}.*, which is not built"):
+        load_checkpoint(tmp_path / "file", model)

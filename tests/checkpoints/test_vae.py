@@ -227,7 +227,9 @@ def test_everything_wrong_with_the_keys_is_in_one_error(
     fault = refusal(tmp_path / "file", half)
     halves = {"both": ("decoder", "encoder")}.get(half, (half,))
     assert set(fault.missing) == {f"{one}.middle.1.norm.gamma" for one in halves}
-    assert set(fault.misshapen) == {{"decoder": "conv2.bias", "encoder": "conv1.bias"}[one] for one in halves}
+    assert set(fault.misshapen) == {
+        {"decoder": "conv2.bias", "encoder": "conv1.bias"}[halve] for halve in halves
+    }
     assert set(fault.unknown) == {"decoder.upsamples.9.residual.0.gamma", "latents_mean"}
     text = str(fault)
     assert "2 unknown" in text

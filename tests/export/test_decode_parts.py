@@ -58,7 +58,9 @@ def pictures(chunks: int) -> list[np.ndarray]:
     vae = VaeTensors(random_vae(SMALL_2_2, seed=0, dtype=torch.float32), SMALL_2_2)
     weights = dict(family_named("wan").weights(graph.pieces, checkpoint, MediaTensors(vae=vae)))
     weights |= CONFIG.workload.schedule.tables(CONFIG.as_batch.workload.stream)
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    table = tuple(
+        Weight(name, tuple(weight.shape), dtype_name(weight.dtype)) for name, weight in weights.items()
+    )
     engines = {name: eager_engine(piece) for name, piece in graph.pieces.items()}
     manifest = describe(CONFIG, EAGER, table, {})
     with torch.no_grad(), stacked_session(

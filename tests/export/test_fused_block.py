@@ -289,7 +289,7 @@ def test_a_fused_piece_traces_and_equals_itself(name: str, scheme: str, batch: i
     eager, traced = ([*inputs_of(piece, config)] for _ in range(2))
     with torch.no_grad():
         pairs = [*zip(FlatModule(piece)(*eager), program.module()(*traced), strict=True)]
-    assert [one.name for one in piece.outputs] == ["hidden", "update"]
+    assert [output.name for output in piece.outputs] == ["hidden", "update"]
     for wanted, got in pairs:
         assert wanted.isfinite().all()
         assert same_bytes(wanted, got)
@@ -381,9 +381,9 @@ def test_a_gpu_build_over_an_exact_cache_attends_in_one_kernel(monkeypatch: pyte
     ours = [target._schema.name for target in called if target.namespace == "seko"]
     assert ours == ["seko::row_norm", "seko::qk_norm_rope", "seko::attention_bf16", *["seko::row_norm"] * 2]
     (attends,) = (node for node in graph.nodes if "attention_bf16" in str(node.target))
-    for given in attends.args[1:3]:
-        assert given.meta["val"].numel() == config.workload.stream.cache_tokens * preset.model.dim
-        assert given.meta["val"].is_contiguous()
+    for arg in attends.args[1:3]:
+        assert arg.meta["val"].numel() == config.workload.stream.cache_tokens * preset.model.dim
+        assert arg.meta["val"].is_contiguous()
 
 
 def test_the_scratch_holds_whatever_the_cache_can() -> None:

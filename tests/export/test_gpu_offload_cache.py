@@ -72,13 +72,13 @@ def test_chunks_in_a_hurry_give_the_same_bytes(built: tuple[Path, Path]) -> None
 def test_a_chunk_is_one_graph_launch_with_its_copies_in_it(built: tuple[Path, Path]) -> None:
     with open_artifact(built[0]) as artifact, open_stacked(artifact) as session:
         names = events_of_one_launch(session)
-        layers = [one for one in artifact.manifest.buffers if one.device_layers]
+        layers = [buffer for buffer in artifact.manifest.buffers if buffer.device_layers]
         passes = artifact.manifest.workload.schedule.denoise_passes + 1
         fetched = [name for name in names if "Memcpy HtoD" in name]
         stored = [name for name in names if "Memcpy DtoH" in name]
         positions = 1  # the host's small tensors, in one copy before the launch
-        assert len(fetched) == passes * sum(one.shape[0] for one in layers) + positions
-        assert len(stored) == sum(one.shape[0] for one in layers)
+        assert len(fetched) == passes * sum(layer.shape[0] for layer in layers) + positions
+        assert len(stored) == sum(layer.shape[0] for layer in layers)
         assert session.stats.graph_launches == session.stats.chunks
 
 
@@ -124,7 +124,7 @@ def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:
 
 def life_of(session: Session) -> Iterator[bytes]:
     """Chunks and caches past the wrap, with a new prompt, a rebuilt cache and a row that begins anew."""
-    spec = next(one for one in session.manifest.buffers if one.name == "text.embeddings")
+    spec = next(buffer for buffer in session.manifest.buffers if buffer.name == "text.embeddings")
     text = torch.randn(spec.shape, generator=torch.Generator().manual_seed(5)).numpy()
     for number in range(CHUNKS):
         if number == 6:

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from seko_export.backends.compile import export_piece
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
@@ -178,3 +179,16 @@ def test_parts_of_other_models_are_refused(change, words):
         CONFIG.changed(**change)
     for word in words:
         assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name in MEDIA if name.startswith("vae")])
+def test_the_backend_compile_traces_what_it_saved(name, tmp_path):
+    """`torch.compile` takes the whole graph; it refused comparisons of dtypes, whose results nothing used."""
+    piece = make_pieces(CONFIG)[name]
+    export_piece(CONFIG, piece, tmp_path / "piece.pt2")
+    run = torch.export.load(tmp_path / "piece.pt2").module(check_guards=False)
+    inputs, untouched = random_inputs(piece, "cpu"), random_inputs(piece, "cpu")
+    with torch.no_grad():
+        got = torch.compile(run, fullgraph=True, backend="eager")(*inputs)
+        wanted = FlatModule(piece)(*untouched)
+    assert all(same_bytes(*pair) for pair in zip(got, wanted, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,6 +155,26 @@ def test_a_preset_that_lacks_something_is_refused_by_name(alike: Path) -> None:
     report = inspect(named)
     assert report["command"] is None
     assert any("a clock of its own" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("memflow-1.3b", "MemFlow"),
+        ("reward-forcing-1.3b", "Reward Forcing"),
+        ("rolling-forcing-1.3b", "Rolling Forcing"),
+        ("krea-14b", "Krea"),
+    ],
+)
+def test_a_loop_that_no_build_makes_is_refused_by_name_and_on_the_page(name: str, title: str) -> None:
+    missing = PRESETS[name].missing
+    assert missing
+    with pytest.raises(UsageError, match=re.escape(f"{name} is not built yet: it needs {missing}")):
+        resolved(name, random_weights=0)
+    page = (Path(__file__).parents[2] / "docs" / "real-models.md").read_text(encoding="utf-8")
+    told = page.split("### Loops that are refused")[1].split("\n## ")[0]
+    (entry,) = (part for part in told.split("\n- ") if part.startswith(f"**{title}**"))
+    assert "It would take" in " ".join(entry.split())
 
 
 def test_published_presets() -> None:

@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scripts.random_clip import SIZES as CLIPS
+from scripts.random_clip import write_random_clip
+from scripts.random_vae import SIZES, write_random_vae
 from seko_export import inspect
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
@@ -17,12 +20,14 @@ from seko_export.checkpoints.errors import (
     DamagedCheckpointError,
     NotACheckpointError,
 )
-from seko_export.errors import UsageError
+from seko_export.config.video import VideoBuild
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.model_folder import find_files
 from seko_export.options.resolve import resolve_build
+from seko_export.options.resolved import ResolvedBuild
 from seko_export.video.media import open_media
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_tokenizer, write_vae
 from tests.seko_talk.streams import write_hubert
@@ -129,3 +134,37 @@ def test_two_of_a_kind_damage_and_nothing_are_refused(whole: Path, tmp_path: Pat
     (other / "config.json").write_text(json.dumps(told))
     with pytest.raises(NotACheckpointError, match="do_stable_layer_norm is False, expected True"):
         find_files(folder)
+
+
+def test_an_image_to_video_pipeline_is_found_by_one_path(tmp_path: Path) -> None:
+    """A diffusers folder with CLIP beside VAE and text encoder; with a variant, each of its folders has one."""
+    pipeline = tmp_path / "Wan2.1-I2V-Diffusers"
+    model = replace(presets()["i2v-tiny"].model, text_dim=TEXT.dim)
+    write_random_checkpoint(pipeline, model, format="diffusers", seed=0)
+    drawn = {"seed": 0, "dtype": torch.bfloat16, "device": "cpu"}
+    write_random_vae(pipeline / "vae", SIZES["wan-2.1-tiny"], "diffusers", **drawn)
+    write_random_clip(pipeline / "image_encoder", CLIPS["clip-tiny"], "diffusers", **drawn)
+    write_text_encoder(pipeline / "text_encoder")
+    (pipeline / "tokenizer").mkdir()
+    write_tokenizer(pipeline / "tokenizer" / "tokenizer.json")
+
+    def made(**options: object) -> ResolvedBuild[VideoBuild]:
+        found = resolve_build(BuildOptions(pipeline, target="cpu", **options))
+        assert found.config.model.family == "wan_i2v"
+        open_media(found.media, found.config)
+        return found
+
+    media = made().media
+    assert media.vae == pipeline / "vae"
+    assert media.text_encoder == pipeline / "text_encoder"
+    assert media.image_encoder == pipeline / "image_encoder"
+    assert made().config.workload.image == CLIPS["clip-tiny"]
+    with pytest.raises(CheckpointError, match="--variant fp16"):
+        made(variant="fp16")
+    files = {"diffusion_pytorch_model": ("transformer", "vae"), "model": ("text_encoder", "image_encoder")}
+    for stem, folders in files.items():
+        for folder in folders:
+            (pipeline / folder / f"{stem}.safetensors").rename(pipeline / folder / f"{stem}.fp16.safetensors")
+    chosen = made(variant="fp16").media
+    assert chosen.image_encoder == pipeline / "image_encoder" / "model.fp16.safetensors"
+    assert chosen.vae == pipeline / "vae" / "diffusion_pytorch_model.fp16.safetensors"

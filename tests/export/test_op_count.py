@@ -105,7 +105,7 @@ def test_a_layer_of_several_ranks_receives_its_heads_and_then_its_tokens(ranks):
     share = (
         config.workload.stream.chunk_tokens * config.model.dim // ranks * 2
     )  # bytes of one tensor on a rank, bf16
-    received = [one.bytes_written for one in launches if one.kind == EXCHANGE]
+    received = [launch.bytes_written for launch in launches if launch.kind == EXCHANGE]
     assert received == [3 * share * (ranks - 1) // ranks, share * (ranks - 1) // ranks]
 
 

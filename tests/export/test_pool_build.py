@@ -80,7 +80,7 @@ def opened(folder: Path) -> Iterator[Pool]:
 
 def text_of(pool: Pool, number: int) -> np.ndarray:
     """A text [1, tokens, text_dim] for each number."""
-    shape = next(one.shape for one in pool.manifest.buffers if one.name == "text.embeddings")[1:]
+    shape = next(buffer.shape for buffer in pool.manifest.buffers if buffer.name == "text.embeddings")[1:]
     return np.random.default_rng(number).standard_normal((1, *shape)).astype(np.float32)
 
 

@@ -155,7 +155,7 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
     """
     with eager_pool(config_of(scheme), weights) as pool, ExitStack() as stack:
         sizes = {rows: config_of(scheme, None, batch=rows) for rows in POOL.buckets}
-        batches = {rows: stack.enter_context(batch_session(one, weights)) for rows, one in sizes.items()}
+        batches = {rows: stack.enter_context(batch_session(size, weights)) for rows, size in sizes.items()}
         a, b = (pool.open_session(seed=n, text=text_of(n)) for n in (1, 2))
         apart, made = {}, {a: [], b: []}
         for number, session in ((1, a), (2, b)):

@@ -163,4 +163,4 @@ def test_ranges_cost_nothing_while_they_are_not_shown() -> None:
             labelled(["shown"])
         labelled(["plain again"])
     assert seen == ["plain", "shown", "plain again"]
-    assert [one.name for one in profiler.events()].count(profile_trace.ENGINE_RANGE + "block") == 1
+    assert [event.name for event in profiler.events()].count(profile_trace.ENGINE_RANGE + "block") == 1

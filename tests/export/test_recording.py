@@ -217,7 +217,7 @@ def assert_equal_records(ours: golden.Record, theirs: golden.Record) -> None:
 def equal_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> bool:
     """Whether both have the same names and numbers."""
     return ours.keys() == theirs.keys() and all(
-        ours[name].dtype == one.dtype and torch.equal(ours[name], one) for name, one in theirs.items()
+        ours[name].dtype == their.dtype and torch.equal(ours[name], their) for name, their in theirs.items()
     )
 
 

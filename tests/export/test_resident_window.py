@@ -225,7 +225,9 @@ def test_on_a_gpu_a_pools_call_is_one_launch_of_its_own_past(invoke, tmp_path: P
         with open_artifact(tmp_path / folder) as artifact:
             assert all(error.within for error in artifact.verify())
             with artifact.open_pool() as pool:
-                shape = next(one.shape for one in artifact.manifest.buffers if one.name == TEXT_BUFFER)
+                shape = next(
+                    buffer.shape for buffer in artifact.manifest.buffers if buffer.name == TEXT_BUFFER
+                )
                 texts = [
                     np.random.default_rng(n).standard_normal((1, *shape[1:])).astype(np.float32)
                     for n in range(3)

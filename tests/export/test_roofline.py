@@ -153,7 +153,7 @@ def test_decoding_is_near_its_newest_row():
 
 def test_decoding_a_first_chunk_is_near_its_newest_row():
     piece = make_pieces(on_gpu("self-forcing-1.3b").changed(vae=WanVaeConfig()))["vae_decode_first"]
-    seconds = sum(launch_seconds(one, GPUS["h200"]) for one in count_piece(piece).launches)
+    seconds = sum(launch_seconds(launch, GPUS["h200"]) for launch in count_piece(piece).launches)
     assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
 
 

@@ -55,7 +55,7 @@ def check_bill(bill: dict) -> None:
             assert isinstance(told, str)
             assert told
         assert all(set(entry) == {"name", "value"} for entry in one.get("properties", []))
-    refs = [one["bom-ref"] for one in components]
+    refs = [component["bom-ref"] for component in components]
     assert len(set(refs)) == len(refs)
     assert {one["phase"] for one in bill["metadata"]["lifecycles"]} <= PHASES
     named = [one["ref"] for one in bill["dependencies"]]

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from scripts.random_lora import random_pairs, write_lora
+from seko_export.cli.commands import main
 from seko_export.errors import CheckpointError, ExportError, MachineError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.options.declaration import BuildOptions
 from seko_export.tools import trial
 from seko_export.tools.trial import check_shown, try_artifact, write_video
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
 
 TINY = PRESETS["tiny"].model
@@ -84,6 +86,12 @@ def test_what_cannot_be_shown_is_told_before_the_build(
 ) -> None:
     with pytest.raises(UsageError, match="format"):
         check_shown(tmp_path / "video.avi")
+    (tmp_path / "empty.png").touch()
+    with pytest.raises(InputFileError, match=r"^--last-image .*empty\.png is empty"):
+        check_shown(tmp_path / "video.npy", {"--image": None, "--last-image": tmp_path / "empty.png"})
+    refused = CliRunner().invoke(main, ["try", "--serve", "--image", "first.png", "--seed", "1"])
+    assert refused.exit_code == 2
+    assert "leave out --seed, --image" in refused.stderr
     monkeypatch.setattr(trial, "SERVER", "no_such_server")
     with pytest.raises(MachineError, match="--serve needs the server"):
         check_shown(None)

@@ -34,6 +34,13 @@ from .manifest_cases import damage_header
 
 Damage = Callable[[bytes, Random], tuple[bytes, str]]  # damaged content, and what was done to it
 
+# What the header of a safetensors file may say of itself, as trainers and quantisers write it.
+SAID_OF_ITSELF = {
+    "lora_adapter_metadata": '{"transformer.r": 2, "transformer.lora_alpha": 2.0, "transformer.rank_pattern": {}}',
+    "ss_network_alpha": "2.0",
+    "ss_network_dim": "2",
+    "_quantization_metadata": '{"layers": {"blocks.0.ffn.0": {"format": "float8_e4m3fn"}}}',
+}
 FACTS, HASH = "seko.snapshot", "seko.sha256"
 MANY_TENSORS = 10_000
 
@@ -200,7 +207,7 @@ def _snapshot_anew(content: bytes, random: Random, *, facts: bool) -> tuple[byte
         told = damage_json(document, random, least_depth=random.choice((1, 2, 3)))
         parts[FACTS] = document.encoded()
     else:
-        name = random.choice([one for one in parts if not one.startswith("seko.")])
+        name = random.choice([part for part in parts if not part.startswith("seko.")])
         told = f"{name} changes"
         if random.random() < 0.3:
             del parts[name]
@@ -309,8 +316,12 @@ def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]
     name = random.choice((*CHECKPOINTS, *QUANTISED))
     source, path = bases.checkpoints[name], folder / f"checkpoint-{name}"
     target = _copied(source, path, random)
-    quantised = name == "comfyui-quant" and random.random() < 0.4
-    told = _damage_file(target, random, _damage_format if quantised else None)
+    damage: Damage | None = None
+    if name == "comfyui-quant" and random.random() < 0.4:
+        damage = _damage_format
+    elif target.read_bytes()[8:9] == b"{" and random.random() < 0.2:
+        damage = _damage_metadata
+    told = _damage_file(target, random, damage)
     notes.append(f"{name}, {target.name}: {told}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -328,7 +339,8 @@ def lora_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> s
     name = random.choice(tuple(bases.loras))
     source, path = bases.loras[name], folder / "lora"
     target = _copied(source, path, random)
-    told = _damage_file(target, random)
+    of_itself = target.read_bytes()[8:9] == b"{" and random.random() < 0.4
+    told = _damage_file(target, random, _damage_metadata if of_itself else None)
     notes.append(f"{name}, {target.name}: {told}")
     file = LoraFile.parse(random.choice((str(path), f"{path}:0.5", f"{path}:-1", f"{path}:nan")))
     with warnings.catch_warnings():
@@ -372,6 +384,42 @@ def _damage_format(content: bytes, random: Random) -> tuple[bytes, str]:
     told = damage_json(document, random)
     changed = document.encoded()[: end - begin].ljust(end - begin)
     return content[:begin] + changed + content[end:], f"{key}: {told}"
+
+
+def _damage_metadata(content: bytes, random: Random) -> tuple[bytes, str]:
+    """Change what a safetensors header says of its file: the JSON or number in one of its strings."""
+    size = int.from_bytes(content[:8], "little")
+    table = json.loads(content[8 : 8 + size])
+    metadata = table.setdefault("__metadata__", {})
+    key = random.choice(tuple(SAID_OF_ITSELF | metadata))
+    text = metadata.get(key, SAID_OF_ITSELF.get(key, ""))
+    if text.startswith("{") and random.random() < 0.8:
+        document = Document(json.loads(text))
+        told = damage_json(document, random)
+        metadata[key] = document.encoded().decode("utf-8", "replace")
+    else:
+        metadata[key] = random.choice(
+            (
+                "",
+                "nan",
+                "-1",
+                "0",
+                "1e400",
+                "9" * 5000,
+                "[",
+                "[" * 100_000,
+                "{}",
+                '"',
+                "null",
+                "\0",
+                "2.5",
+                text * 2,
+            )
+        )
+        told = f"becomes {metadata[key][:20]!r}"
+    header = json.dumps(table).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[8 + size :], f"{key}: {told}"
 
 
 def _damage_zip(content: bytes, random: Random) -> tuple[bytes, str]:

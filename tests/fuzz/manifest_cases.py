@@ -169,7 +169,7 @@ def _chunk(session: Session | Session, manifest: VideoManifest) -> str:
 def _given(manifest: VideoManifest) -> dict[str, Any]:
     """What a caller gives to a session: a sentence or embeddings, and reference frames, where it takes some."""
     given: dict[str, Any] = {}
-    embeddings = next((one for one in manifest.buffers if one.name == TEXT_BUFFER), None)
+    embeddings = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
     if manifest.workload.text is not None:
         given["prompt"] = PROMPT
     elif embeddings is not None:

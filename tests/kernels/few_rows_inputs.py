@@ -45,15 +45,15 @@ class Decode:
     def starts(self) -> list[int]:
         """First place of each row: one unused place before the first row, two behind each."""
         starts, place = [], 1
-        for held in self.positions:
-            starts.append(place if held is not None else self.places - 1)
-            place += 0 if held is None else held + 3
+        for position in self.positions:
+            starts.append(place if position is not None else self.places - 1)
+            place += 0 if position is None else position + 3
         return starts
 
     @property
     def places(self) -> int:
         """Of the cache, with one for what belongs to no row."""
-        return 2 + sum(held + 3 for held in self.positions if held is not None)
+        return 2 + sum(position + 3 for position in self.positions if position is not None)
 
     @property
     def own_places(self) -> list[int]:

@@ -84,7 +84,7 @@ def test_attention_of_a_token_over_its_row(shape: Decode, parts: int) -> None:
     )
     tickets = torch.zeros(TICKETS, dtype=torch.int32)
     out = launch_decode_attention(decode_attention_kernel, *inputs, tickets, parts, turn=16)
-    rows = [held is not None for held in shape.positions]
+    rows = [position is not None for position in shape.positions]
     assert relative_error(out[rows], expected[rows]) <= FUSED[torch.float32]
     assert bool(out.isfinite().all())
     assert not tickets.any()

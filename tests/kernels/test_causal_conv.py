@@ -19,8 +19,17 @@ from seko_kernels.causal_conv import packed_filters, tiles_on
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.ops import plain_torch
 from seko_kernels.triton.causal_conv import causal_conv_kernel
-from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, ConvTiles, read_table, size_class, write_table
+from seko_kernels.tuned_conv import (
+    SHARED_BYTES,
+    Convolution,
+    ConvTiles,
+    has_fp8_convolutions,
+    read_table,
+    size_class,
+    write_table,
+)
 from tests.kernels.captured import run_and_replay
 from tests.tiers import first_is_fast
 from tests.tolerances import FUSED, relative_error
@@ -193,7 +202,14 @@ def row(**change: object) -> dict[str, Any]:
         "stages": 4,
         "warps": 4,
     }
-    known = {"arch": "sm_90", "channels": 96, "filters": 96, "taps": [3, 3, 3], "shape_class": "many"}
+    known = {
+        "arch": "sm_90",
+        "channels": 96,
+        "filters": 96,
+        "taps": [3, 3, 3],
+        "shape_class": "many",
+        "fp8": False,
+    }
     return {**known, "tiles": sizes, "error": 0.01, "bound": 0.02, "ms": 1.0, "torch_ms": 1.2, **change}
 
 
@@ -209,7 +225,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None
 
 def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "table.json"
-    write_table(file, [row(), row(channels=192)])
+    write_table(file, [row(), row(channels=192, taps=[1, 3, 3])])
     write_table(file, [row(ms=0.9)])
     assert [line["ms"] for line in json.loads(file.read_text())] == [0.9, 1.0]
     place = Convolution(96, 96, (3, 3, 3), "many")
@@ -221,15 +237,30 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
         def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="cuda")
 
-        x, weight = empty(1, 12, 480, 832, 96), empty(96, 96, 3, 3, 3)
+        x, weight = empty(1, 96, 12, 480, 832), empty(96, 96, 3, 3, 3)
         on_gpu(monkeypatch, (9, 0))
         assert tiles_on(x, weight) == read_table(file)["sm_90", place]
         assert tiles_on(empty(*x.shape, dtype=torch.float32), weight) is None
-        assert tiles_on(empty(1, 1, 60, 832, 96), weight) is None  # a smaller call
+        assert tiles_on(empty(1, 96, 1, 60, 832), weight) is None  # a smaller call
         assert tiles_on(x, empty(96, 96, 1, 3, 3)) is None  # fewer taps
+        assert (
+            tiles_on(empty(12, 192, 480, 832), empty(96, 192, 3, 3))
+            == read_table(file)["sm_90", place._replace(channels=192, taps=(1, 3, 3))]
+        )
+        with plain_torch():
+            assert tiles_on(x, weight) is None
+        assert tiles_on(x, weight, fp8=True) is None
+        assert not has_fp8_convolutions("sm_90")
+        write_table(file, [row(fp8=True, tiles={**row()["tiles"], "stages": 5})])
+        assert tiles_on(x, weight, fp8=True).stages == 5
+        assert tiles_on(x, weight).stages == 4
+        assert has_fp8_convolutions("sm_90")
+        assert not has_fp8_convolutions("sm_100")
         on_gpu(monkeypatch, (10, 0))
         assert tiles_on(x, weight) is None
-    assert tiles_on(torch.empty(1, 1, 1, 1, 96, dtype=torch.bfloat16), torch.empty(96, 96, 3, 3, 3)) is None
+    for device in ("cpu", "meta"):  # where shapes of a graph are computed
+        x = torch.empty(1, 96, 1, 1, 1, dtype=torch.bfloat16, device=device)
+        assert tiles_on(x, torch.empty(96, 96, 3, 3, 3, device=device)) is None
 
 
 @pytest.mark.parametrize(
@@ -276,8 +307,9 @@ def test_the_op_on_a_gpu_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- admission -------------------------------------------------------------------------------------------------
 
 
-def test_admission_admits_what_is_right() -> None:
-    passed = admit_conv(TILES, 6, 5, (3, 3, 3), "cpu")
+@pytest.mark.parametrize("fp8", [False, True])
+def test_admission_admits_what_is_right(fp8: bool) -> None:
+    passed = admit_conv(TILES, 6, 5, (3, 3, 3), "cpu", fp8=fp8)
     assert passed.refusal == ""
     assert 0 <= passed.error <= passed.bound
 
@@ -322,9 +354,12 @@ class ConvModule(torch.nn.Module):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("taps", TAPS, ids=str)
-@pytest.mark.parametrize(("channels", "filters"), [(96, 96), (16, 384), (20, 36), (96, 3)])
-def test_gpu_admits_it(channels: int, filters: int, taps: tuple[int, int, int]) -> None:
-    assert admit_conv(TILES, channels, filters, taps, full=(3, 60, 104)).refusal == ""
+@pytest.mark.parametrize(
+    ("channels", "filters", "fp8"),
+    [(96, 96, False), (16, 384, False), (20, 36, False), (96, 3, False), (96, 96, True)],
+)
+def test_gpu_admits_it(channels: int, filters: int, fp8: bool, taps: tuple[int, int, int]) -> None:
+    assert admit_conv(TILES, channels, filters, taps, full=(3, 60, 104), fp8=fp8).refusal == ""
 
 
 @pytest.mark.gpu

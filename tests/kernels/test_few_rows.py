@@ -343,7 +343,7 @@ def test_gpu_local_attention_is_as_near_as_torchs(shape: Local) -> None:
 @pytest.mark.parametrize("shape", FULL_DECODES, ids=str)
 def test_gpu_decode_attention_is_as_near_as_torchs(shape: Decode) -> None:
     inputs = decode_inputs(shape)
-    rows = [held is not None for held in shape.positions]
+    rows = [position is not None for position in shape.positions]
     tickets = torch.zeros(TICKETS, dtype=torch.int32)
     ours, same = inputs.on("cuda", torch.bfloat16), inputs.on("cpu", torch.bfloat16)
     truth = attended(inputs)[rows]
@@ -428,7 +428,7 @@ def test_gpu_decode_over_a_quantised_cache_is_the_reference(shape: Decode, form:
     on_gpu = inputs.on("cuda", torch.bfloat16)
     caches = (QuantisedCache(form, cache.codes.cuda(), cache.scales.cuda()) for cache in (keys, values))
     ours = quantised_decode_attention(*on_gpu[:3], *caches, on_gpu.starts, on_gpu.positions, tickets.cuda())
-    rows = [held is not None for held in shape.positions]
+    rows = [position is not None for position in shape.positions]
     assert (
         relative_error(ours.cpu()[rows], truth[rows]) <= 4 * ROUNDED_TO_BF16
     )  # of q, k, weights and the result

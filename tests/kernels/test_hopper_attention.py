@@ -84,7 +84,9 @@ def test_the_outline_has_the_kernels_parameters(shown: Shown) -> None:
     ]
     assert constexprs[0] == constexprs[1]
     assert [kernel.arg_names[place] for place in constexprs[0]] == list(shown.constants)
-    fixed = [[one.name for one in each.params if one.do_not_specialize] for each in (kernel, shown.outline)]
+    fixed = [
+        [param.name for param in each.params if param.do_not_specialize] for each in (kernel, shown.outline)
+    ]
     assert fixed == [list(shown.module.RUNTIME_INTS)] * 2
 
 

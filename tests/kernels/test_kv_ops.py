@@ -346,11 +346,11 @@ def test_gpu_package_and_its_capture_write_in_place_without_a_copy(
 ) -> None:
     eager = module_arguments(torch.bfloat16, forms, head_dim)
     arguments = [one.cuda() for one in eager]
-    engine = package_runner(WriteAndExpand(forms), tuple(one.clone() for one in arguments))
+    engine = package_runner(WriteAndExpand(forms), tuple(argument.clone() for argument in arguments))
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        engine([one.clone() for one in arguments])
+        engine([argument.clone() for argument in arguments])
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         found = engine(list(arguments))

@@ -97,7 +97,7 @@ def test_strides_of_tensor_maps_are_bytes(arch: int) -> None:
     known = dict(re.findall(r"mov\.b64 \t(%rd\d+), (\d+);", ptx))
     strides = re.findall(r"global_stride\.\S+ \[ \S+ \+ 0 \], 0x0, (%rd\d+);", ptx)
     width = case.inputs["k"][0, 0].numel()  # of a token, all heads; its codes have a byte a number
-    assert [int(known[one]) for one in strides if one in known] == [
+    assert [int(known[stride]) for stride in strides if stride in known] == [
         2 * width,
         width,
         2 * width,
@@ -156,7 +156,7 @@ def launch_by_driver(
         arguments=[
             *(one.data_ptr() for one in given.values()),
             *map(c_int32, launch.scalars),
-            *(one.data_ptr() for one in outputs),
+            *(output.data_ptr() for output in outputs),
             *([scratch.data_ptr()] if kernel.scratch_bytes else []),
         ],
     )

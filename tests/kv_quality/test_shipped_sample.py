@@ -55,5 +55,5 @@ def test_a_prompt_that_changes_is_followed_within_two_seconds():
     latents = torch.cat(made[3:], dim=2)
     video = decoded(sample.decoder(latents.shape[2], "cpu"), latents)[0, :, 24:]
     seen = look(video)
-    assert [(one.colour, one.shape) for one in seen.figures] == [("blue", "ring")]
+    assert [(figure.colour, figure.shape) for figure in seen.figures] == [("blue", "ring")]
     assert seen.background == "dark"

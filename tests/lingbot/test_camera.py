@@ -42,17 +42,17 @@ def poses_by_formula(keys: list[frozenset[str]], how: KeySettings) -> np.ndarray
     """
     rotation, place, total = np.eye(3), np.zeros(3), 0.0
     poses = [np.eye(4)]
-    for held in keys:
-        pitch = how.pitch * (("i" in held) - ("k" in held))
+    for key in keys:
+        pitch = how.pitch * (("i" in key) - ("k" in key))
         if not -np.radians(how.pitch_limit) <= total + np.radians(pitch) <= np.radians(how.pitch_limit):
             pitch = 0.0
         total += np.radians(pitch)
-        rotation = turn("y", how.yaw * (("l" in held) - ("j" in held))) @ rotation @ turn("x", pitch)
+        rotation = turn("y", how.yaw * (("l" in key) - ("j" in key))) @ rotation @ turn("x", pitch)
         forward, right = rotation[:, 2].copy(), rotation[:, 0].copy()
         forward[1] = right[1] = 0
         forward, right = (axis / (np.linalg.norm(axis) + 1e-6) for axis in (forward, right))
         place = place + how.move * (
-            ("w" in held) * forward - ("s" in held) * forward + ("d" in held) * right - ("a" in held) * right
+            ("w" in key) * forward - ("s" in key) * forward + ("d" in key) * right - ("a" in key) * right
         )
         pose = np.eye(4)
         pose[:3, :3], pose[:3, 3] = rotation, place

@@ -166,7 +166,7 @@ def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
 def test_keys_are_strict(tmp_path: Path) -> None:
     tensors = load_file(written(tmp_path / "small", "lingbot"))
     name = "blocks.1.cam_scale_layer.bias"
-    save_file({key: one for key, one in tensors.items() if key != name}, tmp_path / "less")
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, tmp_path / "less")
     with pytest.raises(CheckpointError, match=r"cam_scale_layer\.bias"):
         load_checkpoint(tmp_path / "less", MODEL)
     save_file({**tensors, "blocks.1.k_img.weight": torch.zeros(2)}, tmp_path / "more")

@@ -52,7 +52,9 @@ PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
 
 
 def manifest_of(config: VideoBuild, weights: dict[str, torch.Tensor]) -> VideoManifest:
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    table = tuple(
+        Weight(name, tuple(weight.shape), dtype_name(weight.dtype)) for name, weight in weights.items()
+    )
     return describe(config, EAGER, table, {})
 
 
@@ -87,7 +89,7 @@ def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:
     """Bit by bit that of the encoder call by call; its rows change up to the last one."""
     with opened(weights, image=PICTURE) as session:
         made = held(session).clone()
-    own = {name.removeprefix("vae."): one for name, one in weights.items() if name.startswith("vae.")}
+    own = {name.removeprefix("vae."): weight for name, weight in weights.items() if name.startswith("vae.")}
     pixels = torch.from_numpy(PICTURE).permute(2, 0, 1).float() / 127.5 - 1
     names = VaeEncode(SMALL, first=True, frames=1).state_dict()
     wanted = condition_table({name: own[name] for name in names}, SMALL, pixels)
@@ -103,7 +105,7 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
     pixels = torch.from_numpy(photo).permute(2, 0, 1).float().div(255).sub(0.5).div(0.5)
     resized = torch.nn.functional.interpolate(pixels[None], size=(32, 48), mode="bicubic")[0]
     assert resized.abs().max() > 1.1
-    own = {name.removeprefix("vae."): one for name, one in weights.items() if name.startswith("vae.")}
+    own = {name.removeprefix("vae."): weight for name, weight in weights.items() if name.startswith("vae.")}
     own = {name: own[name] for name in VaeEncode(SMALL, first=True, frames=1).state_dict()}
     wanted = condition_table(own, SMALL, resized)
     as_bytes = condition_table(own, SMALL, ((resized + 1) * 127.5).round().clamp(0, 255) / 127.5 - 1)

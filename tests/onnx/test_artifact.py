@@ -25,9 +25,10 @@ from seko_runtime import open_artifact
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
-from tests.conftest import Built, build_tiny
+from tests.conftest import Built
 from tests.runtime.toy import file_entries
 from tests.stacked import open_stacked
+from tests.uncompiled import build_here
 
 ODD = ModelConfig(
     "wan-144x3", layers=3, dim=144, heads=3, ffn_dim=800, text_dim=24, text_tokens=8, freq_dim=16
@@ -48,7 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     home = tmp_path_factory.mktemp("onnx")
     write_random_checkpoint(home / "odd", ODD, format="wan-sharded", seed=0)
     layout = ("--height", "32", "--width", "32", "--sink-frames", "1", "--ring-frames", "6")
-    return build_tiny(home / "artifact", "--fp4-kv", "--backend", "onnx", *layout, model=(str(home / "odd"),))
+    return build_here(home / "artifact", str(home / "odd"), "--fp4-kv", "--backend", "onnx", *layout)
 
 
 @pytest.fixture

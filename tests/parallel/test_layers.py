@@ -112,7 +112,9 @@ def tensors_of(config: VideoBuild, engines: dict[str, Piece]) -> dict[str, Tenso
     scales = uncalibrated_scales(config) if config.workload.kv_scheme != "fp32" else {}
     scales |= layer_constants(config, scales)
     known = {
-        f"scales.{name.removeprefix('blocks.0.kv.')}": one for name, one in scales.items() if ".0." in name
+        f"scales.{name.removeprefix('blocks.0.kv.')}": scale
+        for name, scale in scales.items()
+        if ".0." in name
     }
     for piece in engines.values():
         for one in piece.signature:

@@ -81,7 +81,7 @@ def several(opened: OpenArtifact) -> Iterator[Pool]:
 
 def text_of(pool: Pool, number: int) -> np.ndarray:
     """A text [1, tokens, text_dim] for each number."""
-    shape = next(one.shape for one in pool.manifest.buffers if one.name == "text.embeddings")[1:]
+    shape = next(buffer.shape for buffer in pool.manifest.buffers if buffer.name == "text.embeddings")[1:]
     return np.random.default_rng(number).standard_normal((1, *shape)).astype(np.float32)
 
 
@@ -150,7 +150,7 @@ def test_a_snapshot_is_the_same_file_from_two_ranks_and_one(one: Pool, several: 
     heads = files["one"]["kv.k"].reshape(one.manifest.buffers[0].shape[0], -1, 2, 128 * 4)
     assert heads[:, :, 0].any()
     assert heads[:, :, 1].any()
-    held = [one for one in several.manifest.buffers if one.rank_axis and one.role == "lane"]
+    held = [buffer for buffer in several.manifest.buffers if buffer.rank_axis and buffer.role == "lane"]
     assert {one.name for one in held} >= {"vae.cache.00", "video.first", "video"}
     assert all(files["one"][one.name].size == 2 * one.nbytes // several.manifest.rows for one in held)
     told = {"seko.snapshot", "seko.sha256"}  # which artifact saved it, and the hash of that

@@ -171,7 +171,7 @@ def test_too_few_gpus_are_told_of_before_anything_is_loaded(
 def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built) -> None:
     manifest, _ = read_manifest(two.folder)
     resolve_video(manifest)
-    without = tuple(one for one in manifest.buffers if one.name != "rank")
+    without = tuple(buffer for buffer in manifest.buffers if buffer.name != "rank")
     with pytest.raises(Exception, match="need the host buffer 'rank'"):
         resolve_video(replace(manifest, buffers=without))
     for name, axis, told in (
@@ -179,14 +179,16 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
         ("video", 9, "an axis after the rows"),
         ("rank", 1, "an axis after the rows of a cache or lane buffer"),
     ):
-        wrong = tuple(replace(one, rank_axis=axis) if one.name == name else one for one in manifest.buffers)
+        wrong = tuple(
+            replace(buffer, rank_axis=axis) if buffer.name == name else buffer for buffer in manifest.buffers
+        )
         with pytest.raises(Exception, match=told):
             resolve_video(replace(manifest, buffers=wrong))
     flat = tuple(
-        replace(one, shape=(*one.shape[:1], one.shape[1] * one.shape[2] * one.shape[3]))
-        if one.row_axis and one.role == "cache"
-        else one
-        for one in manifest.buffers
+        replace(buffer, shape=(*buffer.shape[:1], buffer.shape[1] * buffer.shape[2] * buffer.shape[3]))
+        if buffer.row_axis and buffer.role == "cache"
+        else buffer
+        for buffer in manifest.buffers
     )
     with pytest.raises(Exception, match="has rank_axis 2, expected an axis after the rows"):
         resolve_video(replace(manifest, buffers=flat))

@@ -108,7 +108,7 @@ def test_one_row_is_sent_as_it_is_written_and_read_as_it_is_received(parts: int)
     y = torch.randn(1, F * N, H // 2 * D)
     split.to_tokens(y)
     assert all(one.is_contiguous() for one in seen)
-    assert all(one.untyped_storage().data_ptr() == seen[0].untyped_storage().data_ptr() for one in heads)
+    assert all(head.untyped_storage().data_ptr() == seen[0].untyped_storage().data_ptr() for head in heads)
     assert seen[1].data_ptr() == y.data_ptr()
 
 
@@ -164,5 +164,5 @@ def test_one_gpu_builds_for_several_and_does_not_verify(monkeypatch: pytest.Monk
 
 def test_a_rank_holds_its_share_of_the_cache_and_goldens_are_of_one() -> None:
     config = resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2)).config
-    assert [one.token_shape[0] for one in config.kv.cache_tensors] == [1, 1]
+    assert [tensor.token_shape[0] for tensor in config.kv.cache_tensors] == [1, 1]
     assert config.as_batch.target.ranks == config.as_exact.target.ranks == 1

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.random_lora import random_pairs, write_lora
+from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.registry import presets
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.registry import family_of, graph_of, presets
 from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
@@ -81,6 +84,35 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
         found = life(several, others)
     assert all(map(near, found, expected))
     assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
+
+
+@pytest.mark.parametrize("layout", [{}, {"offload_cache": True}], ids=str)
+def test_a_lora_changes_the_stream_of_ranks_as_that_of_one(layout: dict[str, object], tmp_path: Path) -> None:
+    config = config_of(reference_frames=0, **layout)
+    write_random_checkpoint(tmp_path / "base", config.model, seed=0, dtype=torch.float32)
+    write_lora(tmp_path / "lora", random_pairs(config.model, rank=4, seed=1), "comfyui", 2.0)
+    beginning = {"seeds": SEEDS, "text": random_text(config.model, 2).numpy()}
+
+    def weights_of(build: VideoBuild, *loras: LoraFile) -> dict[str, torch.Tensor]:
+        checkpoint = load_checkpoint(tmp_path / "base", build.model, loras=loras)
+        weights = dict(family_of(build).weights(graph_of(build).pieces, checkpoint))
+        return weights | build.workload.schedule.tables(build.as_batch.workload.stream)
+
+    def life(session: Stacked) -> list[np.ndarray]:
+        return [session.run_chunk().to_host() for _ in range(3)]
+
+    lora, two = LoraFile(tmp_path / "lora"), config.changed(ranks=2)
+    with torch.no_grad(), stacked(EagerRank(config, weights_of(config)).open_rows({}), **beginning) as one:
+        plain = life(one)
+    with (
+        torch.no_grad(),
+        stacked(EagerRank(config, weights_of(config, lora)).open_rows({}), **beginning) as one,
+    ):
+        expected = life(one)
+    with ranks_in_threads(two, weights_of(two, lora), None) as rows, stacked(rows, **beginning) as several:
+        found = life(several)
+    assert all(map(near, found, expected))
+    assert not any(map(near, plain, expected))
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_a_rank_that_dies_ends_all_with_one_error(two: Built, script: Path, rank
         os.kill(members[rank], signal.SIGKILL)
         told = processes[0].stdout.readline()
         assert f"rank {rank} of 2 (process {members[rank]})" in told
-        assert [one.wait(30) for one in processes] == [0, -signal.SIGKILL]
+        assert [process.wait(30) for process in processes] == [0, -signal.SIGKILL]
         await_all((members[0],))
 
 
@@ -128,9 +128,9 @@ def started(two: Built, script: Path, what: str) -> Iterator[list[subprocess.Pop
             )
         yield processes
     finally:
-        for one in processes:
-            one.kill()
-            one.communicate()
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.slow

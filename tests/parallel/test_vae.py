@@ -145,8 +145,8 @@ def test_a_build_shares_pictures_or_says_why_not(ranks: int, vae: WanVaeConfig, 
     assert config.decode_ranks == (1 if why else ranks)
     assert (config.changed(ranks=1).no_shared_decoding, config.changed(ranks=1).decode_ranks) == (None, 1)
     if vae.kind != "whole":
-        buffers = {one.name: one for one in media_buffers(config)}
-        pieces = {one.name: one for one in media_pieces(config)}
+        buffers = {buffer.name: buffer for buffer in media_buffers(config)}
+        pieces = {piece.name: piece for piece in media_pieces(config)}
         assert buffers["video"].shape[2] * config.decode_ranks == config.workload.stream.height
         assert buffers["video"].rank_axis == buffers["vae.cache.31"].rank_axis == (0 if why else 2)
         assert buffers["decode.latents"].shape[-2:] == (60, 104)

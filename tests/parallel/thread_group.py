@@ -77,7 +77,7 @@ class EagerRank:
         ids, spec = None, self.manifest.workload.text
         if spec is not None:
             ids = PromptIds(spec, tokenizer.read_bytes(), text_vocabulary(self.manifest))
-        self._weights = {name: one for name, one in weights.items() if name not in not_held}
+        self._weights = {name: weight for name, weight in weights.items() if name not in not_held}
         self._own = {"prompt_ids": ids, "rank": place}
 
     def open_rows(self, options: Mapping[str, Any]) -> LocalVideoRows:
@@ -120,7 +120,7 @@ class ThreadGroup:
         answers = {rank: self._near[rank].receive() for rank in asked}
         for job in jobs.values():
             job.result()
-        return SimpleNamespace(results={rank: one["answer"] for rank, one in answers.items()})
+        return SimpleNamespace(results={rank: answer["answer"] for rank, answer in answers.items()})
 
     def close(self) -> None:
         """End the threads."""
@@ -153,7 +153,9 @@ def ranks_in_threads(
 
 def manifest_of(config: VideoBuild, weights: Mapping[str, Tensor]) -> VideoManifest:
     """Return the manifest of a build without files."""
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    table = tuple(
+        Weight(name, tuple(weight.shape), dtype_name(weight.dtype)) for name, weight in weights.items()
+    )
     return describe(config, EAGER, table, {})
 
 
@@ -174,5 +176,5 @@ def random_weights(config: VideoBuild) -> dict[str, Tensor]:
 def names_of(piece: Piece) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of a piece's weights, of every layer."""
     for layer in piece.served or (0,):
-        for one in piece.parameters:
-            yield one.ref.removeprefix("weight:").replace("{layer}", str(layer)), one.shape
+        for parameter in piece.parameters:
+            yield parameter.ref.removeprefix("weight:").replace("{layer}", str(layer)), parameter.shape

@@ -157,7 +157,7 @@ def over_addresses(engine: Callable[[list[Any]], list[Any]], spec: EngineSpec) -
 
     def run(inputs: list[DeviceTensor]) -> list[DeviceTensor]:
         queue = current_queue()
-        results = [queue.result(one) for one in spec.outputs]
+        results = [queue.result(output) for output in spec.outputs]
         driver: Any = queue.driver
         # What is queued knows addresses alone: it keeps no memory from its next taker.
         taken, targets = ([replace(one, owner=None) for one in side] for side in (inputs, results))

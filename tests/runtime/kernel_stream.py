@@ -138,7 +138,7 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
                 arguments=[
                     *(one.address for one in inputs),
                     *map(c_int32, launch.scalars),
-                    *(one.address for one in results),
+                    *(result.address for result in results),
                 ],
             )
             return results
@@ -150,7 +150,7 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
 
 def expected(seed: int, chunks: int, device: str) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Latents of each chunk, codes and scales after the last one."""
-    engines, given = reference_engines(), {name: one.to(device) for name, one in weights().items()}
+    engines, given = reference_engines(), {name: weight.to(device) for name, weight in weights().items()}
     codes = torch.zeros(SLOTS, HEADS, DIM // 2, dtype=torch.uint8, device=device)
     scales = torch.zeros(SLOTS, HEADS, DIM // 16, dtype=torch.uint8, device=device)
     made = []

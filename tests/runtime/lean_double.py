@@ -60,7 +60,7 @@ def functional(manifest: VideoManifest) -> VideoManifest:
 def plan_of(spec: EngineSpec, written: Collection[str] = (), **changes: Any) -> bytes:
     """A plan that fits an engine of `functional`; ``written`` are the outputs that it writes in an input's memory."""
     taken = [one.name for one in spec.inputs]
-    outputs = [("next." * (one.name in taken) + one.name, one) for one in spec.outputs]
+    outputs = [("next." * (output.name in taken) + output.name, output) for output in spec.outputs]
     plan = {
         "module": spec.name,
         "inputs": [[one.name, one.shape, KINDS[one.dtype]] for one in spec.inputs],

@@ -119,7 +119,7 @@ class Watch(TorchDispatchMode):
                 torch.ops.aten.index_select.default,
             ):
                 dim, index = args[1:3]  # a pool's rows are told apart by what the index takes
-                tensors = [one.narrow(dim, at, 1) for one in tensors for at in index.tolist()]
+                tensors = [tensor.narrow(dim, at, 1) for tensor in tensors for at in index.tolist()]
             (written if writes else read).extend(tensors)
         views = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
         if not views or written:

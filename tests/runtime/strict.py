@@ -173,7 +173,11 @@ def _signature(node: ast.FunctionDef) -> tuple[inspect.Signature, dict[str, str]
         )
         for place, one in enumerate(arguments)
     ]
-    kinds = {one.arg: ast.unparse(one.annotation) for one in arguments if one.annotation is not None}
+    kinds = {
+        argument.arg: ast.unparse(argument.annotation)
+        for argument in arguments
+        if argument.annotation is not None
+    }
     return inspect.Signature(parameters), kinds
 
 

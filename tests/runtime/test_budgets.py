@@ -60,7 +60,7 @@ def bounded(folder: Path, document: bytes, cpu_seconds: int = 1) -> tuple[str, i
 
 def wide_engine(inputs: int, mutates: int = 0) -> EngineSpec:
     specs = tuple(TensorSpec(f"i{at}", (4, 4), F32) for at in range(inputs))
-    return EngineSpec("wide", "engines/copy.pt2", specs, (), tuple(one.name for one in specs[:mutates]))
+    return EngineSpec("wide", "engines/copy.pt2", specs, (), tuple(spec.name for spec in specs[:mutates]))
 
 
 def with_calls(engine: EngineSpec, *calls: Call, **changes: object) -> VideoManifest:
@@ -88,7 +88,9 @@ def in_1024_passes(*calls: Call, **changes: object) -> VideoManifest:
 
 def many_different_references() -> VideoManifest:
     """Fewer than the budget of references, but every one of them is another."""
-    known = tuple(replace(one, shape=(1025,)) if one.name == "gain" else one for one in whole().weights)
+    known = tuple(
+        replace(weight, shape=(1025,)) if weight.name == "gain" else weight for weight in whole().weights
+    )
     tables = tuple(Weight(f"table.{at}", (1024, 4, 4), F32, known[0].file) for at in range(150))
     call = Call("wide", tuple(f"weight:{table.name}[pass]" for table in tables), ())
     return in_1024_passes(call, weights=(*known, *tables))
@@ -197,7 +199,7 @@ def more_engines(count: int) -> VideoManifest:
 
 
 def more_signature(count: int) -> VideoManifest:
-    known = sum(len(one.inputs) + len(one.outputs) for one in whole().engines)
+    known = sum(len(engine.inputs) + len(engine.outputs) for engine in whole().engines)
     added = replace(wide_engine(count - known), name="wide")
     return replace(whole(), engines=(*whole().engines, added))
 
@@ -225,12 +227,12 @@ def more_references(count: int) -> VideoManifest:
 
 
 def more_buffer_bytes(count: int) -> VideoManifest:
-    known = sum(one.nbytes for one in whole().buffers)
+    known = sum(buffer.nbytes for buffer in whole().buffers)
     return replace(whole(), buffers=(*whole().buffers, Buffer("large", (count - known,), "uint8", "state")))
 
 
 def more_file_bytes(count: int) -> VideoManifest:
-    known = sum(one.size for one in whole().files.values())
+    known = sum(file.size for file in whole().files.values())
     return replace(whole(), files={**whole().files, "large": FileEntry("0" * 64, count - known)})
 
 
@@ -276,7 +278,7 @@ HOSTILE_NAMES = {
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
 def test_what_a_message_quotes_is_one_printable_line_of_bounded_length(name: str) -> None:
-    for error in {one for one in vars(errors).values() if isinstance(one, type)}:
+    for error in {var for var in vars(errors).values() if isinstance(var, type)}:
         message = str(error(f"{name * 4000} is no name; rebuild the artifact"))
         assert len(message) <= MAX_MESSAGE_LETTERS
         assert message.isprintable()

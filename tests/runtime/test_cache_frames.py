@@ -100,7 +100,9 @@ def test_a_ring_that_no_cache_holds_is_refused() -> None:
 def test_a_buffer_of_rows_that_is_said_to_be_of_layers_is_refused(name: str) -> None:
     """The host would cut it along another axis than the programs do."""
     manifest = toy_pool.pool_manifest()
-    buffers = tuple(replace(one, row_axis=1) if one.name == name else one for one in manifest.buffers)
+    buffers = tuple(
+        replace(buffer, row_axis=1) if buffer.name == name else buffer for buffer in manifest.buffers
+    )
     with pytest.raises(ManifestError, match=f"{name} .*(row_axis|cannot be cut)"):
         resolve_video(replace(manifest, buffers=buffers))
 

@@ -31,8 +31,8 @@ CHUNKS = 14  # the ring of 4 frames behind a sink of 1 wraps after the second
 def streamed(manifest: VideoManifest, seats: int) -> VideoManifest:
     """The same artifact with its cache on the host."""
     buffers = tuple(
-        replace(one, device_layers=seats) if one.role == "cache" and one.row_axis else one
-        for one in manifest.buffers
+        replace(buffer, device_layers=seats) if buffer.role == "cache" and buffer.row_axis else buffer
+        for buffer in manifest.buffers
     )
     return replace(manifest, buffers=buffers)
 
@@ -270,7 +270,9 @@ class Counting(CpuMemory):
 
 
 def _buffers(manifest: VideoManifest, name: str, **changes: Any) -> VideoManifest:
-    buffers = tuple(replace(one, **changes) if one.name == name else one for one in manifest.buffers)
+    buffers = tuple(
+        replace(buffer, **changes) if buffer.name == name else buffer for buffer in manifest.buffers
+    )
     return replace(manifest, buffers=buffers)
 
 

@@ -248,9 +248,9 @@ def test_a_session_with_the_artifacts_own_numbers_has_the_artifacts_own_times() 
 def replace_gain(manifest: toy_whole.Manifest) -> toy_whole.Manifest:
     """The toy's own table by pass grows with the passes, as `schedule.*` do."""
     weights = tuple(
-        toy_whole.replace(one, shape=(manifest.workload.schedule.denoise_passes + 1,))
-        if one.name == "gain"
-        else one
-        for one in manifest.weights
+        toy_whole.replace(weight, shape=(manifest.workload.schedule.denoise_passes + 1,))
+        if weight.name == "gain"
+        else weight
+        for weight in manifest.weights
     )
     return toy_whole.replace(manifest, weights=weights)

@@ -44,7 +44,7 @@ def test_the_first_chunk_has_fewer_frames_and_all_are_those_of_the_latents() -> 
             video.append(chunk.video())
             assert video[-1].shape == (2, CHUNK_VIDEO, HEIGHT, WIDTH, 3)
     for row in range(2):
-        for got, wanted in zip(video, decoded_apart([one[row] for one in latents]), strict=True):
+        for got, wanted in zip(video, decoded_apart([latent[row] for latent in latents]), strict=True):
             assert np.array_equal(got[row], wanted)
 
 
@@ -83,7 +83,7 @@ def test_rows_of_different_length_are_read_apart() -> None:
         session.run_chunk()
         session.restart_row(1)
         chunk = session.run_chunk()
-        assert [len(one) for one in chunk.video_rows()] == [CHUNK_VIDEO, FIRST_FRAMES]
+        assert [len(row) for row in chunk.video_rows()] == [CHUNK_VIDEO, FIRST_FRAMES]
 
 
 def test_frames_are_held_for_a_few_chunks_and_then_stale() -> None:

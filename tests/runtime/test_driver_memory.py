@@ -55,7 +55,7 @@ def open_driver(memory: Memory) -> Session:
     engines = {name: over_addresses(one, specs[name]) for name, one in toy_whole.eager_engines().items()}
     uploading = DriverMemory(memory.driver)
     weights = uploaded(
-        uploading, {name: mapped(name, one) for name, one in toy_whole.whole_weights(2).items()}
+        uploading, {name: mapped(name, weight) for name, weight in toy_whole.whole_weights(2).items()}
     )
     uploading.close()
     return stacked_session(
@@ -139,8 +139,8 @@ def test_a_constant_is_copied_only_where_its_view_is_not_aligned(driver: Any) ->
 
 def test_an_upload_that_is_not_finished_leaves_nothing_on_the_device(driver: Any) -> None:
     memory = DriverMemory(driver)
-    weights = {name: mapped(name, one) for name, one in toy_whole.whole_weights(2).items()}
-    upload = memory.begin_upload({name: [one] for name, one in weights.items()})
+    weights = {name: mapped(name, weight) for name, weight in toy_whole.whole_weights(2).items()}
+    upload = memory.begin_upload({name: [weight] for name, weight in weights.items()})
     for name, one in weights.items():
         upload.take(name, 0, one.data)
     assert len(driver.live) > 2
@@ -263,7 +263,7 @@ def test_a_picture_that_a_model_is_told_reaches_its_row(driver: Any) -> None:
 
 def stream_of_kernels(driver: Any, engines: Any, seed: int) -> Session:
     uploading = DriverMemory(driver)
-    tables = {name: mapped(name, one) for name, one in kernel_stream.weights().items()}
+    tables = {name: mapped(name, weight) for name, weight in kernel_stream.weights().items()}
     on_device = uploaded(uploading, tables)
     uploading.close()
     return stacked_session(
@@ -314,7 +314,9 @@ def test_on_a_gpu_a_session_tells_the_story_of_memory_in_torch() -> None:
 
     def opened(memory: Memory) -> Session:
         uploading = DriverMemory(driver)
-        weights = uploaded(uploading, {n: mapped(n, one) for n, one in toy_whole.whole_weights(2).items()})
+        weights = uploaded(
+            uploading, {n: mapped(n, weight) for n, weight in toy_whole.whole_weights(2).items()}
+        )
         uploading.close()
         return stacked_session(
             manifest,
@@ -352,7 +354,7 @@ def on_stream(engine: Any, spec: Any) -> Any:
 
     def run(inputs: list[Any]) -> list[Any]:
         queue = current_queue()
-        results = [queue.result(one) for one in spec.outputs]
+        results = [queue.result(output) for output in spec.outputs]
         with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(queue.stream)):
             made = engine([torch.as_tensor(View(one), device="cuda") for one in inputs])
             for target, one in zip(results, made, strict=True):

@@ -33,7 +33,7 @@ Change = Callable[[EngineSpec], EngineSpec]
 
 
 def with_engine(manifest: VideoManifest, name: str, change: Change) -> VideoManifest:
-    engines = tuple(change(one) if one.name == name else one for one in manifest.engines)
+    engines = tuple(change(engine) if engine.name == name else engine for engine in manifest.engines)
     return replace(manifest, engines=engines)
 
 
@@ -104,7 +104,9 @@ def test_both_sides_of_an_exported_program_are_compared(sample: Path, change: Ch
     manifest = parse_video_manifest((sample / "manifest.json").read_bytes())
     manifest = replace(
         with_engine(manifest, "head", change),
-        engines=tuple(one for one in with_engine(manifest, "head", change).engines if one.name == "head"),
+        engines=tuple(
+            engine for engine in with_engine(manifest, "head", change).engines if engine.name == "head"
+        ),
     )
     files = {"engines/head.pt2": memoryview(engine_file(sample, "head").read_bytes())}
     with pytest.raises(errors.ArtifactError, match=told):
@@ -154,7 +156,7 @@ def test_a_package_of_equal_signature_in_the_place_of_another_is_refused_by_its_
     package = engine_file(artifact, "copy").read_bytes()
 
     def add(manifest: VideoManifest) -> VideoManifest:
-        copy = next(one for one in manifest.engines if one.name == "copy")
+        copy = next(engine for engine in manifest.engines if engine.name == "copy")
         again = replace(copy, name="again", file="engines/again.pt2")
         return replace(manifest, engines=(*manifest.engines, again))
 
@@ -206,7 +208,7 @@ def test_what_a_package_says_of_its_tensors_is_compared(
     artifact: Path, edit_manifest: Edit, change: Change, told: str | None
 ) -> None:
     manifest = parse_video_manifest((artifact / "manifest.json").read_bytes())
-    text = tensors_text(change(next(one for one in manifest.engines if one.name == "prompt")))
+    text = tensors_text(change(next(engine for engine in manifest.engines if engine.name == "prompt")))
     file = engine_file(artifact, "prompt")
     file.write_bytes(carrying(file.read_bytes(), text))
     edit_manifest(artifact, lambda one: one)

@@ -249,7 +249,9 @@ def test_a_library_that_cannot_be_imported_is_told_from_one_that_is_not_there(
 
 
 def rewrite_weights(artifact: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
-    tensors = {name: one.numpy() for name, one in toy.toy_weights().items() if name != "layers.1.weight"}
+    tensors = {
+        name: weight.numpy() for name, weight in toy.toy_weights().items() if name != "layers.1.weight"
+    }
     change(tensors)
     toy.write_safetensors(artifact / WEIGHTS, tensors)
 
@@ -294,8 +296,8 @@ def test_a_program_that_contradicts_an_engines_signature(
 ) -> None:
     def change(manifest: VideoManifest) -> VideoManifest:
         engines = tuple(
-            replace(one, inputs=(replace(one.inputs[0], dtype="float16"), *one.inputs[1:]))
-            for one in manifest.engines
+            replace(engine, inputs=(replace(engine.inputs[0], dtype="float16"), *engine.inputs[1:]))
+            for engine in manifest.engines
         )
         return replace(manifest, engines=engines)
 

@@ -71,7 +71,7 @@ def expected() -> list[bytes]:
                 session.restart_row(1)
             if number == 9:
                 session.set_prompt("a green disc", recache=True)
-            out.append(b"".join(one.tobytes() for one in session.run_chunk().video_rows()))
+            out.append(b"".join(row.tobytes() for row in session.run_chunk().video_rows()))
     return out
 
 

@@ -59,7 +59,7 @@ def test_a_cache_a_pass_is_ordered_too_and_the_warm_up_leaves_nothing(world: Wor
 
 def pass_caches(manifest: VideoManifest) -> VideoManifest:
     """The toy with a cache for each denoise pass and no context pass."""
-    (cache,) = (one for one in manifest.buffers if one.role == "cache")
+    (cache,) = (buffer for buffer in manifest.buffers if buffer.role == "cache")
     caches = replace(cache, shape=(toy.PASSES, *cache.shape), row_axis=2)
     calls = tuple(
         replace(call, inputs=tuple(ref.replace("buffer:kv[", "buffer:kv[pass][") for ref in call.inputs))
@@ -68,7 +68,7 @@ def pass_caches(manifest: VideoManifest) -> VideoManifest:
     kept = {name: manifest.programs[name] for name in ("prompt", "begin")}
     return toy.changed(
         manifest,
-        buffers=(caches, *(one for one in manifest.buffers if one is not cache)),
+        buffers=(caches, *(buffer for buffer in manifest.buffers if buffer is not cache)),
         kv=replace(manifest.workload.kv, pool_bytes=manifest.workload.kv.pool_bytes * toy.PASSES),
         programs={**kept, "denoise": calls},
     )

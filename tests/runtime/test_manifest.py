@@ -260,16 +260,18 @@ def test_a_program_that_does_not_fit_is_refused_with_both_sides(
 )
 def test_a_references_indices_select_what_numpys_do(shape: tuple[int, ...], index: tuple[int, ...]) -> None:
     manifest = with_begin("buffer:seeds", "buffer:frames", f"weight:cell{''.join(f'[{at}]' for at in index)}")
-    weights = tuple(replace(one, shape=shape) if one.name == "cell" else one for one in manifest.weights)
+    weights = tuple(
+        replace(weight, shape=shape) if weight.name == "cell" else weight for weight in manifest.weights
+    )
     try:
         selected = np.empty(shape)[index].shape
     except IndexError:
         selected = None
     engines = tuple(
-        replace(one, inputs=(*one.inputs[:2], replace(one.inputs[2], shape=selected or ())))
-        if one.name == "begin"
-        else one
-        for one in manifest.engines
+        replace(engine, inputs=(*engine.inputs[:2], replace(engine.inputs[2], shape=selected or ())))
+        if engine.name == "begin"
+        else engine
+        for engine in manifest.engines
     )
     manifest = replace(manifest, weights=weights, engines=engines)
     if selected is None:
@@ -335,8 +337,8 @@ def test_a_golden_seed_that_no_session_takes_is_refused(seed: int) -> None:
 def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ...]:
     """The manifest's buffers with one of them changed; ``drop`` takes it out."""
     if changes.get("drop"):
-        return tuple(one for one in manifest.buffers if one.name != name)
-    return tuple(replace(one, **changes) if one.name == name else one for one in manifest.buffers)
+        return tuple(buffer for buffer in manifest.buffers if buffer.name != name)
+    return tuple(replace(buffer, **changes) if buffer.name == name else buffer for buffer in manifest.buffers)
 
 
 @pytest.mark.parametrize(

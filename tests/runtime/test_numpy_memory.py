@@ -34,8 +34,8 @@ def open_on(memory: Memory) -> Session:
     arrays = isinstance(memory, NumpyMemory)
     return stacked_session(
         toy_whole.whole_manifest(2),
-        {name: over_arrays(one) for name, one in engines.items()} if arrays else engines,
-        {name: one.numpy() for name, one in weights.items()} if arrays else weights,
+        {name: over_arrays(engine) for name, engine in engines.items()} if arrays else engines,
+        {name: weight.numpy() for name, weight in weights.items()} if arrays else weights,
         memory,
         seeds=[3, 4],
         prompt=toy_whole.PROMPT,

@@ -222,7 +222,7 @@ def test_a_lease_runs_out_unless_the_session_is_run_or_renewed() -> None:
         now[0] = 20.0
         assert pool.reap() == ["a"]
         assert a.closed
-        assert [one.name for one in pool.sessions] == ["b", "c"]
+        assert [session.name for session in pool.sessions] == ["b", "c"]
         now[0] = 1e9
         pool.run([c])
         assert b.closed

@@ -13,7 +13,7 @@ import pytest
 
 from seko_runtime.errors import PoolFullError, SnapshotError, UsageError
 from seko_runtime.format.safetensors_map import map_safetensors
-from seko_runtime.sessions import pool as pool_module
+from seko_runtime.sessions import membership as membership_module
 
 from .pool_stories import PROMPTS, Story, closing, take
 from .test_snapshot import KEY, file_bytes, sealed
@@ -46,7 +46,7 @@ def test_a_neighbour_runs_while_a_snapshot_is_read(tmp_path: Path, monkeypatch: 
     path, story = saved(tmp_path)
     with closing(open_pool()) as pool:
         other, ran = pool.open_session(prompt=PROMPTS[1]), threading.Event()
-        real = pool_module.read_snapshot
+        real = membership_module.read_snapshot
 
         def run() -> None:
             other.run_chunk()
@@ -57,7 +57,7 @@ def test_a_neighbour_runs_while_a_snapshot_is_read(tmp_path: Path, monkeypatch: 
             assert ran.wait(30), "the neighbour waits for the file"
             return real(*args, **named)
 
-        monkeypatch.setattr(pool_module, "read_snapshot", slow)
+        monkeypatch.setattr(membership_module, "read_snapshot", slow)
         again = pool.restore(path)
         story.asked.append(("run",))
         story.gave.append(take(again.run_chunk()))
@@ -68,7 +68,7 @@ def test_a_pool_that_becomes_full_while_a_snapshot_is_read_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = saved(tmp_path)
-    real, reads = pool_module.read_snapshot, []
+    real, reads = membership_module.read_snapshot, []
     with closing(open_pool()) as pool:
         taken = [pool.open_session(prompt=PROMPTS[0]) for _ in range(SESSIONS - 1)]
 
@@ -77,7 +77,7 @@ def test_a_pool_that_becomes_full_while_a_snapshot_is_read_says_so(
             taken.append(pool.open_session(prompt=PROMPTS[0]))
             return real(*args, **named)
 
-        monkeypatch.setattr(pool_module, "read_snapshot", late)
+        monkeypatch.setattr(membership_module, "read_snapshot", late)
         for _ in range(2):
             with pytest.raises(PoolFullError):
                 pool.restore(path)

@@ -31,6 +31,7 @@ from hypothesis.stateful import (
 
 from seko_runtime.errors import PoolFullError, SessionClosedError, UsageError
 from seko_runtime.sessions import call_lock
+from seko_runtime.sessions import membership as membership_module
 from seko_runtime.sessions import pool as pool_module
 from seko_runtime.sessions import session as session_module
 from seko_runtime.video.pool import Session, SessionLeakWarning
@@ -40,7 +41,7 @@ from .pool_stories import PROMPTS, Story, closing, take
 from .toy_pool import BUCKETS, SESSIONS, open_pool
 
 EXAMPLES = int(os.environ.get("SEKO_POOL_EXAMPLES", "60"))
-WATCHED = {pool_module.__file__, session_module.__file__, call_lock.__file__}
+WATCHED = {module.__file__ for module in (membership_module, pool_module, session_module, call_lock)}
 
 
 class PlantedError(Exception):

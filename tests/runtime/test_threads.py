@@ -233,7 +233,7 @@ def test_threads_that_share_a_pooled_session_get_each_of_its_chunks_once() -> No
         session = pool.open_session(seed=3, prompt=PROMPTS[0])
         shared = session.stream(chunks=20)
         streams = [shared, shared, session.stream(chunks=20), session.stream(chunks=20)]
-        got = together([lambda one=one: [frames.tobytes() for frames in one] for one in streams])
+        got = together([lambda stream=stream: [frames.tobytes() for frames in stream] for stream in streams])
     assert sorted(one for part in got for one in part) == sorted(expected)
 
 

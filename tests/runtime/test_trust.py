@@ -242,7 +242,7 @@ def test_an_empty_variable_is_a_trust_file_that_is_none(folder, monkeypatch):
 def test_without_the_library_nothing_is_opened(folder, keys, monkeypatch):
     """Not even what is signed well; and nothing can be signed."""
     sign_artifact(folder, keys / "ours")
-    for name in [one for one in sys.modules if one.split(".")[0] == "cryptography"]:
+    for name in [module for module in sys.modules if module.split(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     refused(folder, keys / "ours.pub", errors.EnvironmentLacksError, "pip install cryptography")

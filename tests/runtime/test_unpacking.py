@@ -108,11 +108,13 @@ def test_any_tar_reads_it(folder, packed, tmp_path):
     """Python's tar reader as an oracle for the headers, GNU tar where there is one."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         members = tar.getmembers()
-        found = {one.name: tar.extractfile(one).read() for one in members}
+        found = {member.name: tar.extractfile(member).read() for member in members}
     assert found == content_of(folder)
     listed = sorted(set(found) - {"manifest.json"})
-    assert [one.name for one in members] == ["manifest.json", *listed]
-    assert {(one.mode, one.uid, one.gid, one.mtime, one.uname) for one in members} == {(0o644, 0, 0, 0, "")}
+    assert [member.name for member in members] == ["manifest.json", *listed]
+    assert {(member.mode, member.uid, member.gid, member.mtime, member.uname) for member in members} == {
+        (0o644, 0, 0, 0, "")
+    }
     (tmp_path / "a.tar").write_bytes(packed)
     try:
         done = subprocess.run(["tar", "-tf", tmp_path / "a.tar"], capture_output=True, check=True)
@@ -161,9 +163,14 @@ def members_of(packed: bytes) -> Members:
     """Headers and contents in order; the end is left out."""
     found, at = [], 0
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        for one in tar.getmembers():
-            found.append((packed[at : one.offset_data], packed[one.offset_data : one.offset_data + one.size]))
-            at = one.offset_data + one.size + len(padding(one.size))
+        for getmember in tar.getmembers():
+            found.append(
+                (
+                    packed[at : getmember.offset_data],
+                    packed[getmember.offset_data : getmember.offset_data + getmember.size],
+                )
+            )
+            at = getmember.offset_data + getmember.size + len(padding(getmember.size))
     return found
 
 

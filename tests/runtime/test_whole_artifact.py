@@ -274,7 +274,7 @@ def test_an_mp4_holds_the_decoded_frames_and_no_label(run: Run, tmp_path: Path) 
     with av.open(str(tmp_path / "out.mp4")) as container:
         assert "comment" not in container.metadata
         pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    assert [one.shape for one in pictures] == [(HEIGHT, WIDTH, 3)] * result["video_frames"]  # type: ignore[operator]
+    assert [picture.shape for picture in pictures] == [(HEIGHT, WIDTH, 3)] * result["video_frames"]  # type: ignore[operator]
 
 
 def test_memory_of_a_session_that_cannot_open_is_given_back(whole_folder: Path) -> None:

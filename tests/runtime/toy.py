@@ -266,7 +266,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], header: byt
     text += b" " * (-len(text) % 64)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
-        len(text).to_bytes(8, "little") + text + b"".join(one.tobytes() for one in tensors.values())
+        len(text).to_bytes(8, "little") + text + b"".join(tensor.tobytes() for tensor in tensors.values())
     )
 
 

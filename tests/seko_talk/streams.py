@@ -69,7 +69,7 @@ def weights_of(
         known = known_channels(config.model)
         for layer in range(config.model.layers):
             scales = config.kv.calibrate(known, known)
-            made |= {f"blocks.{layer}.kv.{name}": one for name, one in scales.items()}
+            made |= {f"blocks.{layer}.kv.{name}": scale for name, scale in scales.items()}
         made |= layer_constants(config, made)
     return made
 
@@ -170,8 +170,8 @@ def write_hubert(folder: Path, width: int, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     model = transformers.HubertModel(config).eval()
     with torch.no_grad():
-        for one in model.parameters():  # else biases of zero and norms of one show nothing
-            one.add_(0.2 * torch.randn(one.shape))
+        for parameter in model.parameters():  # else biases of zero and norms of one show nothing
+            parameter.add_(0.2 * torch.randn(parameter.shape))
     model.save_pretrained(folder)
     transformers.Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
     return model

@@ -93,7 +93,7 @@ def test_it_is_built_verified_and_replayed(
                 UsageError, match=r"input 'audio' is required for every chunk|none was pushed: push_audio"
             ):
                 session.run_chunk()
-            made = [session.run_chunk({"audio": one.numpy()}).to_host() for one in voices]
+            made = [session.run_chunk({"audio": voice.numpy()}).to_host() for voice in voices]
         if config.workload.audio is not None:
             made += hears(artifact, opening)
             sees(artifact, opening)
@@ -211,7 +211,9 @@ def pictures_of(file: Path) -> tuple[list[float], np.ndarray]:
 
     with av.open(str(file)) as container:
         frames = [*container.decode(video=0)]
-    return [float(one.pts * one.time_base) for one in frames], np.stack([one.to_ndarray() for one in frames])
+    return [float(frame.pts * frame.time_base) for frame in frames], np.stack(
+        [frame.to_ndarray() for frame in frames]
+    )
 
 
 def heard_in(file: Path, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

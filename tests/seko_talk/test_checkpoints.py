@@ -375,7 +375,7 @@ def test_weights_in_fp8_are_those_of_the_bf16_files(tmp_path: Path) -> None:
         (tmp_path / "made" / ADAPTER, ADAPTER_PARTS, "audio_adapter_model_fp8.safetensors", ADAPTER),
     ):
         numbers = in_fp8(source, quantised / name, parts)
-        save_file({name: one.bfloat16() for name, one in numbers.items()}, plain / kept)
+        save_file({name: number.bfloat16() for name, number in numbers.items()}, plain / kept)
     assert resolve_build(BuildOptions(model_folder=quantised, target="cpu")).config.model == MODEL
     found, wanted = (load_checkpoint(folder, MODEL, dtype=torch.bfloat16) for folder in (quantised, plain))
     assert found.names == wanted.names

@@ -31,8 +31,10 @@ def test_its_weights_are_a_line_of_their_own() -> None:
     without, found = (weight_bytes(one, FAMILY.graph(one).pieces) for one in (plain, hears))
     assert "audio" not in without
     assert found["transformer"] == without["transformer"]
-    kept = next(one for one in FAMILY.graph(hears).pieces.values() if "hubert" in one.name)
-    assert found["audio"] == sum(one.numel() * one.itemsize for one in kept.module.parameters())
+    kept = next(piece for piece in FAMILY.graph(hears).pieces.values() if "hubert" in piece.name)
+    assert found["audio"] == sum(
+        parameter.numel() * parameter.itemsize for parameter in kept.module.parameters()
+    )
     with pytest.raises(KeyError):
         FAMILY.graph(plain).pieces["chunk_hubert"]
 

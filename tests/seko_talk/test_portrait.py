@@ -190,7 +190,7 @@ def test_a_session_sees_the_portrait_that_it_is_given(
     def chunks(config: Any, given: dict[str, torch.Tensor], inputs: dict[str, Any]) -> list[torch.Tensor]:
         with eager_session(config, given, text, [3], reference=portrait) as session:
             session.set_inputs(inputs)
-            return [torch.from_numpy(session.run_chunk({"audio": one}).to_host()) for one in voices]
+            return [torch.from_numpy(session.run_chunk({"audio": voice}).to_host()) for voice in voices]
 
     wanted = chunks(bare, weights, {picture_branch.FEATURES: seen_by(model, photo).numpy()})
     config, given = seeing(file)

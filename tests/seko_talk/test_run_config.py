@@ -93,7 +93,7 @@ def test_as_many_frames_are_seen(chunk: int, sink: int, windows: list[int], loca
     hybrid = {"hybrid_attn": "-".join(f"W{one}" for one in windows)}
     fields, _ = read_run_config("it", LOCAL | {"ar_config": cache | hybrid})
     pinned = fields["reference_frames"] + fields["sink_frames"]
-    assert [pinned + ring for ring in fields["layer_rings"]] == [sink + one * chunk for one in windows]
+    assert [pinned + ring for ring in fields["layer_rings"]] == [sink + window * chunk for window in windows]
     fields, _ = read_run_config("it", LOCAL | {"ar_config": cache | {"local_attn_size": local + sink}})
     assert fields["reference_frames"] + fields["sink_frames"] + fields["ring_frames"] == local + sink + 1
 

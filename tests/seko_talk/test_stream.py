@@ -173,8 +173,8 @@ def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_i
 
     def bytes_of(pool: Pool, session: Session) -> dict[str, bytes]:
         return {
-            name: np.asarray(one.contiguous().view(torch.uint8)).tobytes()
-            for name, one in pool._rows.device().tensors(session._running_row()).items()
+            name: np.asarray(tensor.contiguous().view(torch.uint8)).tobytes()
+            for name, tensor in pool._rows.device().tensors(session._running_row()).items()
         }
 
     with opened(config) as fresh:

@@ -182,8 +182,8 @@ def test_the_projector_is_torchs_decoder(frames: int, worst: Callable[[str, floa
     theirs = torch.nn.TransformerDecoder(layer, m.audio_layers).eval()
     theirs.load_state_dict(
         {
-            name.removeprefix("transformer_decoder."): one
-            for name, one in weights.items()
+            name.removeprefix("transformer_decoder."): weight
+            for name, weight in weights.items()
             if name.startswith("transformer_decoder.")
         }
     )
@@ -226,7 +226,7 @@ def test_a_session_hears_what_is_pushed(
     with session_of(config, None) as session:
         wanted = []
         for number in range(CHUNKS):
-            heard = [heard_by(model, torch.from_numpy(one), 2 * number, 2)[0] for one in voices]
+            heard = [heard_by(model, torch.from_numpy(voice), 2 * number, 2)[0] for voice in voices]
             wanted.append(session.run_chunk({"audio": torch.stack(heard).numpy()}).to_host())
     for late in (0, 4000):
         made: list[np.ndarray] = []

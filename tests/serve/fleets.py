@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,28 @@ class Fleet:
         self._running: dict[Box, asyncio.Task[None]] = {}
         self.url = ""
 
-    async def box(self, *, digest: str = DIGEST, group: str = "", most: int = 0, **changes: Any) -> Box:
+    async def box(
+        self,
+        opener: Callable[[], AbstractContextManager[Any]] = toy_opener,
+        *,
+        digest: str = DIGEST,
+        group: str = "",
+        most: int = 0,
+        public: str = "",
+        **changes: Any,
+    ) -> Box:
         """Start a box."""
         fields = {"opens_per_s": 1e5, "snapshots": str(self._folder), "snapshot_every": 1, **changes}
         settings = Settings(Path("toy"), port=0, **fields)
-        box = Box(settings, UntimedDevice(toy_opener), self._open_directory, digest, group=group, most=most)
+        box = Box(
+            settings,
+            UntimedDevice(opener),
+            self._open_directory,
+            digest,
+            group=group,
+            public=public,
+            most=most,
+        )
         task = asyncio.create_task(box.serve())
         self._running[box] = task
         while not box.started:
@@ -43,6 +60,7 @@ class Fleet:
         directory = self._open_directory()
         while all(row.name != box.name for row in await directory.boxes()):
             await asyncio.sleep(0.01)
+        await directory.close()
         return box
 
     async def stop(self, box: Box) -> None:
@@ -61,10 +79,12 @@ class Fleet:
                     await self.stop(box)
 
     @asynccontextmanager
-    async def gateway(self, retired: Collection[str] = (), **changes: Any) -> AsyncIterator[str]:
+    async def gateway(
+        self, retired: Collection[str] = (), *, ca_file: str = "", **changes: Any
+    ) -> AsyncIterator[str]:
         """Run a gateway at the address that the context gives."""
         settings = Settings(Path("fleet"), opens_per_s=1e5, **changes)
-        app = Gateway(settings, self._open_directory, retired).app()
+        app = Gateway(settings, self._open_directory, retired, ca_file=ca_file).app()
         server = uvicorn.Server(
             uvicorn.Config(app, port=0, log_config=None, log_level="warning", lifespan="on")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -55,3 +56,22 @@ def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> No
         waiting.join(60)
         assert len(watched(second, 1)) > 0
         second.close()
+
+
+@pytest.mark.parametrize("words", [b"Internal Server Error", b"[]", b"{}"])
+def test_what_a_proxy_answers_in_its_own_words_is_an_error_that_may_be_tried_again(words: bytes) -> None:
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(502)
+            self.end_headers()
+            self.wfile.write(words)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.handle_request).start()
+        with Client(f"http://127.0.0.1:{proxy.server_port}") as client:
+            with pytest.raises(ServeError, match="a proxy answered 502") as refused:
+                client.open(prompt=PROMPT)
+            assert refused.value.kind.retryable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,6 +56,13 @@ def test_the_page_names_every_field() -> None:
         (f"{LEAST}directory: http://a\n", "directory is 'http://a', expected memory"),
         (f"{LEAST}gateways: 0\n", "gateways is 0"),
         ("models: [{artifact: a, boxes: 0}]\nsnapshots: s\n", "boxes must be 1 or more"),
+        (
+            "models: [{artifact: a, boxes: 3, max_boxes: 2}]\nsnapshots: s\n",
+            r"max_boxes is 2, expected boxes \(3\)",
+        ),
+        ("models: [{artifact: a, max_boxes: -1}]\nsnapshots: s\n", "max_boxes is -1, expected"),
+        (f"{LEAST}shrink_after: -1\n", "shrink_after is -1, expected"),
+        (f"{LEAST}shrink_after: .inf\n", "shrink_after is inf, expected"),
         ("models: [{artifact: a}, {artifact: a}]\nsnapshots: s\n", "has an artifact twice"),
     ],
 )
@@ -67,18 +76,64 @@ def test_a_wrong_configuration_is_refused_by_the_fields_name(
 
 
 def test_boxes_are_replaced_if_their_settings_change_and_not_if_they_are_retired(tmp_path: Path) -> None:
-    config = config_of(tmp_path, LEAST)
+    config = config_of(tmp_path, f"{LEAST}host: 10.0.0.1\n")
     (model,) = config.models
     group = config.group(model)
-    assert config.group(replace(model, retired=True, boxes=7)) == group
-    assert replace(config, gateways=3, port=1).group(model) == group
+    assert config.group(replace(model, retired=True, boxes=7, max_boxes=9)) == group
+    assert replace(config, gateways=3, port=1, shrink_after=1.0).group(model) == group
     others = {config.group(replace(model, artifact="b")), replace(config, lease=5.0).group(model)}
     assert len({group, *others}) == 3
+
+
+def test_a_box_has_a_gpu_for_each_rank_of_its_artifact() -> None:
+    for gpus, ranks in ((1, 1), (0.5, 1), (4, 4), (0, 4)):  # without GPUs the ranks are processes on the CPU
+        ModelConfig("a", gpus=gpus).check_ranks(ranks)
+    with pytest.raises(ValueError, match="gpus is 1, and the artifact has 4 ranks: expected gpus 4"):
+        ModelConfig("a").check_ranks(4)
+
+
+def test_boxes_listen_on_loopback_if_the_fleet_is_this_machines_alone(tmp_path: Path) -> None:
+    key = {"SEKO_SERVE_API_KEY": "k" * 20}
+    for more, environment, address in (
+        ("", {}, "127.0.0.1"),
+        ("", key, "10.0.0.7"),
+        ("host: 0.0.0.0", {}, "10.0.0.7"),
+        ("box_host: 10.0.0.8", {}, "10.0.0.8"),
+    ):
+        config = config_of(tmp_path, f"{LEAST}{more}\n")
+        assert config.box_address("10.0.0.7", environment) == address
+
+
+def test_a_machine_without_room_for_the_boxes_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    from seko_serve.fleet.checks import check_room
+
+    config = config_of(tmp_path, "models: [{artifact: a, boxes: 2}]\nsnapshots: s\n")
+    check_room(config, {"GPU": 2.0, "CPU": 3.0})
+    for resources, sentence in (
+        ({"CPU": 3.0}, "need 2 GPUs, this machine has 0"),
+        ({"GPU": 2.0, "CPU": 2.0}, "need 2.1 CPUs, this machine has 2"),
+    ):
+        with pytest.raises(RuntimeError, match=sentence):
+            check_room(config, resources)
 
 
 def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet.yaml", "--stop"]) == 2
     assert "give --address" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_an_address_where_no_cluster_answers_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    (tmp_path / "fleet.yaml").write_text(LEAST)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        assert main([str(tmp_path / "fleet.yaml"), "--address", address]) == 3
+    assert capsys.readouterr().err == f"seko-serve: --address: no Ray cluster answers at {address}\n"
 
 
 def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path) -> None:
@@ -111,3 +166,46 @@ def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(
     with pytest.raises(ArtifactError):
         artifact_folder(str(tar), cache)
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".digest"]
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
+    small_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each fault is one sentence that names it, and exit code 3; Ray is not started."""
+    ray = pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    monkeypatch.delenv("SEKO_SERVE_API_KEY", raising=False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was started"))
+    open_folder = tmp_path / "open"
+    open_folder.mkdir(mode=0o755)
+    trust = tmp_path / "trust"
+    trust.write_text(f"ed25519 {'ab' * 32} somebody\n")
+    store = tmp_path / "store"
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody listens there
+        free, used = unused.getsockname()[1], taken.getsockname()[1]
+        for sentence, fields in (
+            ("No such file", {"artifact": tmp_path / "none"}),
+            ("has no VAE", {}),
+            ("is not signed", {"trust": trust}),
+            (f"port {used} cannot be listened on: Address already in use", {"port": used}),
+            (f"no Redis server answers at 127.0.0.1:{free}\n", {"directory": f"redis://:secret@127.0.0.1:{free}/0"}),
+            ("give it mode 0700", {"snapshots": open_folder}),
+            ("host is 0.0.0.0, which others reach, and there is no API key", {"host": "0.0.0.0"}),
+            ("No such file", {"api_key_file": tmp_path / "none"}),
+            ("ssl_certfile and ssl_keyfile are no certificate", {"ssl_certfile": trust, "ssl_keyfile": trust}),
+            ("ca_file", {"ca_file": trust}),
+        ):  # fmt: skip
+            values: dict[str, object] = {"artifact": small_artifact, "port": 0, "snapshots": store, **fields}
+            monkeypatch.setenv("SEKO_TRUST", str(values.pop("trust", "")))
+            if not os.environ["SEKO_TRUST"]:
+                monkeypatch.delenv("SEKO_TRUST")
+            lines = [f"models: [{{artifact: {values.pop('artifact')}}}]"]
+            lines += [f"{name}: {value}" for name, value in values.items()]
+            (tmp_path / "fleet.yaml").write_text("\n".join(lines))
+            assert main([str(tmp_path / "fleet.yaml")]) == 3, sentence
+            said = capsys.readouterr().err
+            assert sentence in said
+            assert said.count("\n") == 1
+            assert "secret" not in said

@@ -14,6 +14,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seko_serve.fleet import directory as directory_module
 from seko_serve.fleet.choice import FRESH_S, KnownBoxes, in_order
@@ -35,20 +37,28 @@ BOX = BoxFacts("box", "ws://box:1", "http://box:1", "group", "model", "digest", 
 
 
 class RedisServer:
-    """A redis-server of its own, without a file, that may be killed and started again."""
+    """A redis-server of its own, without a file, that may be killed and started again.
 
-    def __init__(self, folder: Path) -> None:
+    Parameters
+    ----------
+    folder : Path
+        Its folder.
+    *options
+        Further options of its command line.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        self._folder = folder
+        self._folder, self._options = folder, options
         self.start()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self, *more: str) -> None:
+    def start(self) -> None:
         command = [
             "redis-server",
             "--port",
@@ -59,7 +69,7 @@ class RedisServer:
             str(self._folder),
         ]
         self._process = subprocess.Popen(
-            [*command, "--save", "", "--appendonly", "no", *more], stdout=subprocess.DEVNULL
+            [*command, "--save", "", "--appendonly", "no", *self._options], stdout=subprocess.DEVNULL
         )
         while True:
             try:
@@ -327,3 +337,25 @@ def _until_echo(heard: Iterator[Any]) -> Iterator[Any]:
 
 def test_a_lease_outlives_two_lost_repetitions() -> None:
     assert directory_module.LEASE_S >= 3 * directory_module.BEAT_S
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["old", "new"]), st.integers(0, 4), st.integers(0, 3), st.booleans()),
+        max_size=8,
+    ),
+    st.integers(0, 99),
+)
+def test_in_a_roll_out_new_sessions_go_to_the_new_artifact_and_old_ones_to_the_old(
+    boxes: list[tuple[str, int, int, bool]], seed: int
+) -> None:
+    """Whatever is free, full or ending, no session is sent to a box of the other artifact."""
+    rows = [
+        replace(BOX, name=str(number), digest=name, group=name, free=free, waiting=waiting, accepts=accepts)
+        for number, (name, free, waiting, accepts) in enumerate(boxes)
+    ]
+    for wanted, digest in (("new", None), ("old", "old"), ("new", "new")):
+        order = in_order(rows, {"0": 2}, digest=digest, retired={"old"}, dice=Random(seed))
+        assert {box.name for box in order} == {
+            box.name for box in rows if box.digest == wanted and box.accepts
+        }

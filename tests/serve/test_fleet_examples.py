@@ -105,6 +105,18 @@ def test_the_services_applications_are_made_of_its_configuration(tmp_path: Path)
             builder(arguments)
 
 
+def test_boxes_whose_number_changes_are_started_by_the_scaler(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    from seko_serve.fleet import deployments
+
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{artifact: a, max_boxes: 2}]\nsnapshots: s\n")
+    with pytest.raises(ValueError, match="a has max_boxes: the application of scaler starts its boxes"):
+        deployments.boxes({"config": str(file), "artifact": "a"})
+    bound = deployments.scaler({"config": str(file)})._bound_deployment
+    assert (bound.name, bound.num_replicas) == ("scaler", 1)
+
+
 def test_the_service_runs_the_ray_that_is_tested() -> None:
     _, service = resources()
     version = service["spec"]["rayClusterConfig"]["rayVersion"]

@@ -1,9 +1,11 @@
-"""Boxes, and the directory, that are killed, paused or cut off: streams go on with their bytes, and none runs twice."""
+"""Boxes that are killed or paused, and sessions that kill them: streams go on with their bytes, and none runs twice."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,13 +13,30 @@ from pathlib import Path
 import pytest
 
 from seko_serve.client import AsyncClient
-from seko_serve.fleet.directory import LEASE_S
+from seko_serve.errors import ServeError
 from seko_serve.fleet.redis_directory import RedisDirectory
+from seko_serve.live.pace import CREDIT
 
-from .fleet_soak import Viewer, box_process, holder, listed, number, resumed, rows, run, soak
+from .fleet_soak import (
+    Viewer,
+    box_process,
+    doubles,
+    holder,
+    leases,
+    listed,
+    more,
+    moved,
+    nothing_left,
+    number,
+    rows,
+    run,
+    saved_chunks,
+    soak,
+)
 from .fleets import Fleet
 from .test_fleet_directory import RedisServer, redis_server
-from .test_server import http
+from .test_server import http, watch
+from .toy_box import POISON, SENT, SLOW
 
 pytestmark = pytest.mark.slow
 __all__ = ["redis_server"]
@@ -30,6 +49,197 @@ def test_boxes_that_are_killed_at_random_cost_viewers_a_moment(
     found = run(lambda: soak(redis_server.url, tmp_path / "store", kills=5), LIMIT_S)
     assert found["resumes"] > 0
     assert found["double"] == 0
+
+
+def line(t: float, epoch: int, process: int, session: str = "s") -> str:
+    return json.dumps({"t": t, "process": process, "session": session, "epoch": epoch, "chunk": 0})
+
+
+def test_chunks_that_two_boxes_send_at_a_time_are_counted() -> None:
+    apart = [line(0, 0, 7), line(1, 0, 7), line(2, 1, 8), line(4, 2, 7), line(3, 1, 8), line(2, 0, 9, "t")]
+    assert doubles(apart) == 0
+    assert doubles([*apart, line(2.5, 0, 7)]) == 1, "its first owner, when the second one has it"
+    assert doubles([*apart, line(2.5, 1, 9), line(5, 2, 9)]) == 2, "two that take themselves for one owner"
+
+
+async def snapshots_written(inside: str) -> float:
+    """Wait until a box writes no snapshot; return how many it has written."""
+    while True:
+        text = (await asyncio.to_thread(http, f"{inside}/metrics"))[1].decode()
+        counts = {
+            step: re.search(rf'^seko_serve_snapshot_seconds_count{{step="{step}"}} (\S+)$', text, re.M)
+            for step in ("capture", "write")
+        }
+        taken, written = (0.0 if count is None else float(count[1]) for count in counts.values())
+        if taken == written:
+            return written
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_behind_the_last_snapshot_there_are_no_more_chunks_than_from_one_to_the_next(
+    redis_server: RedisServer, tmp_path: Path, every: int
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            first = stack.enter_context(box_process(directory, folder, every))
+            await listed(directory, [first])
+            (inside,) = [row.inside for row in await rows(directory) if number(row.name) == first.pid]
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                viewer = await Viewer(AsyncClient(fleet.url), 0, folder).open()
+                viewer.media += (await watch(viewer.client, CREDIT, acknowledge=False))[0]
+                await snapshots_written(inside)
+                behind = []
+                for shown in range(3 * every):  # each chunk that was shown allows one more
+                    await viewer.client.send("ack", chunk=shown)
+                    viewer.media += (await watch(viewer.client, 1, acknowledge=False))[0]
+                    await snapshots_written(inside)
+                    if made := viewer.media[-1].chunk + 1 if list(folder.glob("*.record*")) else 0:
+                        behind.append(made - saved_chunks(folder, viewer.session))
+                assert set(behind) == set(range(1, every + 1))
+                assert await snapshots_written(inside) > 1
+                while behind[-1] < every:
+                    shown += 1
+                    await viewer.client.send("ack", chunk=shown)
+                    viewer.media += (await watch(viewer.client, 1, acknowledge=False))[0]
+                    await snapshots_written(inside)
+                    behind.append(viewer.media[-1].chunk + 1 - saved_chunks(folder, viewer.session))
+                first.kill()
+                second = stack.enter_context(box_process(directory, folder, every))
+                await listed(directory, [second])
+                await moved(viewer)
+                assert viewer.again == [every]
+                viewer.check()
+                await viewer.client.close()
+
+    run(test, LIMIT_S)
+
+
+def test_a_session_whose_box_is_killed_before_its_first_snapshot_is_gone(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            first = stack.enter_context(box_process(directory, folder, 1000))
+            await listed(directory, [first])
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                viewer = await Viewer(AsyncClient(fleet.url), 0).open()
+                await more(viewer)
+                second = stack.enter_context(box_process(directory, folder))
+                await listed(directory, [second])
+                first.kill()
+                with pytest.raises(ServeError, match="there is no such session") as gone:
+                    await moved(viewer)
+                assert (gone.value.kind.code, gone.value.kind.retryable) == ("not_found", False)
+                viewer.check()
+                again = await Viewer(AsyncClient(fleet.url), 0).open()
+                await more(again)
+                again.check()
+                await again.client.close()
+            await nothing_left(directory)
+
+    run(test, LIMIT_S)
+
+
+def test_behind_a_slow_store_all_chunks_since_the_last_snapshot_that_it_has_come_again(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            boxes = [stack.enter_context(box_process(directory, folder, 1, desk=tmp_path)) for _ in range(2)]
+            await listed(directory, boxes)
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                viewer = await Viewer(AsyncClient(fleet.url), 0, folder).open()
+                await viewer.watch(lambda: bool(list(folder.glob("*.record*"))))
+                (tmp_path / SLOW).touch()
+                shown = viewer.media[-1].chunk
+                await viewer.watch(lambda: viewer.media[-1].chunk > shown + 12)  # some snapshots later
+                killed = await holder(directory, viewer.session)
+                next(box for box in boxes if box.pid == killed).kill()
+                await moved(viewer)
+                assert len(viewer.again) == 1
+                viewer.check()
+                await viewer.client.close()
+            await nothing_left(directory)
+
+    run(test, LIMIT_S)
+
+
+def test_a_session_that_kills_each_box_that_continues_it_is_stopped_after_two(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            first = stack.enter_context(box_process(directory, folder, desk=tmp_path))
+            await listed(directory, [first])
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                poison = await Viewer(AsyncClient(fleet.url), 0).open()
+                await poison.watch(lambda: bool(list(folder.glob("*.record*"))))
+                others = [
+                    stack.enter_context(box_process(directory, folder, desk=tmp_path)) for _ in range(4)
+                ]
+                await listed(directory, others)
+                first.kill()
+                first.wait()
+                (tmp_path / f"{POISON}{poison.session}").touch()
+                bystander = await Viewer(AsyncClient(fleet.url), 1, folder).open()
+                await bystander.watch(lambda: len({file.name[:16] for file in folder.glob("*.record*")}) > 1)
+                watching = asyncio.create_task(more(bystander, 100))
+                with pytest.raises(ServeError, match="two servers could not continue the session") as end:
+                    await moved(poison)
+                assert (end.value.kind.code, end.value.kind.retryable) == ("lost", False)
+                with pytest.raises(ServeError, match="two servers could not continue the session"):
+                    await poison.client.resume()
+                await watching
+                ended = [box.returncode for box in others if box.poll() is not None]
+                assert ended == [-signal.SIGKILL] * 2
+                bystander.check()
+                await bystander.client.close()
+            await nothing_left(directory)
+            assert doubles((tmp_path / SENT).read_text().splitlines()) == 0
+
+    run(test, LIMIT_S)
+
+
+def test_no_lease_is_left_of_sessions_whose_viewers_and_boxes_are_gone(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            boxes = [stack.enter_context(box_process(directory, folder, 1, lease=2.0)) for _ in range(2)]
+            await listed(directory, boxes)
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                viewers = [await Viewer(AsyncClient(fleet.url), seed).open() for seed in (0, 1, 2)]
+                for viewer in viewers:
+                    await more(viewer, 8)
+                for _ in range(2):  # whose clients never come to their sockets
+                    status, _ = await asyncio.to_thread(
+                        http, f"{fleet.url}/v1/sessions", "POST", {"prompt": "a b"}
+                    )
+                    assert status == 201
+                assert len([key for key in await leases(directory) if ":lease:" in key]) == 5
+                killed = await holder(directory, viewers[0].session)
+                next(box for box in boxes if box.pid == killed).kill()
+                for viewer in viewers:
+                    await viewer.client.drop()
+                await nothing_left(directory)
+                for viewer in viewers:
+                    await moved(viewer)  # they come back to what is saved
+                    viewer.check()
+                    await viewer.client.close()
+                await nothing_left(directory)
+
+    run(test, LIMIT_S)
 
 
 def test_a_paused_box_that_wakes_up_continues_no_session_and_saves_none(
@@ -59,133 +269,10 @@ def test_a_paused_box_that_wakes_up_continues_no_session_and_saves_none(
                 await viewer.watch(lambda: len(viewer.media) > count + 6)
                 assert await holder(directory, viewer.session) == second.pid
                 second.kill()  # what the first one saved after it woke up would be read now
-                waits = len(viewer.waits)
-                await viewer.watch(lambda: len(viewer.waits) > waits)
-                count = len(viewer.media)
-                await viewer.watch(lambda: len(viewer.media) > count + 6)
+                await moved(viewer)
                 assert await holder(directory, viewer.session) == first.pid
                 viewer.check()
                 await viewer.client.close()
-
-    run(test, LIMIT_S)
-
-
-def test_a_directory_that_loses_all_it_knew_ends_no_stream(redis_server: RedisServer, tmp_path: Path) -> None:
-    folder, directory = tmp_path / "store", redis_server.url
-
-    async def test() -> None:
-        with ExitStack() as stack:
-            process = stack.enter_context(box_process(directory, folder, 1))
-            await listed(directory, [process])
-            fleet = Fleet(folder, lambda: RedisDirectory(directory))
-            async with fleet.running():
-                viewer = await Viewer(AsyncClient(fleet.url), 1).open()
-                await viewer.watch(lambda: len(viewer.media) > 4)
-                redis_server.kill()
-                count = len(viewer.media)
-                await viewer.watch(lambda: len(viewer.media) > count + 6)
-                status, table = await asyncio.to_thread(
-                    http, f"{fleet.url}/v1/sessions", "POST", {"prompt": "a b"}
-                )
-                assert (status, table["error"]["code"]) == (503, "full")
-                redis_server.start()
-                while await holder(directory, viewer.session) != process.pid:
-                    await asyncio.sleep(0.1)
-                await viewer.client.drop()
-                await resumed(viewer.client)
-                count = len(viewer.media)
-                await viewer.watch(lambda: len(viewer.media) > count + 4)
-                assert not viewer.waits, "no socket but the dropped one ended"
-                viewer.check()
-                await viewer.client.close()
-
-    run(test, LIMIT_S)
-
-
-class Wire:
-    """A connection to Redis that can be cut: bytes wait, as in a network that loses them."""
-
-    def __init__(self, port: int) -> None:
-        self._port, self._whole = port, asyncio.Event()
-        self._whole.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Wire:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = f"redis://127.0.0.1:{port}/0"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def cut(self, cut: bool) -> None:
-        """Cut the connection, or mend it."""
-        self._whole.clear() if cut else self._whole.set()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            to_redis = await asyncio.open_connection("127.0.0.1", self._port)
-        except OSError:
-            writer.close()
-            return
-        for source, target in ((reader, to_redis[1]), (to_redis[0], writer)):
-            task = asyncio.create_task(self._pass(source, target))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        try:
-            while content := await source.read(1 << 16):
-                await self._whole.wait()
-                target.write(content)
-                await target.drain()
-        except OSError:
-            pass
-        finally:
-            target.close()
-
-
-def test_a_box_that_is_cut_off_from_the_directory_goes_on_until_another_box_has_its_session(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
-    folder, directory = tmp_path / "store", redis_server.url
-
-    async def test() -> None:
-        async with Wire(redis_server.port) as wire:
-            with ExitStack() as stack:
-                first = stack.enter_context(box_process(wire.url, folder, 1))
-                await listed(directory, [first])
-                fleet = Fleet(folder, lambda: RedisDirectory(directory))
-                async with fleet.running():
-                    viewers = [await Viewer(AsyncClient(fleet.url), seed).open() for seed in (0, 1)]
-                    for viewer in viewers:
-                        await viewer.watch(lambda viewer=viewer: len(viewer.media) > 4)  # type: ignore[misc]
-                    second = stack.enter_context(box_process(directory, folder, 1))
-                    await listed(directory, [second])
-                    wire.cut(True)
-                    stays, moves = viewers
-                    until = asyncio.get_running_loop().time() + 1.5 * LEASE_S
-                    await stays.watch(lambda: asyncio.get_running_loop().time() > until)
-                    assert not stays.waits
-                    await moves.client.drop()  # its client asks the gateway, which knows the second box alone
-                    count = len(moves.media)
-                    await moves.watch(lambda: len(moves.media) > count + 4)
-                    assert await holder(directory, moves.session) == second.pid
-                    wire.cut(False)
-                    while await holder(directory, stays.session) != first.pid:
-                        await asyncio.sleep(0.1)
-                    while {
-                        row.sessions for row in await rows(directory) if number(row.name) == first.pid
-                    } != {1}:
-                        await asyncio.sleep(0.1)
-                    assert await holder(directory, moves.session) == second.pid
-                    for viewer in viewers:
-                        viewer.check()
-                        await viewer.client.close()
 
     run(test, LIMIT_S)
 

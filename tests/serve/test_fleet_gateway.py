@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -30,9 +32,9 @@ def run(folder: Path, test: Callable[[Fleet], Awaitable[None]], **changes: Any) 
 
 
 async def ask(
-    fleet: Fleet, path: str, method: str = "GET", table: object = None, key: str = ""
+    fleet: Fleet, path: str, method: str = "GET", table: object = None, key: str = "", queue: str = ""
 ) -> tuple[int, Any]:
-    return await asyncio.to_thread(http, fleet.url + path, method, table, key)
+    return await asyncio.to_thread(http, fleet.url + path, method, table, key, queue)
 
 
 async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
@@ -163,5 +165,110 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         figures = (await ask(fleet, "/metrics"))[1].decode()
         assert figures.count("seko_serve_box_capacity{") == 2
         assert "seko_serve_gateway_admit_seconds_count" in figures
+
+    run(tmp_path / "store", test)
+
+
+def test_the_gateway_looks_at_nothing_before_it_knows_the_key(tmp_path: Path) -> None:
+    """An unknown key is refused alike whether a session, video or place is there; another key finds none."""
+
+    async def test(fleet: Fleet) -> None:
+        await fleet.box(keys=KEYS, max_sessions=1)
+        body = {"prompt": PROMPT}
+        session = (await ask(fleet, "/v1/sessions", "POST", body, KEYS[0]))[1]["id"]
+        video = (await ask(fleet, "/v1/videos", "POST", {**body, "seconds": 0.1}, KEYS[0]))[1]["id"]
+        for known, unknown in (
+            (f"/v1/sessions/{session}", "/v1/sessions/" + "0" * 16),
+            (f"/v1/videos/{video}", "/v1/videos/video_none"),
+            (f"/v1/videos/{video}/content", "/v1/videos/video_none/content"),
+        ):
+            for method in ("GET",) if unknown.endswith("content") else ("GET", "DELETE"):
+                answers = [await ask(fleet, path, method, key="c" * 20) for path in (known, unknown)]
+                assert answers[0] == answers[1]
+                assert answers[0][0] == 401
+                assert (await ask(fleet, known, method, key=KEYS[1]))[0] == 404
+        assert (await ask(fleet, "/v1/queue", key="c" * 20))[0] == 401
+        assert (await ask(fleet, f"/v1/sessions/{session}", key=KEYS[0]))[0] == 200
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_the_gateway_refuses_other_sites_pages_and_other_names_of_itself(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        await fleet.box()
+        for headers, status in (
+            ({"host": "evil.test"}, 403),
+            ({"origin": "http://evil.test"}, 200),  # a page of another site cannot read the answer
+            ({}, 200),
+        ):
+            request = Request(f"{fleet.url}/v1/sessions", headers=headers)
+            assert await asyncio.to_thread(status_of, request) == status
+        body, foreign = b'{"prompt": "a b"}', {"origin": "http://evil.test"}
+        request = Request(f"{fleet.url}/v1/sessions", body, foreign, method="POST")
+        assert await asyncio.to_thread(status_of, request) == 403
+
+    run(tmp_path / "store", test)
+
+
+def status_of(request: Request) -> int:
+    """The status of an answer, which has the headers of every answer."""
+    try:
+        answer: Any = urlopen(request, timeout=20)
+    except HTTPError as refused:
+        answer = refused
+    with answer:
+        assert "content-security-policy" in answer.headers
+        return int(answer.status)
+
+
+def test_a_request_that_waits_gets_a_row_of_a_box_that_was_started_meanwhile(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        full, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
+        assert (await ask(fleet, "/v1/sessions", "POST", body))[0] == 201
+        token = (await ask(fleet, "/v1/sessions", "POST", body, queue="join"))[1]["error"]["queue_token"]
+        assert not (await ask(fleet, "/v1/queue", queue=token))[1]["admitted"]
+        refused = (await ask(fleet, "/v1/sessions", "POST", body, queue=token))[1]["error"]
+        assert (refused["queue_token"], refused["place"]) == (token, 1)
+        started = await fleet.box(max_sessions=1)
+        while not (await ask(fleet, "/v1/queue", queue=token))[1]["admitted"]:
+            await asyncio.sleep(0.1)
+        assert (await ask(fleet, "/v1/sessions", "POST", body, queue=token))[0] == 201
+        assert (full.facts().sessions, started.facts().sessions) == (1, 1)
+
+    run(tmp_path / "store", test)
+
+
+def test_a_closed_box_keeps_its_sessions_and_takes_none_until_it_is_opened_again(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        async def held(takes: bool) -> int:
+            return await asyncio.wrap_future(closed.admit(takes))
+
+        closed, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
+        async with AsyncClient(fleet.url) as client:
+            await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+            media = (await watch(client, 1))[0]
+            token = (await ask(fleet, "/v1/sessions", "POST", body, queue="join"))[1]["error"]["queue_token"]
+            assert await held(False) == 1
+            other = await fleet.box(max_sessions=1)
+            while (await ask(fleet, "/v1/sessions", "POST", body))[0] != 201:
+                await asyncio.sleep(0.1)  # until the gateway has read the other box's row
+            assert (closed.facts().sessions, other.facts().sessions) == (1, 1)
+            # The closed box's queue is over: the request waits at the other box.
+            refused = (await ask(fleet, "/v1/sessions", "POST", body, queue=token))[1]["error"]
+            assert refused["queue_token"].startswith(other.name)
+            await client.drop()
+            await client.resume()  # the closed box's own session comes back to it
+            media += (await watch(client, 3))[0]
+            assert (closed.facts().sessions, closed.facts().accepts) == (1, False)
+            assert await held(False) == 1
+            name = str(client.ready["session"])
+            assert (await ask(fleet, f"/v1/sessions/{name}", "DELETE"))[0] == 204
+        assert [packet.serial for packet in media] == list(range(len(media)))
+        assert await held(False) == 0
+        assert (await ask(fleet, "/v1/sessions", "POST", body))[1]["error"]["code"] in ("full", "stopping")
+        assert await held(True) == 0
+        assert closed.facts().accepts
+        assert (await ask(fleet, "/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.5}))[0] == 200
+        assert await held(False) + await asyncio.wrap_future(other.admit(True)) == 2  # a session and a video
 
     run(tmp_path / "store", test)

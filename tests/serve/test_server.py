@@ -43,9 +43,12 @@ def run(test: Callable[[Callable[[], AsyncClient]], Awaitable[None]], server: Ru
     asyncio.run(bounded())
 
 
-def http(url: str, method: str = "GET", table: object = None, key: str = "") -> tuple[int, Any]:
+def http(
+    url: str, method: str = "GET", table: object = None, key: str = "", queue: str = ""
+) -> tuple[int, Any]:
     body = None if table is None else table if isinstance(table, bytes) else json.dumps(table).encode()
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers |= {"seko-queue": queue} if queue else {}
     try:
         with urlopen(Request(url, body, headers, method=method), timeout=20) as answer:
             content = answer.read()

@@ -155,6 +155,27 @@ def test_several_gateways_do_not_send_all_to_the_same_boxes() -> None:
     assert figures.box_rps < 1.2 * figures.gateway_rps
 
 
+def test_the_number_of_boxes_follows_the_load_and_cuts_no_session() -> None:
+    times = replace(SAVED, call_s={1: (0.2,), 2: (0.3,)})
+    # 20 viewers at a time, who fill 10 boxes of two rows.
+    steady = Scenario(boxes=1, sessions=800, arrivals=1.0, seconds=20, wait_s=60, warm_up_s=200, gateways=2)
+    figures = simulate(replace(steady, max_boxes=40, shrink_after_s=30), times)
+    assert (figures.refused, figures.lost, figures.resumes, figures.ended_boxes) == ({}, 0, 0, 0)
+    assert figures.mean_sessions / (2 * 0.8) < figures.mean_boxes < figures.mean_sessions / (2 * 0.5) + 3
+    assert simulate(replace(steady, max_boxes=1), times).mean_boxes == 1
+    assert simulate(steady, times).refused["full"] > 400
+
+
+def test_a_queue_is_served_by_the_boxes_that_it_adds() -> None:
+    rush = Scenario(boxes=1, sessions=40, arrivals=0, seconds=20, lengths="fixed", wait_s=300, queue=40)
+    scaled = simulate(replace(rush, max_boxes=8), SAVED)
+    assert scaled.refused == {}
+    assert scaled.mean_boxes > 6
+    fixed = simulate(rush, SAVED)
+    assert fixed.span_s > 3 * scaled.span_s
+    assert scaled.resumes == 0
+
+
 def test_a_warm_up_is_left_out() -> None:
     whole = simulate(FAILING, SAVED)
     later = simulate(replace(FAILING, warm_up_s=whole.span_s / 2), SAVED)
@@ -258,6 +279,8 @@ def test_the_command_prints_the_figures(file: Path, capsys: pytest.CaptureFixtur
         (["--box-failure", "-1"], "--box-failure is -1.0"),
         (["--buffer", "9"], "--buffer is 9"),
         (["--drained", "7"], "--drained is 7"),
+        (["--max-boxes", "2"], "--max-boxes is 2, expected 3 or more"),
+        (["--max-boxes", "9", "--drained", "1"], "--drained needs"),
         (["--seconds", "nan"], "--seconds is nan"),
         (["--fps", "0"], "fps is 0.0"),
     ],

@@ -130,7 +130,9 @@ def test_the_manifest_of_plans_is_consistent() -> None:
         for a in p.signature
     }
     tables = config.workload.schedule.tables(config.workload.stream)
-    weights = [Weight(name, tuple(one.shape), dtype_name(one.dtype), "w") for name, one in tables.items()]
+    weights = [
+        Weight(name, tuple(table.shape), dtype_name(table.dtype), "w") for name, table in tables.items()
+    ]
     for ref, argument in tensors.items():
         if argument.ref.startswith("weight:") and ref not in tables:
             names = {ref.replace("{layer}", str(layer)) for layer in range(config.model.layers)}

@@ -57,7 +57,7 @@ def plugin_op(name: str) -> type[OpRun]:
     """What stands for a plugin where ONNX's own evaluator runs a form: the reference of its kernel."""
 
     def run(self: OpRun, *arrays: Any, **_: Any) -> tuple[Any, ...]:  # noqa: ARG001 - a method
-        made = OP_BODIES[name](*(to_torch(one) for one in arrays))
+        made = OP_BODIES[name](*(to_torch(array) for array in arrays))
         return tuple(to_numpy(one) for one in (made if isinstance(made, tuple) else (made,)))
 
     return type(name, (OpRun,), {"op_domain": kept_ops.DOMAIN, "_run": run})

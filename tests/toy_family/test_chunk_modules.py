@@ -133,14 +133,18 @@ def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     generator, made = torch.Generator().manual_seed(0), {}
     for piece in graph_of(config).pieces.values():
         for layer in piece.served or (0,):
-            for one in piece.parameters:
-                name = one.ref.removeprefix("weight:").replace("{layer}", str(layer))
+            for parameter in piece.parameters:
+                name = parameter.ref.removeprefix("weight:").replace("{layer}", str(layer))
                 if name not in made:
-                    drawn = torch.randn(one.shape, generator=generator)
-                    wide = len(one.shape) > 1 and "modulation" not in name
+                    drawn = torch.randn(parameter.shape, generator=generator)
+                    wide = len(parameter.shape) > 1 and "modulation" not in name
                     is_norm = "norm" in name and name.endswith("weight")
                     made[name] = (
-                        1 + 0.1 * drawn if is_norm else drawn / one.shape[-1] ** 0.5 if wide else 0.3 * drawn
+                        1 + 0.1 * drawn
+                        if is_norm
+                        else drawn / parameter.shape[-1] ** 0.5
+                        if wide
+                        else 0.3 * drawn
                     )
     return made
 
@@ -195,7 +199,7 @@ def test_fused_layers_add_their_residual_before_it() -> None:
     gates = {f"blocks.{n}.before": weights[f"blocks.{max(n - 1, 0)}.modulation"] for n in range(MODEL.layers)}
     for config in (plain, fused):
         with eager_session(config, with_tables(config, weights | gates), text, SEEDS[:1]) as session:
-            made.append([session.run_chunk({"camera": one.numpy()}).to_host() for one in cameras(0)])
+            made.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
     for one, other in zip(*made, strict=True):
         assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
 

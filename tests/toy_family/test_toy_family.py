@@ -98,7 +98,7 @@ def test_fused_layers_add_their_residual_before_the_tail() -> None:
     for config in (plain, plain.changed(fused=True)):
         weights = toy_weights(config, checkpoint)
         with eager_session(config, weights, text, SEEDS[:1]) as session:
-            made.append([session.run_chunk({"camera": one.numpy()}).to_host() for one in cameras(0)])
+            made.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
     for one, other in zip(*made, strict=True):
         assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
 

@@ -42,7 +42,7 @@ NEAR = {"rtol": 1e-5, "atol": 1e-6}
 
 def alone(words: Sequence[int]) -> list[list[float]]:
     """What the toy says, by loops over Python's floats."""
-    w = {name: one.double().tolist() for name, one in model.weights().items()}
+    w = {name: weight.double().tolist() for name, weight in model.weights().items()}
 
     def product(x: list[float], matrix: list[list[float]]) -> list[float]:
         return [
@@ -241,7 +241,7 @@ def build(folder: Path, device: str, target: Target | None = None) -> Path:
                 package_path=str(folder / engine.file),
             )
     toy.write_safetensors(
-        folder / model.WEIGHTS_FILE, {name: one.numpy() for name, one in model.weights().items()}
+        folder / model.WEIGHTS_FILE, {name: weight.numpy() for name, weight in model.weights().items()}
     )
     with open_pool() as pool, pool.open_session(WORDS[1]) as session:
         samples = np.stack(said(session, 3))

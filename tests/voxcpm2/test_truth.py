@@ -90,7 +90,7 @@ def test_bfloat16_is_the_originals_bfloat16(worst: Callable[[str, float], None])
             pool.set_state(0, *(state.to(dtype) for state in states))
             made = pool.step([0], 48, step.noise.to(dtype))
             errors[name].append(relative_error(made["patch"], step.patch))
-    mean = {name: sum(found) / len(found) for name, found in errors.items()}
+    mean = {name: sum(error) / len(error) for name, error in errors.items()}
     worst("VoxCPM2 in bfloat16, mean of steps", mean["half"])
     assert mean["half"] < mean["full"] / 2
 

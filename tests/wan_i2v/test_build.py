@@ -1,25 +1,35 @@
-"""A model of two pictures as an artifact: built with VAE and CLIP, verified, and run from two picture files."""
+"""A model of two pictures as an artifact: built with VAE and CLIP, verified, and run from two picture files; compiled
+by AOTInductor it makes the eager model's chunks."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from scripts.random_clip import SIZES, write_random_clip
 from seko_export.build_steps import build_artifact
-from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
+from seko_export.video.recording import golden_text
+from seko_export.workloads.registry import workload_of
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from tests.export.media_files import write_vae
 from tests.seko_talk.streams import write_clip
+from tests.stacked import open_stacked
+from tests.tolerances import relative_error
 from tests.uncompiled import leave_uncompiled
-from tests.wan_i2v.streams import TWO, i2v_config
+from tests.wan_i2v.streams import TWO, i2v_config, weights_of
+from tests.wan_i2v.test_picture import STREAM_BAR, opened
 
 pytestmark = pytest.mark.slow
+CHUNKS = 4  # past the wrap: the cache holds 5 latent frames, a chunk is 2
 
 
 def test_it_is_built_verified_and_run(
@@ -73,3 +83,39 @@ def test_it_is_built_verified_and_run(
     assert run("pixel", "none.npy") == 3
     assert "--last-image" in capsys.readouterr().err
     assert not list(tmp_path.glob("*none*"))
+
+
+def test_compiled_engines_make_the_eager_models_chunks(
+    tmp_path: Path, worst: Callable[[str, float], None]
+) -> None:
+    """Two pictures through AOTInductor's VAE, CLIP and transformer, against the same pieces run op by op."""
+    write_random_checkpoint(tmp_path / "model", i2v_config(TWO).model, seed=0, dtype=torch.float32)
+    clip = tmp_path / "clip.safetensors"
+    write_random_clip(clip, SIZES["clip-tiny"], "wan", seed=1, dtype=torch.float32, device="cpu")
+    resolved = resolve_build(
+        BuildOptions(
+            tmp_path / "model", vae=write_vae(tmp_path / "vae"), image_encoder=clip, target="cpu", kv="bf16"
+        )
+    )
+    config = resolved.config
+    built = build_artifact(config, resolved.checkpoint, tmp_path / "artifact", media=resolved.media)
+    assert any((built.artifact / "engines").glob("*.pt2"))
+    generator = np.random.default_rng(0)
+    given = {
+        "image": generator.integers(0, 256, (1, 2, 32, 48, 3), np.uint8),
+        "inputs": {
+            "last_frame": np.array([[5]]),
+            "squashed": generator.integers(0, 256, (1, 2, 8, 8, 3)).astype(np.float32),
+        },
+    }
+    with open_artifact(built.artifact) as artifact:
+        assert all(error.within for error in artifact.verify())
+        with open_stacked(artifact, seeds=[3], text=golden_text(config).numpy(), **given) as session:
+            made = [session.run_chunk().to_host() for _ in range(CHUNKS)]
+    checkpoint = load_checkpoint(resolved.checkpoint, config.model)
+    weights = weights_of(config, checkpoint, workload_of(config).open_media(config, resolved.media))
+    with opened(config, weights, **given) as session:
+        for one in made:
+            error = relative_error(torch.from_numpy(one), torch.from_numpy(session.run_chunk().to_host()))
+            worst("image to video by AOTInductor against the eager model", error)
+            assert error <= STREAM_BAR

@@ -28,7 +28,7 @@ def test_the_full_sizes_are_the_keys_of_diffusers_class(name: str) -> None:
     model = FULL[name]
     with torch.device("meta"):
         theirs = WanTransformer3DModel.from_config(i2v_diffusers_config(model)).state_dict()
-    assert {diffusers_to_wan(key): tuple(one.shape) for key, one in theirs.items()} == i2v_shapes(model)
+    assert {diffusers_to_wan(key): tuple(their.shape) for key, their in theirs.items()} == i2v_shapes(model)
 
 
 def test_the_branch_has_the_shapes_of_wans_code() -> None:

@@ -68,7 +68,9 @@ def build(kind: str, clip_file: Path | None = None) -> tuple[VideoBuild, dict[st
 
 
 def manifest_of(config: VideoBuild, weights: dict[str, torch.Tensor]) -> VideoManifest:
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    table = tuple(
+        Weight(name, tuple(weight.shape), dtype_name(weight.dtype)) for name, weight in weights.items()
+    )
     return describe(config, EAGER, table, {})
 
 

@@ -140,8 +140,8 @@ def start_inputs(
     manifest: VideoManifest,
     files: Mapping[str, NDArray[Any]],
 ) -> dict[str, NDArray[Any]]:
-    """Return the inputs that follow from the pictures of ``--image`` and ``--last-image`` in their own sizes: the image
-    encoder's pictures, and the latent frame of the last picture, which is the last frame of the run.
+    """Return the inputs that are made from the pictures of ``--image`` and ``--last-image``: both pictures for the
+    image encoder, and the number of the latent frame for the last picture, which is the last of the run.
 
     Inputs that ``files`` already has are left out. ``options.chunks`` is the number of chunks of the run.
     """

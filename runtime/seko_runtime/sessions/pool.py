@@ -1,45 +1,24 @@
-"""A pool: sessions that come and go, each with one row of the pool's memory. An engine call carries some of the
-sessions.
+"""A pool: sessions that come and go, each with one row of the pool's memory, and the engine calls that carry some of
+them.
 
-A session ends by its `close`, when its lease runs out, or when it is garbage-collected. A session may take part in as
-few engine calls as it wants.
-
-The number of a session's row is stored only in `RowSession._place`, and changed by one assignment. The pool computes
-its free rows from its sessions, so that an error or Ctrl-C between two lines cannot make a row both free and taken.
+A session may take part in as few engine calls as it wants. `membership` has the sessions and their rows.
 """
 
 from __future__ import annotations
 
 import math
 import time
-import warnings
-import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic
 
-from seko_runtime.arguments import iterates, path_of
-from seko_runtime.errors import PoolFullError, SekoRuntimeError, UsageError
+from seko_runtime.arguments import iterates
+from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.call_times import CallTimes
-from seko_runtime.sessions.closing import Closing
+from seko_runtime.sessions.membership import InputsT, ResultT, RowMembers, SessionT
 from seko_runtime.sessions.rows import Rows
 from seko_runtime.sessions.scheduler import NextCall, Waiting, next_call
-from seko_runtime.sessions.session import (
-    Request,
-    RowSession,
-    SessionLeakWarning,
-    checked_lease,
-    checked_name,
-    checked_tenant,
-)
-from seko_runtime.sessions.snapshot import Content, checked_key, read_snapshot
-
-SessionT = TypeVar("SessionT", bound=RowSession)
-InputsT = TypeVar("InputsT")
-ResultT = TypeVar("ResultT")
+from seko_runtime.sessions.session import Request, RowSession
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,7 @@ class QueuedCall(Generic[SessionT, ResultT]):
     began: float
 
 
-class RowPool(Closing, Generic[SessionT, InputsT, ResultT]):
+class RowPool(RowMembers[SessionT, InputsT, ResultT]):
     """A pool: memory for a fixed number of sessions, one row each. Each workload derives its own class of pools.
 
     If the artifact was built with ``--sessions``, an engine call carries some of the sessions; otherwise each call
@@ -104,93 +83,11 @@ class RowPool(Closing, Generic[SessionT, InputsT, ResultT]):
         clock: Callable[[], float] = time.monotonic,
         snapshot_key: bytes | None = None,
     ) -> None:
+        super().__init__(rows, kind, digests=digests, clock=clock, snapshot_key=snapshot_key)
         manifest = rows.manifest
         self._together = manifest.pool is None  # whether each call carries all rows
         self._buckets = (manifest.rows,) if manifest.pool is None else manifest.pool.buckets
-        self._rows, self._kind, self._clock = rows, kind, clock
-        self._digests = digests
-        self._snapshot_key = checked_key(snapshot_key)
-        self._call_lock = rows.call_lock
-        # All sessions of the pool that were not garbage-collected: running, paused or closed.
-        self._members: list[weakref.ref[SessionT]] = []
-        self._lost: deque[str] = deque()  # names of sessions that were garbage-collected without `close`
-        self._named = 0
-        self._turns: Iterator[int] = count()  # numbers the requests of sessions in the order of arrival
         self.call_times = CallTimes(self._buckets)
-
-    def _open(
-        self, begin: Callable[[int], None], name: str, lease_s: float | None, tenant: str | None
-    ) -> SessionT:
-        """Open a session on a free row of the pool, which is cleared of its last session's state.
-
-        Parameters
-        ----------
-        begin : callable
-            Function that takes the number of the cleared row and sets the state with which its session begins. If the
-            function fails, the row stays free.
-        name, lease_s, tenant
-            Name of the session in error messages, its lease in seconds and its owner; see `RowSession`.
-
-        Raises
-        ------
-        PoolFullError
-            If every row of the pool belongs to a session.
-        UsageError
-            If an argument of the session is invalid.
-        SessionClosedError
-            If the pool is closed.
-        """
-        name, lease_s, tenant = checked_name(name), checked_lease(lease_s), checked_tenant(tenant)
-        with self._call_lock.take():
-            self.reap()
-            row = self._free_row(tenant)
-            self._rows.forget(row)
-            begin(row)
-            return self._opened_on(row, name, lease_s, tenant)
-
-    def restore(
-        self,
-        path: str | Path | Content,
-        *,
-        name: str = "",
-        lease_s: float | None = None,
-        tenant: str | None = None,
-    ) -> SessionT:
-        """Open a session from a snapshot file. The session's next result has the same bytes as the next result of the
-        saved session.
-
-        Other sessions of the pool continue while the snapshot is read. A snapshot does not name a tenant, so the
-        restored session belongs to ``tenant``.
-
-        Parameters
-        ----------
-        path : path or bytes-like
-            The snapshot file, or the file's content: the joined pieces of `Snapshot.blocks`.
-        name, lease_s, tenant
-            Name of the session in error messages, its lease in seconds and its owner; see `RowSession`.
-
-        Raises
-        ------
-        SnapshotError
-            If ``path`` is not a regular file, or the snapshot is damaged, of another artifact, or not written with the
-            pool's key.
-        PoolFullError
-            If every row of the pool belongs to a session.
-        UsageError
-            If ``lease_s`` is not a finite number above 0, or ``tenant`` is not a name.
-        """
-        source = path if isinstance(path, Content) else path_of(path, "path")
-        name, lease_s, tenant = checked_name(name), checked_lease(lease_s), checked_tenant(tenant)
-        with self._call_lock.take():
-            self.reap()
-            self._vacant_row()  # a full pool is reported before the snapshot file is read
-            layout = self._rows.layout()
-        state = read_snapshot(source, self._digests, layout, self._rows.form, self._snapshot_key)
-        with self._call_lock.take():
-            self.reap()
-            row = self._free_row(tenant)
-            self._rows.load(row, state)
-            return self._opened_on(row, name, lease_s, tenant)
 
     def _run(self, sessions: Sequence[SessionT], inputs: Sequence[InputsT] | None) -> list[ResultT]:
         """Run one engine call for several sessions; return the result of each session. If the call fails, no session
@@ -385,113 +282,6 @@ class RowPool(Closing, Generic[SessionT, InputsT, ResultT]):
         except SekoRuntimeError as error:
             session._request = None
             raise type(error)(f"session {session.name!r}: {error}") from error
-
-    def reap(self) -> list[str]:
-        """End the running and paused sessions whose lease has run out; return their names and those of leaked
-        sessions.
-
-        A leaked session is one that was garbage-collected without `close`; its row is free already, and this method
-        reports it.
-        """
-        with self._call_lock.take():
-            names = [self._lost.popleft() for _ in range(len(self._lost))]
-            now = self._clock()
-            for known in list(self._members):
-                session = known()
-                if session is None:
-                    self._members.remove(known)
-                elif not session.closed and session.expires is not None and session.expires <= now:
-                    session.close()
-                    names.append(session.name)
-            return names
-
-    @property
-    def sessions(self) -> list[SessionT]:
-        """The open sessions of the pool that are not paused, by row number."""
-        rows = self._sessions_by_row()
-        return [rows[row] for row in sorted(rows)]
-
-    @property
-    def capacity(self) -> int:
-        """Number of sessions that can run in the pool at a time."""
-        return self._rows.manifest.rows
-
-    @property
-    def free(self) -> int:
-        """Number of rows of the pool that belong to no session."""
-        return self.capacity - len(self._sessions_by_row())
-
-    @property
-    def session_bytes(self) -> int:
-        """Size in bytes of one session's state on the device."""
-        with self._call_lock.take():
-            return self._rows.layout().nbytes
-
-    @property
-    def closed(self) -> bool:
-        """Whether the pool is closed."""
-        return self._rows.closed
-
-    def close(self) -> None:
-        """End all sessions and free all memory; sessions that are still open are reported with a warning. A second call
-        of `close` does nothing.
-
-        `close` waits for the running call; calls that wait for the lock raise a SessionClosedError. In a process that
-        was forked after the pool was opened `close` does nothing.
-        """
-        if self._call_lock.forked:
-            return
-        with self._call_lock.last():
-            if self._rows.closed:
-                return
-            left = self.sessions
-            for session in left:
-                session.close()
-            self._rows.close()
-            # sessions left open are reported last, because a warning filter may turn warnings into exceptions
-            for session in left:
-                warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
-
-    def _sessions_by_row(self) -> dict[int, SessionT]:
-        """Return the session of each row that belongs to one."""
-        known = [session for member in list(self._members) if (session := member()) is not None]
-        placed = [(session._row, session) for session in known]
-        return {row: session for row, session in placed if row is not None}
-
-    def _vacant_row(self) -> int:
-        """Return the number of a free row of the pool, or raise a PoolFullError, whose message names no other session
-        or tenant."""
-        self._rows.check_open()
-        taken_rows = self._sessions_by_row()
-        row = next((row for row in range(self.capacity) if row not in taken_rows), None)
-        if row is None:
-            raise PoolFullError(
-                f"all {self.capacity} rows of the pool are taken; a session takes {self.session_bytes} bytes, "
-                f"{self._rows.free_bytes()} are free on the device: close or pause one, or rebuild with more "
-                "--sessions"
-            )
-        return row
-
-    def _free_row(self, tenant: str | None) -> int:
-        """Clear a free row of the pool, prepare it for a tenant and return its number. The row counts as free until a
-        session takes it."""
-        row = self._vacant_row()
-        self._rows.reserve(row)
-        self._rows.begin_owner(row, tenant)
-        return row
-
-    def _opened_on(self, row: int, name: str, lease_s: float | None, tenant: str | None) -> SessionT:
-        """Return a new session on a prepared row. If the session cannot be made, the row stays free."""
-        self._named += 1
-        session = self._kind(self, name or f"session-{self._named}", lease_s, tenant)
-        session.renew()
-        self._members.append(weakref.ref(session))
-        try:
-            session._place = row
-            return session
-        except BaseException:
-            session._place = None
-            raise
 
 
 def _by_row(asked: Sequence[tuple[int, object, object]]) -> list[int]:

@@ -138,7 +138,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
             dtype = torch.bfloat16 if artifact.device != "cpu" else torch.float32
             latents_bound, cache_bound = bounds(dtype)
             if not job["engine"].startswith("exact"):
-                latents_bound = FP8_LATENTS if job["engine"] == "fp4_fp8" else LOSSY_LATENTS
+                latents_bound = FP8_LATENTS if "fp8" in job["engine"] else LOSSY_LATENTS
             errors = latents_errors(first, wrapped, load_file(job["reference"]))
             verdict = Verdict(*errors, None, latents_bound, cache_bound)  # its cache: the build's goldens
             session.run_chunk()
@@ -215,10 +215,10 @@ def vae_file(job: dict[str, Any]) -> dict[str, Any]:
     """Write a full-size VAE or tiny decoder of random weights for a build."""
     from safetensors.torch import save_file
 
-    from scripts.random_vae import PRESETS, random_vae
+    from scripts.random_vae import SIZES, random_vae
 
-    preset = PRESETS["taew2_1" if job["tiny"] else "wan-2.1"]
-    save_file(random_vae(preset, seed=0, dtype=torch.bfloat16), job["output"])
+    size = SIZES["taew2_1" if job["tiny"] else "wan-2.1"]
+    save_file(random_vae(size, seed=0, dtype=torch.bfloat16), job["output"])
     return {}
 
 

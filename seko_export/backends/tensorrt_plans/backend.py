@@ -54,7 +54,7 @@ def plan_backend(library: TensorRt) -> ExportBackend:
             kv_schemes=("bf16", "fp4"),
             pools=False,
             workloads=("video",),  # their layers and plugins write its caches
-            lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames"),
+            lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames", "--vae-fp8"),
         ),
         export_form,
         suffix=PLAN_SUFFIX,

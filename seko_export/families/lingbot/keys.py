@@ -67,12 +67,12 @@ KEYS = KeyTable(
     landmark="patch_embedding.weight",
     subfolders=FOLDERS,
     prefixes=PREFIXES,
-    telltales=(
+    telltales=TELLTALES,
+    relatives=(
         (
             ("k_img", "img_emb."),
             "these are the keys of a model with an image encoder; lingbot-world has none",
         ),
-        *TELLTALES,
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={

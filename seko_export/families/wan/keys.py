@@ -26,12 +26,12 @@ KEYS = KeyTable(
     landmark="patch_embedding.weight",
     entries=ENTRIES,
     prefixes=PREFIXES,
-    telltales=(
+    telltales=TELLTALES,
+    relatives=(
         (
             ("k_img", "img_emb.", "add_k_proj", "image_embedder."),
             "these are the keys of an image-to-video checkpoint; take the text-to-video one",
         ),
-        *TELLTALES,
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from seko_export.config.media import VaeConfig
@@ -77,6 +77,9 @@ class WanVaeConfig(VaeConfig):
         it halves in Wan 2.1.
     patch_size : int
         Side, in pixels, of the squares that become one place of the largest resolution: 2 in Wan 2.2.
+    fp8 : bool
+        Whether convolutions of the decoder multiply e4m3 numbers where the GPU has measured tile sizes for that; a
+        choice of the build, in no checkpoint.
 
     Raises
     ------
@@ -98,6 +101,7 @@ class WanVaeConfig(VaeConfig):
     decoder_base_dim: int | None = None
     is_residual: bool = False
     patch_size: int = 1
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         for field, most in _MOST.items():
@@ -161,7 +165,17 @@ class WanVaeConfig(VaeConfig):
     @property
     def title(self) -> str:
         """Name of the VAE in words."""
-        return f"Wan {'2.2' if self.is_residual else '2.1'} VAE of base_dim {self.base_dim}"
+        convolutions = ", fp8 convolutions" if self.fp8 else ""
+        return f"Wan {'2.2' if self.is_residual else '2.1'} VAE of base_dim {self.base_dim}{convolutions}"
+
+    @property
+    def computes_fp8(self) -> bool:
+        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for that."""
+        return self.fp8
+
+    def with_fp8(self) -> WanVaeConfig:
+        """Return this VAE with fp8 in its decoder."""
+        return replace(self, fp8=True)
 
     @property
     def latent_channels(self) -> int:

@@ -93,6 +93,7 @@ def vae_diffusers_config(config: WanVaeConfig) -> dict[str, object]:
     fields: dict[str, object] = {
         name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()
     }
+    del fields["fp8"]  # a choice of the build
     fields["temperal_downsample"] = fields.pop("temporal_downsample")  # their spelling
     return {
         "_class_name": "AutoencoderKLWan",

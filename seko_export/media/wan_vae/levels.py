@@ -58,12 +58,16 @@ class UpLevel(Streamed):
     temporal : bool or None
         Whether the level doubles the number of frames as well as rows and columns; None: it changes no size and has no
         shortcut.
+    fp8 : bool
+        Whether residual blocks multiply e4m3 numbers; see `ResidualBlock`.
     """
 
-    def __init__(self, channels_in: int, channels_out: int, blocks: int, *, temporal: bool | None) -> None:
+    def __init__(
+        self, channels_in: int, channels_out: int, blocks: int, *, temporal: bool | None, fp8: bool = False
+    ) -> None:
         super().__init__()
         end = [] if temporal is None else [Upsample(channels_out, channels_out, temporal=temporal)]
-        self.upsamples = nn.ModuleList([*residual_blocks(channels_in, channels_out, blocks), *end])
+        self.upsamples = nn.ModuleList([*residual_blocks(channels_in, channels_out, blocks, fp8=fp8), *end])
         self._temporal, self._channels_out = temporal, channels_out
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:

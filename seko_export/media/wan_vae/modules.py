@@ -203,17 +203,17 @@ class Decoder(nn.Module):
         super().__init__()
         dims = config.decoder_level_dims[::-1]
         self.conv1 = CausalConv3d(config.z_dim, dims[0], side=3)
-        self.middle = _middle(dims[0])
+        self.middle = _middle(dims[0], fp8=config.fp8)
         self.upsamples = nn.ModuleList()
         steps = (*config.temporal_downsample[::-1], None)
         blocks = config.num_res_blocks + 1
         channels = dims[0]
         for dim, temporal in zip(dims, steps, strict=True):
             if config.is_residual:
-                self.upsamples.append(UpLevel(channels, dim, blocks, temporal=temporal))
+                self.upsamples.append(UpLevel(channels, dim, blocks, temporal=temporal, fp8=config.fp8))
                 channels = dim
                 continue
-            self.upsamples.extend(residual_blocks(channels, dim, blocks))
+            self.upsamples.extend(residual_blocks(channels, dim, blocks, fp8=config.fp8))
             channels = dim
             if temporal is not None:
                 channels = dim // 2
@@ -307,7 +307,6 @@ class VaeTensors:
         return self._statistics[name] if name in self._statistics else self._checkpoint[name]
 
 
-def _middle(channels: int) -> nn.Sequential:
-    return nn.Sequential(
-        ResidualBlock(channels, channels), AttentionBlock(channels), ResidualBlock(channels, channels)
-    )
+def _middle(channels: int, *, fp8: bool = False) -> nn.Sequential:
+    before, after = (ResidualBlock(channels, channels, fp8=fp8) for _ in range(2))
+    return nn.Sequential(before, AttentionBlock(channels), after)

@@ -81,8 +81,8 @@ class WanVae(Vae[WanVaeConfig]):
     def config(self, config_json: Mapping[str, Any], where: str) -> WanVaeConfig | None:
         """Return the config for fields of diffusers or of Seko; missing fields have Wan 2.1's values, or with
         ``is_residual`` Wan 2.2's."""
-        if config_json.get("_class_name", _CLASS) != _CLASS:
-            return None
+        if config_json.get("_class_name", _CLASS) != _CLASS or "model_type" in config_json:
+            return None  # another class of diffusers, or a model of transformers, such as CLIP
         fields: dict[str, Any] = {}
         for ours, theirs in (("temporal_downsample", "temperal_downsample"), *((n, n) for n in _FIELDS)):
             value = config_json.get(theirs, config_json.get(ours))

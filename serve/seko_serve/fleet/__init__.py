@@ -1,3 +1,3 @@
-"""Many servers behind one address: Ray Serve starts and watches them, a gateway says which one has room, and a
-directory says which one has a session.
+"""Many servers (boxes) behind one address. Ray Serve starts and watches the boxes, gateways choose a box for each new
+session, and a directory records which box has which session.
 """

@@ -1,4 +1,5 @@
-"""Artifacts of boxes: a folder, or a packed tar in a folder or an object store, unpacked once on each machine."""
+"""The artifact of a box: a folder, or a packed tar (a file or an object of a store) that is unpacked once on each
+machine."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def artifact_folder(source: str, cache: Path | None) -> Path:
 
 
 def _state(source: str) -> str:
-    """Return what changes when a source gets another content."""
+    """Return a text that changes when the content of a source changes: size and time, or the object's tag."""
     if "://" not in source:
         status = Path(source).stat()
         return f"{status.st_size} {status.st_mtime_ns}"

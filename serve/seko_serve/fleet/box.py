@@ -1,4 +1,4 @@
-"""A box: one server of a fleet, which repeats its row and its leases in the directory."""
+"""A box: one server of a fleet, which renews its entry and its leases in the directory every few seconds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.directory import (
@@ -33,8 +34,8 @@ _LOG = logging.getLogger("seko_serve")
 class Box:
     """One server of a fleet.
 
-    A server that the directory does not answer goes on with the sessions that it has, and takes none: that no other
-    server can save these sessions is the work of the store of snapshots.
+    If the directory does not answer, the box continues its sessions and refuses new ones. The store of snapshots
+    ensures that no other box saves these sessions meanwhile.
 
     Parameters
     ----------
@@ -49,9 +50,12 @@ class Box:
     group : str
         Name of the boxes of the same artifact and settings.
     public : str
-        Address for the sockets of clients, with ``{port}`` where the port goes; empty: the address that is listened on.
+        Address for the sockets of clients, in which ``{port}`` stands for the port. Default: the address on which the
+        box listens.
     most : int
-        The most sessions in the whole fleet of a tenant; 0: any number.
+        Largest number of sessions of a tenant in the whole fleet; 0: any number.
+    application : str
+        Name of the box's application in Ray; empty outside Ray.
     """
 
     def __init__(
@@ -64,15 +68,22 @@ class Box:
         group: str = "",
         public: str = "",
         most: int = 0,
+        application: str = "",
     ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings, self._open_directory, self._digest = settings, open_directory, digest
-        self._group, self._public, self._most = group, public, most
+        self._group, self._public, self._most, self._application = group, public, most, application
         self._manager = SessionManager(settings, device, self)
         self._server = server(settings, self._manager)
         self._directory: Directory | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._leases: dict[Place, Lease] = {}
         self._answers = True
+
+    @property
+    def artifact(self) -> str:
+        """SHA-256 of the artifact's manifest; see `Leases.artifact`."""
+        return self._digest
 
     @property
     def started(self) -> bool:
@@ -81,7 +92,7 @@ class Box:
 
     async def serve(self) -> None:
         """Serve until `stop`, or a signal in the main thread; errors of opening the artifact are raised unchanged."""
-        self._directory = self._open_directory()
+        self._loop, self._directory = asyncio.get_running_loop(), self._open_directory()
         beating = asyncio.create_task(self._beat())
         try:
             await self._server.serve()
@@ -95,8 +106,22 @@ class Box:
                 _LOG.warning("%s", error)
 
     def stop(self) -> None:
-        """Have `serve` save all sessions, close their sockets and end. Any thread may call this."""
+        """Make `serve` save all sessions, close their sockets and end; any thread may call `stop`."""
         self._server.should_exit = True
+
+    def admit(self, takes: bool) -> Future[int]:
+        """Make the box accept new sessions, or refuse them; its present sessions continue. The server must have
+        started.
+
+        Any thread may call `admit`. The result is the number of sessions that hold a row, and of videos. In a box that
+        refuses sessions a result of 0 stays 0.
+        """
+        assert self._loop is not None  # the server has started
+        return asyncio.run_coroutine_threadsafe(self._admit(takes), self._loop)
+
+    async def _admit(self, takes: bool) -> int:
+        self._manager.closed = not takes
+        return self._server.application.held
 
     # -- the leases of the sessions ----------------------------------------------------------------------------
 
@@ -135,7 +160,7 @@ class Box:
     # -- the directory -----------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Repeat the row and the leases."""
+        """Renew the box's entry and leases every `BEAT_S` seconds."""
         while True:
             if self._server.started:
                 try:
@@ -166,7 +191,7 @@ class Box:
                 session.finish(ServeError("conflict", TAKEN))
 
     def facts(self) -> BoxFacts:
-        """Return the box's row; the server must have started."""
+        """Return the box's entry in the directory; the server must have started."""
         manager, settings = self._manager, self._settings
         (listener,) = self._server.servers
         port = listener.sockets[0].getsockname()[1]
@@ -179,8 +204,10 @@ class Box:
             manager.device.manifest.name,
             self._digest,
             manager.capacity,
-            0 if manager.stopping else manager.admission.free,
+            manager.admission.free if manager.takes else 0,
             manager.admission.waiting,
             len(manager.sessions),
-            not manager.stopping,
+            manager.takes,
+            application=self._application,
+            kind=manager.device.manifest.workload.kind,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +13,15 @@ from seko_serve.fleet.directory import BoxFacts
 
 ANSWER_S = 5.0  # for which an answer's beginning is waited for; opening a session encodes its prompt
 CONNECT_S = 2.0
+_LOG = logging.getLogger("seko_serve")
 
 
 class BoxGoneError(Exception):
-    """Nothing listens at the box's address: its process has ended."""
+    """The error of a box at whose address nothing listens, because its process has ended."""
 
 
 class BoxSilentError(Exception):
-    """The box does not answer in time, or breaks off its answer."""
+    """The error of a box that does not answer in time, or breaks off its answer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Answer:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The JSON object of the body; empty if the body is none."""
+        """The JSON object in the body; empty if the body is not a JSON object."""
         try:
             table = json.loads(self.body)
         except ValueError:
@@ -50,21 +53,27 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The code of the error that the box answered; empty if it answered none."""
+        """The code of the error in the answer; empty if the answer is no error."""
         error = self.table.get("error") if self.status >= 400 else None
         return str(error.get("code", "")) if isinstance(error, dict) else ""
 
 
 class Boxes:
-    """A gateway's connections to boxes; use it on one event loop."""
+    """A gateway's connections to boxes; use it on one event loop.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    authorities : ssl.SSLContext
+        Context with which the certificates of boxes with TLS are checked.
+    """
+
+    def __init__(self, authorities: ssl.SSLContext) -> None:
         import aiohttp
 
         self._library = aiohttp
         self._client = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=authorities),
             auto_decompress=False,
         )
 
@@ -90,6 +99,9 @@ class Boxes:
         except library.ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
                 raise BoxGoneError(box.name) from None
+            raise BoxSilentError(box.name) from None
+        except library.ClientConnectorCertificateError as error:
+            _LOG.error("box %s has no certificate that is trusted: %s", box.name, error.certificate_error)
             raise BoxSilentError(box.name) from None
         except (TimeoutError, library.ClientError, OSError):
             raise BoxSilentError(box.name) from None

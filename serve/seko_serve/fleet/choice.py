@@ -1,4 +1,4 @@
-"""Which box a request goes to."""
+"""The choice of a box for a request, from the boxes' entries in the directory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TRIED = 3  # boxes that a request is sent to, one after another
 
 
 class KnownBoxes:
-    """The rows of boxes as a gateway last read them, and the sessions that it has sent to the boxes since.
+    """The entries of boxes as a gateway last read them, and the sessions that it has sent to each box since then.
 
     Attributes
     ----------
     rows : list of BoxFacts
-        The rows, in the order of the boxes' names.
+        The entries, in the order of the boxes' names.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,12 @@ class KnownBoxes:
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # times, by the box's name
 
     def stale(self, now: float) -> bool:
-        """Return whether the rows are to be read again at this time, in seconds."""
+        """Return whether the entries have to be read again at a time, in seconds."""
         return not self.rows or now - self._read_at > FRESH_S
 
     def update(self, rows: list[BoxFacts], now: float) -> None:
-        """Take the rows that were read at this time. A row that has changed counts the sessions that were sent."""
+        """Store the entries that were read at a time. A changed entry already counts the sessions that were sent
+        before."""
         before = {box.name: box for box in self.rows}
         for box in rows:
             if before.get(box.name) != box:
@@ -44,12 +45,12 @@ class KnownBoxes:
         self._sent[box].append(now)
 
     def promised(self, now: float) -> dict[str, int]:
-        """Return how many sessions were sent to each box that its row does not count yet."""
+        """Return for each box the number of sessions that were sent to it and that its entry does not count yet."""
         oldest = now - 2 * BEAT_S
         return {name: sum(at > oldest for at in times) for name, times in self._sent.items()}
 
     def remove(self, box: str) -> None:
-        """Remove the row of a box that has ended."""
+        """Remove the entry of a box that has ended."""
         self.rows = [row for row in self.rows if row.name != box]
 
 
@@ -58,31 +59,34 @@ def in_order(
     promised: Mapping[str, int],
     *,
     model: str | None = None,
+    kind: str | None = None,
     digest: str | None = None,
     retired: Collection[str] = (),
     dice: Random | None = None,
 ) -> list[BoxFacts]:
-    """Return the boxes that a session may go to, the best first.
+    """Return the boxes to which a session may go, the best first.
 
-    Boxes with room come first, those with the largest share of free rows before others. Of boxes without room the one
-    with the shortest queue is the best.
+    Boxes with free rows come first, sorted by their share of free rows. Boxes without free rows follow, the shortest
+    queue first.
 
     Parameters
     ----------
     boxes : iterable of BoxFacts
         All boxes.
     promised : mapping of str to int
-        Sessions that were sent to a box, by the box's name, since the box wrote its row.
+        Number of sessions that were sent to a box, by the box's name, since the box renewed its entry.
     model : str, optional
-        The model of a new session; None: any model, and any box for a session that comes back.
+        Name of the model of a new session; None: any model.
+    kind : str, optional
+        Output of the artifact, as in `BoxFacts.kind`; None: any output.
     digest : str, optional
-        The artifact of a session that comes back, to which retired boxes are open; None: the session is new.
+        SHA-256 of the artifact of a session that is resumed, which retired boxes take too; None for a new session.
     retired : collection of str
         Groups of boxes that take no new sessions.
     dice : random.Random, optional
-        Draws the order of boxes with room, instead of the largest share first: a box is the first one with a
-        probability that is proportional to its share of free rows. A gateway does not know what other gateways have
-        sent to a box since its row was written; if all sent to the emptiest boxes, these would be full.
+        If given, boxes with free rows are drawn instead of sorted: the probability of a box to be first is proportional
+        to its share of free rows. Gateways do not see each other's requests, so if all of them chose the emptiest box,
+        it would be full before its entry shows it.
     """
 
     def rank(box: BoxFacts) -> tuple[bool, float, str]:
@@ -98,7 +102,13 @@ def in_order(
             for box in boxes
             if box.accepts
             and model in (None, box.model)
+            and kind in (None, box.kind)
             and (box.group not in retired if digest is None else box.digest == digest)
         ),
         key=rank,
     )
+
+
+def with_room(boxes: Iterable[BoxFacts], promised: Mapping[str, int]) -> list[BoxFacts]:
+    """Return the boxes that have a free row left after the sessions that were sent to them, in the same order."""
+    return [box for box in boxes if box.free > promised.get(box.name, 0)]

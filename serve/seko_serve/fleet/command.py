@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+from seko_runtime.errors import SekoRuntimeError
 from seko_serve.fleet.config import read_config
+from seko_serve.fleet.directory import DirectoryError
+from seko_serve.store.base import StoreError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,17 +51,35 @@ def main(arguments: list[str]) -> int:
         import ray
 
         from seko_serve.fleet import deployments
+        from seko_serve.fleet.actor_directory import NAMESPACE
+        from seko_serve.fleet.checks import check, check_cluster, check_room
     except ImportError:
         return _lacking()
     try:
-        ray.init(address=chosen.address, namespace=deployments.NAMESPACE, log_to_driver=True)
+        if chosen.address is None:  # else the files are those of other machines
+            check(config, os.environ)
+        else:
+            check_cluster(chosen.address)
+    except (ValueError, OSError, SekoRuntimeError, StoreError, DirectoryError) as error:
+        print(f"seko-serve: {error}", file=sys.stderr)
+        return 3
+    reason = ""
+    try:
+        ray.init(address=chosen.address, namespace=NAMESPACE, log_to_driver=True)
         if chosen.stop:
             deployments.remove()
             return 0
+        if chosen.address is None:
+            check_room(config, ray.cluster_resources())
         deployments.apply(config)
     except (RuntimeError, ConnectionError, ray.exceptions.RayError) as error:
-        print(f"seko-serve: the fleet does not start: {str(error).splitlines()[-1]}", file=sys.stderr)
+        with suppress(Exception):  # of a Ray that has ended
+            reason = deployments.fault() if ray.is_initialized() else ""  # else it would start Ray
+        print(f"seko-serve: the fleet does not start: {reason or _last_line(error)}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print("seko-serve: interrupted before the fleet was ready", file=sys.stderr)
+        return 130
     print(f"seko-serve: the fleet answers at http://{config.host}:{config.port}/", file=sys.stderr)
     if chosen.address is None:
         ended = threading.Event()
@@ -65,6 +88,10 @@ def main(arguments: list[str]) -> int:
         ended.wait()
         deployments.remove()
     return 0
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _lacking() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from seko_serve.security.keys import private_bytes, read_keys
-from seko_serve.settings import Settings
+from seko_serve.settings import LOOPBACK, Settings
 
 MEMORY = "memory"  # the directory of a fleet on one machine
 BOX_OPENS_PER_S = 1000.0  # of a key at a box, where all requests come from gateways
@@ -25,21 +25,36 @@ class ModelConfig:
         The artifact's folder on each machine, or its packed tar: a file, or the URL of an object such as
         ``s3://bucket/name.tar``. Another artifact needs another name.
     boxes : int
-        Number of boxes.
+        Number of boxes; the smallest number if ``max_boxes`` is set.
+    max_boxes : int
+        Largest number of boxes, if their number follows the load; 0: the number is always ``boxes``.
     gpus, cpus : float
-        GPUs and CPU cores that Ray reserves for each box.
+        GPUs and CPU cores that Ray reserves for each box, on one machine: as many GPUs as the artifact has ranks.
     device : str
         The device; see `open_artifact`.
     retired : bool
-        Whether the boxes take no new sessions. Their sessions go on until they end.
+        Whether the boxes take no new sessions; their present sessions continue.
     """
 
     artifact: str
     boxes: int = 1
+    max_boxes: int = 0
     gpus: float = 1.0
     cpus: float = 1.0
     device: str = "auto"
     retired: bool = False
+
+    @property
+    def scales(self) -> bool:
+        """Whether the number of boxes changes with the load."""
+        return self.max_boxes > 0
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise a ValueError if the number of GPUs of a box differs from the artifact's number of ranks."""
+        if ranks > 1 and self.gpus not in (0, ranks):
+            raise ValueError(
+                f"gpus is {self.gpus:g}, and the artifact has {ranks} ranks: expected gpus {ranks}"
+            )
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ class FleetConfig:
     models : tuple of ModelConfig
         The artifacts that are served.
     snapshots : str
-        Where sessions are saved, for all boxes: a shared folder, or the URL of an object store.
+        Store in which all boxes save sessions: a shared folder, or the URL of an object store.
     directory : str
         ``memory`` for a fleet on one machine, or the URL of a Redis server such as ``redis://10.0.0.5:6379/0``.
     gateways : int
@@ -59,20 +74,28 @@ class FleetConfig:
     host, port : str, int
         Address on which Ray's proxies listen for the gateways.
     box_host : str
-        Address on which boxes listen; empty: the machine's address, as Ray knows it.
+        Address on which boxes listen. Default: the machine's address, as Ray knows it, or ``127.0.0.1`` if ``host`` is
+        a loopback address and there is no API key.
     box_url : str
-        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``; empty: the address that is
-        listened on.
+        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``. Default: the address on which the
+        box listens.
+    ssl_certfile, ssl_keyfile : str
+        Files on each machine with the TLS certificate and key of boxes; empty: boxes use plain HTTP.
+    ca_file : str
+        File on each machine with the certificates of the authorities that gateways trust for boxes; empty: the
+        system's.
     cache : str
         Folder for unpacked artifacts on each machine.
     api_key_file, snapshot_key_file : str
         Files on each machine, as ``seko-serve`` takes them.
     allowed_origins : tuple of str
-        Origins of pages that may open sockets: at least that of the gateway's page.
+        Origins of pages that may open sockets; they must include the origin of the gateway's page.
     sessions_per_key : int
-        The most sessions of a key on all boxes; 0: any number.
+        Largest number of sessions of an API key on all boxes; 0: any number.
     opens_per_second : float
-        Sessions and videos that a key may open from an address in a second at each gateway, in the long run.
+        Mean number of sessions and videos that a key may open from an address in a second at each gateway.
+    shrink_after : float
+        Seconds for which one box less must have been enough before a box ends.
     lease, snapshot_every, queue, videos
         Options of each box, as ``seko-serve`` takes them.
 
@@ -90,12 +113,16 @@ class FleetConfig:
     port: int = 8000
     box_host: str = ""
     box_url: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ca_file: str = ""
     cache: str = ""
     api_key_file: str = ""
     snapshot_key_file: str = ""
     allowed_origins: tuple[str, ...] = field(default=())
     sessions_per_key: int = 0
     opens_per_second: float = 1.0
+    shrink_after: float = 300.0
     lease: float = 60.0
     snapshot_every: int = 8
     queue: int = 16
@@ -109,6 +136,11 @@ class FleetConfig:
         for model in self.models:
             if model.boxes < 1 or model.gpus < 0 or model.cpus < 0:
                 raise ValueError("models: boxes must be 1 or more, gpus and cpus 0 or more")
+            if model.max_boxes and model.max_boxes < model.boxes:
+                raise ValueError(
+                    f"models: max_boxes is {model.max_boxes}, expected boxes ({model.boxes}) or more, or 0 for always "
+                    f"{model.boxes}"
+                )
         if not self.snapshots:
             raise ValueError("snapshots is empty, expected a shared folder or the URL of an object store")
         if self.directory != MEMORY and not self.directory.startswith(("redis://", "rediss://", "unix://")):
@@ -117,8 +149,12 @@ class FleetConfig:
             )
         if self.gateways < 1:
             raise ValueError(f"gateways is {self.gateways}, expected 1 or more")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ValueError("ssl_certfile and ssl_keyfile belong together: give both")
         if self.sessions_per_key < 0:
             raise ValueError(f"sessions_per_key is {self.sessions_per_key}, expected 0 or more")
+        if not 0 <= self.shrink_after < float("inf"):
+            raise ValueError(f"shrink_after is {self.shrink_after}, expected a number of seconds from 0 on")
 
     def gateway_settings(self, environment: Mapping[str, str]) -> Settings:
         """Return the settings of a gateway; parameters and errors are those of `box_settings`."""
@@ -137,7 +173,7 @@ class FleetConfig:
         host : str
             Address to listen on, at any port.
         environment : mapping of str to str
-            The environment, which may have an API key.
+            Environment variables, which may include an API key.
         device : str
             The device.
 
@@ -146,14 +182,15 @@ class FleetConfig:
         ValueError, OSError
             If a setting is out of range, or a file cannot be read.
         """
-        key_file = Path(self.api_key_file) if self.api_key_file else None
         return Settings(
             artifact,
             device,
             host,
             0,
-            keys=tuple(read_keys([], key_file, environment)),
-            allowed_origins=frozenset(self.allowed_origins),
+            keys=self._keys(environment),
+            allowed_origins=frozenset(self.allowed_origins) | self._own_origins(),
+            tls_key=Path(self.ssl_keyfile) if self.ssl_keyfile else None,
+            tls_certificate=Path(self.ssl_certfile) if self.ssl_certfile else None,
             lease_s=self.lease,
             opens_per_s=BOX_OPENS_PER_S,
             queue=self.queue,
@@ -165,13 +202,47 @@ class FleetConfig:
             videos=self.videos,
         )
 
+    def box_address(self, machine: str, environment: Mapping[str, str]) -> str:
+        """Return the address on which a box listens.
+
+        Parameters
+        ----------
+        machine : str
+            The machine's address, as Ray knows it.
+        environment : mapping of str to str
+            The environment, which may have an API key.
+
+        Raises
+        ------
+        ValueError, OSError
+            If the file of API keys cannot be read.
+        """
+        if self.box_host:
+            return self.box_host
+        return LOOPBACK[0] if self.host in LOOPBACK and not self._keys(environment) else machine
+
+    def _keys(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        key_file = Path(self.api_key_file) if self.api_key_file else None
+        return tuple(read_keys([], key_file, environment))
+
+    def _own_origins(self) -> frozenset[str]:
+        """Origins of the gateway's page, if it is on this machine alone; others are configured."""
+        if self.host not in LOOPBACK:
+            return frozenset()
+        return frozenset(f"http://{name}:{self.port}" for name in ("127.0.0.1", "localhost"))
+
     def group(self, model: ModelConfig) -> str:
-        """Return the name of a model's boxes, another one for each artifact and each change of their settings."""
+        """Return the name of the group of a model's boxes: a hash of the artifact and the settings."""
         relevant = {
             name: value
             for name, value in asdict(self).items()
-            if name not in ("models", "gateways", "host", "port")
-        } | {name: value for name, value in asdict(model).items() if name not in ("boxes", "retired")}
+            if name not in ("models", "gateways", "host", "port", "shrink_after")
+        } | {
+            name: value
+            for name, value in asdict(model).items()
+            if name not in ("boxes", "max_boxes", "retired")
+        }
+        relevant["own_origins"] = sorted(self._own_origins())
         return f"seko-box-{hashlib.sha256(repr(sorted(relevant.items())).encode()).hexdigest()[:12]}"
 
 
@@ -198,7 +269,7 @@ def read_config(file: Path) -> FleetConfig:
 
 
 def _read(kind: type[Any], table: object, where: str) -> Any:
-    """Return a dataclass with the values of a table."""
+    """Return a dataclass that is filled from a table of the file."""
     if not isinstance(table, dict):
         raise ValueError(f"{where} is no table of fields and values")
     hints, values = get_type_hints(kind), {}

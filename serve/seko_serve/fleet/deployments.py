@@ -1,17 +1,20 @@
-"""Ray Serve's part of a fleet: boxes as replicas of one application for each artifact, and the gateways' application.
+"""The fleet as applications of Ray Serve: one for each artifact, whose replicas are boxes, and one for the gateways.
 
-Ray starts, places and watches the processes. Requests go through Ray's proxies to the gateways alone; gateways and
-clients reach boxes directly.
+Ray starts, places and watches the processes. Only requests to gateways go through Ray's proxies; gateways and clients
+connect to boxes directly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,98 +22,34 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
 from seko_runtime import read_manifest
+from seko_serve.fleet.actor_directory import DIRECTORY, NAMESPACE, ActorDirectory
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.box import Box
+from seko_serve.fleet.checks import GATEWAY_CPUS
 from seko_serve.fleet.config import MEMORY, FleetConfig, ModelConfig, read_config
-from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError, Lease, MemoryDirectory, Place
+from seko_serve.fleet.directory import BEAT_S, Directory, DirectoryError
 from seko_serve.fleet.gateway import Gateway
 from seko_serve.fleet.redis_directory import RedisDirectory
+from seko_serve.fleet.scaler import Scaler
+from seko_serve.fleet.scaling import Bounds
 from seko_serve.live.manager import CLOSING_S, DRAIN_S
 from seko_serve.logs import set_up
 from seko_serve.run import device
 
-NAMESPACE, DIRECTORY, GATEWAY, BOX = "seko", "seko-directory", "seko", "box"  # names in Ray
+GATEWAY, SCALER, BOX, BOXES = "seko", "seko-scaler", "box", "seko-box-"  # names in Ray
 GATEWAY_REQUESTS = 1000  # that a gateway answers at a time
+ADMIT_S = 5.0  # for which the answer of a box to `Replica.admit` is waited for
+FAILED_S = 60.0  # after which another box is started in place of one that could not start
 STOP_S = DRAIN_S + CLOSING_S + 30.0  # behind which Ray kills a box that saves its sessions
-
-
-class DirectoryActor:
-    """A `MemoryDirectory` that runs in a separate process of Ray."""
-
-    def __init__(self) -> None:
-        self._directory = MemoryDirectory(time.monotonic)
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the directory."""
-        return await getattr(self._directory, method)(*arguments)
-
-
-class ActorDirectory:
-    """The directory of a fleet without Redis, through Ray; see `Directory`."""
-
-    def __init__(self) -> None:
-        options = {"name": DIRECTORY, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-        self._actor = ray.remote(DirectoryActor).options(num_cpus=0, max_restarts=-1, **options).remote()
-
-    async def announce(self, box: BoxFacts) -> None:
-        """Write a box's row."""
-        await self._call("announce", box)
-
-    async def withdraw(self, box: str) -> None:
-        """Remove a box's row."""
-        await self._call("withdraw", box)
-
-    async def boxes(self) -> list[BoxFacts]:
-        """Return the rows of all boxes."""
-        boxes: list[BoxFacts] = await self._call("boxes")
-        return boxes
-
-    async def claim(self, place: Place, box: str, most: int) -> Lease:
-        """Take a session's lease."""
-        lease: Lease = await self._call("claim", place, box, most)
-        return lease
-
-    async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
-        """Prolong leases."""
-        held: dict[str, Lease | None] = await self._call("renew", dict(leases))
-        return held
-
-    async def release(self, session: str, tenant: str, lease: Lease) -> None:
-        """End a session's lease."""
-        await self._call("release", session, tenant, lease)
-
-    async def find(self, session: str) -> tuple[Place | None, Lease | None]:
-        """Return what is remembered of a session."""
-        found: tuple[Place | None, Lease | None] = await self._call("find", session)
-        return found
-
-    async def note(self, video: str, box: str) -> None:
-        """Remember which box makes a video."""
-        await self._call("note", video, box)
-
-    async def noted(self, video: str) -> str | None:
-        """Return the box that makes a video."""
-        box: str | None = await self._call("noted", video)
-        return box
-
-    async def close(self) -> None:
-        """Do nothing: other processes use the directory, too."""
-
-    async def _call(self, method: str, *arguments: object) -> Any:
-        try:
-            return await self._actor.call.remote(method, *arguments)
-        except RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, Exception) and not isinstance(cause, RayError):
-                raise cause from None  # the method's own
-            raise DirectoryError(f"the directory does not answer: {type(error).__name__}") from None
+_LOG = logging.getLogger("seko_serve")
 
 
 def opener_of(config: FleetConfig) -> Callable[[], Directory]:
-    """Return what opens a fleet's directory."""
+    """Return a function that opens the directory of a fleet."""
     return ActorDirectory if config.directory == MEMORY else partial(RedisDirectory, config.directory)
 
 
@@ -135,8 +74,9 @@ class Replica:
         self._thread = threading.Thread(target=self._serve, name="seko-box", daemon=True)
         set_up("info")
         folder = artifact_folder(model.artifact, Path(config.cache) if config.cache else None)
-        _, digest = read_manifest(folder)
-        host = config.box_host or ray.util.get_node_ip_address()
+        manifest, digest = read_manifest(folder)
+        model.check_ranks(manifest.ranks)
+        host = config.box_address(ray.util.get_node_ip_address(), os.environ)
         settings = config.box_settings(folder, host, os.environ, model.device)
         self._box = Box(
             settings,
@@ -146,6 +86,7 @@ class Replica:
             group=config.group(model),
             public=config.box_url.replace("{host}", host),
             most=config.sessions_per_key,
+            application=serve.get_replica_context().app_name,
         )
         self._thread.start()
         while not self._box.started:
@@ -154,9 +95,14 @@ class Replica:
             self._thread.join(0.05)
 
     def check_health(self) -> None:
-        """Raise a RuntimeError if the server has ended: Ray then starts another replica."""
+        """Raise a RuntimeError if the server has ended, so that Ray starts another replica."""
         if not self._thread.is_alive():
             raise RuntimeError("the server has ended") from self._fault
+
+    async def admit(self, takes: bool) -> int:
+        """Make the box accept or refuse new sessions, and return the number of its sessions and videos; see
+        `Box.admit`."""
+        return await asyncio.wrap_future(self._box.admit(takes))
 
     async def __del__(self) -> None:
         """Save all sessions and end the server; Ray calls this before it ends the replica, also if it has no server
@@ -185,15 +131,135 @@ class GatewayReplica:
     def __init__(self, config: FleetConfig) -> None:
         set_up("info")
         retired = frozenset(config.group(model) for model in config.models if model.retired)
-        self._gateway = Gateway(config.gateway_settings(os.environ), opener_of(config), retired)
+        self._gateway = Gateway(
+            config.gateway_settings(os.environ), opener_of(config), retired, ca_file=config.ca_file
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # the name is Ray's
         """Return the gateway's ASGI application."""
         return self._gateway.app()
 
 
+class RayBoxes:
+    """The boxes of a model whose number follows the load; each box is an application of Ray Serve. See `ScaledBoxes`.
+
+    Parameters
+    ----------
+    config : FleetConfig
+        The fleet's configuration.
+    model : ModelConfig
+        The artifact.
+    """
+
+    def __init__(self, config: FleetConfig, model: ModelConfig) -> None:
+        self._config, self._model = config, model
+        self._prefix = f"{config.group(model)}-"
+        self._failed: dict[str, float] = {}  # by application: when this was seen first
+
+    def new(self) -> serve.RunTarget:
+        """Return another box, which is not started yet."""
+        application = box_application(self._config, replace(self._model, boxes=1))
+        return serve.RunTarget(application, f"{self._prefix}{secrets.token_hex(4)}", route_prefix=None)
+
+    def names_in(self, running: Mapping[str, Any]) -> list[str]:
+        """Return the names of the boxes among Ray Serve's applications, without those that end."""
+        return [
+            name
+            for name, application in running.items()
+            if name.startswith(self._prefix) and application.status != "DELETING"
+        ]
+
+    async def names(self) -> list[str]:
+        """Return the names of all boxes; a box that could not start is removed `FAILED_S` later."""
+        running = (await asyncio.to_thread(serve.status)).applications
+        names, now = self.names_in(running), time.monotonic()
+        failed = [name for name in names if running[name].status == "DEPLOY_FAILED"]
+        self._failed = {name: self._failed.get(name, now) for name in failed}
+        for name, since in self._failed.items():
+            if now - since > FAILED_S:
+                _LOG.error("a box could not start: %s", running[name].message.strip().splitlines()[-1:])
+                await self.end(name)
+                names.remove(name)
+        return names
+
+    async def start(self) -> None:
+        """Start a box, without waiting for it."""
+        await asyncio.to_thread(
+            serve.run_many,
+            [self.new()],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+    async def admit(self, box: str, takes: bool) -> int | None:
+        """Make a box accept or refuse new sessions; return None if it does not answer."""
+        try:
+            async with asyncio.timeout(ADMIT_S):
+                handle = await asyncio.to_thread(serve.get_app_handle, box)
+                held: int = await handle.admit.remote(takes)
+                return held
+        except (RayError, RayServeException, TimeoutError):
+            return None
+
+    async def end(self, box: str) -> None:
+        """End a box."""
+        await asyncio.to_thread(serve.delete, box, _blocking=False)
+
+
+class ScalerReplica:
+    """The scaler as a replica of Ray Serve: it adds and ends boxes of models whose number of boxes follows the load.
+
+    Parameters
+    ----------
+    config : FleetConfig
+        The fleet's configuration.
+    """
+
+    def __init__(self, config: FleetConfig) -> None:
+        set_up("info")
+        self._config = config
+        self._scalers = [
+            Scaler(
+                config.group(model),
+                Bounds(model.boxes, model.max_boxes, config.shrink_after),
+                RayBoxes(config, model),
+                time.monotonic,
+            )
+            for model in config.models
+            if model.scales
+        ]
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run()), name="seko-scaler", daemon=True
+        )
+        self._thread.start()
+
+    def check_health(self) -> None:
+        """Raise a RuntimeError if the scaler has stopped, so that Ray starts another replica."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the thread that watches the boxes has ended")
+
+    async def __del__(self) -> None:
+        """Stop the scaler; Ray calls this before it ends the replica."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            await asyncio.sleep(0.05)
+
+    async def _run(self) -> None:
+        directory = opener_of(self._config)()
+        while not self._stopped.is_set():
+            try:
+                rows = await directory.boxes()
+                for scaler in self._scalers:
+                    if not self._stopped.is_set():
+                        await scaler.step(rows)
+            except (DirectoryError, RayError, RayServeException, RuntimeError) as error:
+                _LOG.error("the number of boxes is not looked at: %s", str(error).splitlines()[-1:])
+            await asyncio.to_thread(self._stopped.wait, BEAT_S)
+
+
 def box_application(config: FleetConfig, model: ModelConfig) -> serve.Application:
-    """Return Ray Serve's application of the boxes of one artifact."""
+    """Return Ray Serve's application of the boxes of one artifact, whose number does not change."""
     deployment = serve.deployment(
         Replica,
         name=BOX,
@@ -214,8 +280,14 @@ def gateway_application(config: FleetConfig) -> serve.Application:
         name="gateway",
         num_replicas=config.gateways,
         max_ongoing_requests=GATEWAY_REQUESTS,
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options={"num_cpus": GATEWAY_CPUS},
     )
+    return deployment.bind(config)
+
+
+def scaler_application(config: FleetConfig) -> serve.Application:
+    """Return Ray Serve's application of the scaler."""
+    deployment = serve.deployment(ScalerReplica, name="scaler", ray_actor_options={"num_cpus": 0.1})
     return deployment.bind(config)
 
 
@@ -236,6 +308,10 @@ def boxes(arguments: dict[str, str]) -> serve.Application:
     config = _config_of(arguments, ("config", "artifact"))
     for model in config.models:
         if model.artifact == arguments["artifact"]:
+            if model.scales:
+                raise ValueError(
+                    f"{model.artifact} has max_boxes: the application of scaler starts its boxes"
+                )
             return box_application(config, model)
     raise ValueError(f"artifact is {arguments['artifact']!r}, which is none of the configuration's models")
 
@@ -248,6 +324,14 @@ def gateways(arguments: dict[str, str]) -> serve.Application:
     return gateway_application(_config_of(arguments, ("config",)))
 
 
+def scaler(arguments: dict[str, str]) -> serve.Application:
+    """Return the application that adds and ends boxes, for a configuration file of Ray Serve.
+
+    Parameters and errors are those of `boxes`, without ``artifact``.
+    """
+    return scaler_application(_config_of(arguments, ("config",)))
+
+
 def _config_of(arguments: Mapping[str, str], names: tuple[str, ...]) -> FleetConfig:
     if set(arguments) != set(names):
         raise ValueError(
@@ -257,10 +341,10 @@ def _config_of(arguments: Mapping[str, str], names: tuple[str, ...]) -> FleetCon
 
 
 def apply(config: FleetConfig) -> None:
-    """Make the fleet in the connected Ray cluster what a configuration says.
+    """Start and end boxes in the connected Ray cluster until the fleet is as in a configuration.
 
-    Boxes of new artifacts are started first, then the gateways, which send new sessions to boxes that are not retired.
-    Boxes that the configuration has no more save their sessions and end.
+    Boxes of new artifacts are started first, then the gateways. Boxes that are not in the configuration any more save
+    their sessions and end.
 
     Raises
     ------
@@ -268,20 +352,34 @@ def apply(config: FleetConfig) -> None:
         If boxes or gateways do not start.
     """
     serve.start(proxy_location="EveryNode", http_options={"host": config.host, "port": config.port})
-    wanted = {config.group(model): model for model in config.models}
+    if SCALER in serve.status().applications:  # it would start boxes of the last configuration again
+        serve.delete(SCALER)
     running = serve.status().applications
-    for name, model in wanted.items():
+    wanted: set[str] = set()
+    for model in config.models:
+        if model.scales:
+            scaled = RayBoxes(config, model)
+            names = scaled.names_in(running)
+            more = [scaled.new() for _ in range(model.boxes - len(names))]
+            wanted |= {*names, *(target.name for target in more)}
+            if more:
+                serve.run_many(more)
+            continue
+        name = config.group(model)
+        wanted.add(name)
         # Ray replaces all replicas of an application that is run again.
         if name not in running or not _is_complete(running[name], model):
             serve.run(box_application(config, model), name=name, route_prefix=None)
     serve.run(gateway_application(config), name=GATEWAY, route_prefix="/")
+    if any(model.scales for model in config.models):
+        serve.run(scaler_application(config), name=SCALER, route_prefix=None)
     for name in running:
-        if name.startswith("seko-box-") and name not in wanted:
+        if name.startswith(BOXES) and name not in wanted:
             serve.delete(name)
 
 
 def _is_complete(status: Any, model: ModelConfig) -> bool:
-    """Return whether an application of boxes has as many as a configuration says, running or about to start."""
+    """Return whether an application has the configured number of boxes, running or starting."""
     boxes = status.deployments.get(BOX)
     if boxes is None or status.status == "DEPLOY_FAILED":
         return False
@@ -289,10 +387,22 @@ def _is_complete(status: Any, model: ModelConfig) -> bool:
     return sum(count for state, count in states.items() if state != "STOPPING") == model.boxes
 
 
+def fault() -> str:
+    """Return the last line of what Ray says of an application that did not start; empty if it says nothing."""
+    for status in serve.status().applications.values():
+        for deployment in status.deployments.values():
+            lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
+            if status.status == "DEPLOY_FAILED" and lines:
+                return str(lines[-1])
+    return ""
+
+
 def remove() -> None:
-    """End the fleet in the connected Ray cluster; boxes save their sessions first."""
+    """End the fleet in the connected Ray cluster, after its boxes have saved their sessions."""
+    if SCALER in serve.status().applications:  # it would start boxes again
+        serve.delete(SCALER)
     for name in [*serve.status().applications]:
-        if name == GATEWAY or name.startswith("seko-box-"):
+        if name == GATEWAY or name.startswith(BOXES):
             serve.delete(name)
     with suppress(ValueError):  # with Redis there is none
         ray.kill(ray.get_actor(DIRECTORY, NAMESPACE))

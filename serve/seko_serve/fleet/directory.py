@@ -1,7 +1,7 @@
-"""The directory of a fleet: which boxes there are, and which box has the lease of a session.
+"""The directory of a fleet: an entry for each box, and for each session a lease of the box that runs it.
 
-A box is one server process with one artifact. Boxes repeat their rows and leases every `BEAT_S` seconds; what is not
-repeated for `LEASE_S` seconds is gone.
+A box is one server process with one artifact. Boxes renew their entries and leases every `BEAT_S` seconds; an entry
+or lease that was not renewed for `LEASE_S` seconds expires.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ KEEP_S = 3600.0  # for which a session without a lease is remembered
 
 @dataclass(frozen=True)
 class BoxFacts:
-    """A box's row.
+    """A box's entry in the directory.
 
     Parameters
     ----------
     name : str
-        Name of the box's process: its machine, its number there, and a random part. A process that starts again has
-        another name.
+        Name of the box's process, made of the machine's name, the process id and a random part.
     url : str
         Address for the sockets of clients, such as ``ws://10.0.0.7:41000``.
     inside : str
@@ -33,10 +32,14 @@ class BoxFacts:
     model, digest : str
         The artifact's name and SHA-256.
     capacity, free, waiting, sessions : int
-        The most sessions; how many more would be admitted by measured call times; requests in the box's queue; open
-        sessions.
+        Number of rows, of further sessions that the box would admit by measured call times, of requests in its queue,
+        and of open sessions.
     accepts : bool
-        Whether the box takes sessions; it takes none when it ends.
+        Whether the box accepts sessions; False while it ends, or if it ends after its last session.
+    application : str
+        Name of the box's application in Ray; empty outside Ray.
+    kind : str
+        Output of the artifact: ``video`` or ``speech``.
     """
 
     name: str
@@ -50,11 +53,18 @@ class BoxFacts:
     waiting: int
     sessions: int
     accepts: bool
+    application: str = ""
+    kind: str = "video"
+
+    @property
+    def web(self) -> str:
+        """Address for the HTTP requests of clients, such as ``http://10.0.0.7:41000``."""
+        return f"http{self.url.removeprefix('ws')}"
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the directory remembers of a session when no box has it.
+    """A session as the directory stores it, also while no box has its lease.
 
     Parameters
     ----------
@@ -79,7 +89,7 @@ class Lease:
     box : str
         Name of the box that has the session.
     fence : int
-        Number of the lease; a later lease has a higher number, unless the directory has lost its memory.
+        Number of the lease. Numbers rise with each lease, unless the directory has lost its content.
     """
 
     box: str
@@ -87,28 +97,28 @@ class Lease:
 
 
 class DirectoryError(Exception):
-    """The directory does not answer."""
+    """The error of a directory that does not answer."""
 
 
 class HeldError(Exception):
-    """Another box has the session's lease."""
+    """The error of a session whose lease another box has."""
 
 
 class TooManyError(Exception):
-    """The tenant has as many sessions as it may have."""
+    """The error of a tenant that has as many sessions as it may have."""
 
 
 class Directory(Protocol):
     """The interface of a directory. Every method raises a DirectoryError if the directory does not answer."""
 
     async def announce(self, box: BoxFacts) -> None:
-        """Write a box's row for `LEASE_S` seconds."""
+        """Write a box's entry, which expires after `LEASE_S` seconds."""
 
     async def withdraw(self, box: str) -> None:
-        """Remove a box's row."""
+        """Remove a box's entry."""
 
     async def boxes(self) -> list[BoxFacts]:
-        """Return the rows of all boxes, in the order of their names."""
+        """Return the entries of all boxes, in the order of their names."""
 
     async def claim(self, place: Place, box: str, most: int) -> Lease:
         """Take a session's lease for `LEASE_S` seconds.
@@ -116,16 +126,16 @@ class Directory(Protocol):
         Parameters
         ----------
         place : Place
-            What is remembered of the session for `KEEP_S` seconds.
+            The session, which the directory stores for `KEEP_S` seconds.
         box : str
             Name of the box that takes the lease.
         most : int
-            The most sessions with a lease that the tenant may have; 0: any number.
+            Largest number of sessions with a lease that the tenant may have; 0: any number.
 
         Raises
         ------
         HeldError
-            If there is a lease of the session.
+            If a box has a lease of the session.
         TooManyError
             If the tenant has ``most`` sessions.
         """
@@ -133,14 +143,15 @@ class Directory(Protocol):
     async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
         """Prolong leases by `LEASE_S` seconds, and return the lease that each session has now, by the session's id.
 
-        A lease that is not the given one was taken by another box meanwhile; with None there is no lease any more.
+        If the returned lease differs from the one in ``leases``, another box has taken the session meanwhile. None
+        means that the lease has expired.
         """
 
     async def release(self, session: str, tenant: str, lease: Lease) -> None:
         """End a session's lease, if it is still this one."""
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
-        """Return what is remembered of a session, and its lease."""
+        """Return a session's stored facts and its lease; None for what is missing."""
 
     async def note(self, video: str, box: str) -> None:
         """Remember for two hours which box makes a video."""
@@ -161,7 +172,7 @@ class MemoryDirectory:
     Parameters
     ----------
     clock : callable
-        Function that returns seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -173,15 +184,15 @@ class MemoryDirectory:
         self._fence = 0
 
     async def announce(self, box: BoxFacts) -> None:
-        """Write a box's row."""
+        """Renew a box's entry."""
         self._boxes[box.name] = box, self._clock() + LEASE_S
 
     async def withdraw(self, box: str) -> None:
-        """Remove a box's row."""
+        """Remove a box's entry."""
         self._boxes.pop(box, None)
 
     async def boxes(self) -> list[BoxFacts]:
-        """Return the rows of all boxes."""
+        """Return the entries of all boxes."""
         self._expire()
         return [self._boxes[name][0] for name in sorted(self._boxes)]
 
@@ -198,7 +209,7 @@ class MemoryDirectory:
         return lease
 
     async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
-        """Prolong leases."""
+        """Renew leases."""
         self._expire()
         found: dict[str, Lease | None] = {}
         for place, lease in leases.items():
@@ -216,13 +227,13 @@ class MemoryDirectory:
             del self._leases[session]
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
-        """Return what is remembered of a session."""
+        """Return a session's stored facts and its lease."""
         self._expire()
         place, held = self._places.get(session), self._leases.get(session)
         return None if place is None else place[0], None if held is None else held[0]
 
     async def note(self, video: str, box: str) -> None:
-        """Remember which box makes a video."""
+        """Record which box makes a video."""
         self._notes[video] = box, self._clock() + NOTE_S
 
     async def noted(self, video: str) -> str | None:

@@ -1,51 +1,54 @@
-"""The gateway: one address for all boxes. It says which box a session is at; sockets go to the boxes themselves.
+"""The gateway: one address for all boxes, which forwards requests and tells clients at which box their session is.
 
-A gateway has no state of its own, so there may be several gateways, and each may be killed.
+Sockets go to the boxes directly. A gateway has no state of its own, so a fleet may have several gateways, and each
+may be killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import seko_serve
 from seko_serve.errors import ServeError
+from seko_serve.fleet.answers import headers_of, model_of, passed, placed, rewritten, sent_to
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
-from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order
+from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
 from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
+from seko_serve.fleet.gauges import BoxRows
+from seko_serve.http import speech
 from seko_serve.http.access import Access
-from seko_serve.http.bodies import Refusals, raw_body
+from seko_serve.http.bodies import MAX_BODY_BYTES, Refusals, raw_body
+from seko_serve.http.guard import BOXES, guarded
 from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.http.pages import composed, page_files
 from seko_serve.http.videos import MAX_LISTED
 from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
 from seko_serve.settings import Settings
 
 AGAIN_S = 1.0  # after which a client asks again
-GROUPS = ("model", "digest", "box")
 ADMIT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-PASSED = ("content-type", "content-disposition", "content-range", "accept-ranges", "retry-after", "etag")
+REFUSALS = ("full", "stopping")  # after which another box is asked
 _LOG = logging.getLogger("seko_serve")
 
 
 class Gateway:
-    """The routes of a gateway.
+    """The HTTP routes of a gateway.
 
     Parameters
     ----------
@@ -55,14 +58,27 @@ class Gateway:
         Function that returns the directory; called on the gateway's event loop.
     retired : collection of str
         Groups of boxes that take no new sessions.
+    ca_file : str
+        File with the certificates of the authorities that gateways trust for boxes; empty: the system's.
+
+    Raises
+    ------
+    OSError
+        If the file of authorities cannot be read.
     """
 
     _directory: Directory
     _boxes: Boxes
 
     def __init__(
-        self, settings: Settings, open_directory: Callable[[], Directory], retired: Collection[str] = ()
+        self,
+        settings: Settings,
+        open_directory: Callable[[], Directory],
+        retired: Collection[str] = (),
+        *,
+        ca_file: str = "",
     ) -> None:
+        self._authorities = ssl.create_default_context(cafile=ca_file or None)
         self._access, self._open_directory, self._retired = Access(settings), open_directory, retired
         self._metrics = Metrics()
         self._refusals = Refusals(self._metrics)
@@ -80,6 +96,7 @@ class Gateway:
     def app(self) -> ASGIApp:
         """Return the ASGI application, whose lifespan opens and closes the directory."""
         routes = [
+            Route("/", self._page),
             Route("/health", lambda _: JSONResponse({"status": "ok"})),
             Route("/ready", self._ready),
             Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
@@ -92,7 +109,9 @@ class Gateway:
             Route("/v1/videos", self._new_video, methods=["POST"]),
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
-            Route("/v1/videos/{name}/content", self._video, methods=["GET"]),
+            Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
+            Route(speech.PATH, self._speak, methods=["POST"]),
+            page_files(),
         ]
         handlers: dict[Any, Any] = {
             ServeError: self._refusals.known,
@@ -100,11 +119,12 @@ class Gateway:
             HTTPException: self._refusals.of_routing,
             Exception: self._refusals.unknown,
         }
-        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        return guarded(app, self._access, self._refusals, reaches=BOXES)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self._directory, self._boxes = self._open_directory(), Boxes()
+        self._directory, self._boxes = self._open_directory(), Boxes(self._authorities)
         try:
             yield
         finally:
@@ -119,8 +139,16 @@ class Gateway:
 
     # -- what the gateway answers itself -----------------------------------------------------------------------
 
+    async def _page(self, request: Request) -> Response:
+        """Return the page of the model that the query names, or of the first model."""
+        models = {box.model: box.kind for box in await self._taking()}
+        name = request.query_params.get("model", min(models, default=""))
+        if name not in models:
+            raise ServeError("not_found", "no box has this model")
+        return HTMLResponse(composed(models[name]))
+
     async def _ready(self, _: Request) -> Response:
-        boxes = in_order(await self._known(), self._promised(), retired=self._retired)
+        boxes = await self._taking()
         if not boxes:
             raise ServeError("full", "no box accepts sessions", retry_after=AGAIN_S)
         return JSONResponse(
@@ -137,7 +165,7 @@ class Gateway:
             self._access.tenant(request)
         boxes = await self._known()
         registry = CollectorRegistry()
-        registry.register(_Rows(boxes))
+        registry.register(BoxRows(boxes))
         refused = CollectorRegistry()
         refused.register(self._metrics.refused)
         text = b"".join(map(generate_latest, (registry, self._registry, refused)))
@@ -147,49 +175,76 @@ class Gateway:
 
     async def _open(self, request: Request) -> Response:
         began = time.monotonic()
-        self._access.check_page(request)
         token = request.headers.get(QUEUE_HEADER, "")
         if token in ("", JOIN):
             self._access.opener(request)
+        else:
+            self._access.tenant(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
-        boxes = await self._with_model(body)
-        wanted, _, inner = token.rpartition(".")
-        waiting = [box for box in boxes if box.name == wanted]
-        headers = _headers(request)
-        if token:  # at a box that is gone the place is lost: a new one at another box
-            headers[QUEUE_HEADER] = inner if waiting else JOIN
-        box, answer = await self._first(waiting or boxes, "POST", "/v1/sessions", headers, body)
+        boxes = await self._with_model(model_of(body))
+        box, answer = await self._admitted(boxes, token, headers_of(request), body)
         self._admitting.observe(time.monotonic() - began)
         if answer.status < 400:
             self._rows.sent(box.name, time.monotonic())
-        return _rewritten(answer, box)
+        return rewritten(answer, box)
+
+    async def _admitted(
+        self, boxes: list[BoxFacts], token: str, headers: dict[str, str], body: bytes
+    ) -> tuple[BoxFacts, Answer]:
+        """Return a box and its answer to a request for a session.
+
+        A waiting request gets a free row of any box, for example of one that was started for the queue; otherwise it
+        keeps its place. If its place is lost, it waits at another box.
+        """
+        name, _, inner = token.rpartition(".")
+        place, others = [box for box in boxes if box.name == name], [box for box in boxes if box.name != name]
+        attempts = [(others, {**headers, QUEUE_HEADER: JOIN} if token else headers)]
+        if place:
+            attempts.insert(0, (place, {**headers, QUEUE_HEADER: inner}))
+            if not with_room(place, self._promised()):
+                attempts.insert(0, (with_room(others, self._promised()), headers))
+        attempts = [attempt for attempt in attempts if attempt[0]] or [([], headers)]
+        for candidates, fields in attempts[:-1]:
+            with suppress(ServeError):
+                box, answer = await self._first(candidates, "POST", "/v1/sessions", fields, body)
+                if answer.code not in REFUSALS or "queue_token" in answer.table["error"]:
+                    return box, answer
+        candidates, fields = attempts[-1]
+        return await self._first(candidates, "POST", "/v1/sessions", fields, body)
 
     async def _queue(self, request: Request) -> Response:
+        self._access.tenant(request)
         name, _, inner = request.headers.get(QUEUE_HEADER, "").rpartition(".")
-        box = self._named(await self._known(), name)
+        known = await self._known()
+        box = self._named(known, name)
         if box is None:
             raise ServeError("not_found", "there is no such place in the queue")
-        headers = {**_headers(request), QUEUE_HEADER: inner}
-        return _rewritten((await self._first([box], "GET", "/v1/queue", headers))[1], box)
+        headers = {**headers_of(request), QUEUE_HEADER: inner}
+        answer = (await self._first([box], "GET", "/v1/queue", headers))[1]
+        others = in_order(known, self._promised(), model=box.model, retired=self._retired)
+        if answer.status < 400 and with_room(others, self._promised()):
+            return JSONResponse({**answer.table, "admitted": True})
+        return rewritten(answer, box)
 
     async def _sessions(self, request: Request) -> Response:
         answers = await self._all(await self._known(), request, "/v1/sessions")
-        own = [_placed(session, box) for box, answer in answers for session in answer.table.get("data", [])]
+        own = [placed(session, box) for box, answer in answers for session in answer.table.get("data", [])]
         return JSONResponse({"object": "list", "data": own})
 
     async def _session(self, request: Request) -> Response:
-        """Answer from the box that has the session; for a session that no box has, from one that may resume it."""
-        self._access.check_page(request)
-        name = request.path_params["name"]
-        body = await raw_body(request, 1 << 20)
+        """Forward a request to the box that has the session, or to a box that may resume the session if none has it."""
+        tenant, name = self._access.tenant(request), request.path_params["name"]
+        body = await raw_body(request, MAX_BODY_BYTES)
         place, lease = await self._directory.find(name)
+        if place is not None and place.tenant != tenant:
+            raise ServeError("not_found", "there is no such session")
         boxes = await self._known()
-        path, headers = f"/v1/sessions/{name}", _headers(request)
+        path, headers = f"/v1/sessions/{name}", headers_of(request)
         if lease is not None:
             holder = self._named(boxes, lease.box)
             try:
                 if holder is not None:
-                    return _rewritten(
+                    return rewritten(
                         await self._boxes.ask(holder, request.method, path, headers, body), holder
                     )
             except BoxGoneError:
@@ -204,33 +259,41 @@ class Gateway:
             if not candidates:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
-            return _rewritten(answer, box)
-        for box in _one_for_each_digest(in_order(boxes, self._promised(), digest=None)):
+            return rewritten(answer, box)
+        # The directory has forgotten the session, but its record in the store says which artifact it needs.
+        refused: Answer | None = None
+        several = _one_for_each_digest(in_order(boxes, self._promised(), digest=None))
+        for box in several:
             _, answer = await self._first([box], request.method, path, headers, body)
-            if answer.status != 404:
-                return _rewritten(answer, box)
+            if answer.code == "full":
+                refused = answer
+            elif answer.status != 404:
+                return rewritten(answer, box)
+        if refused is not None:
+            return passed(refused)
+        if not several:  # as when the directory has forgotten them, too
+            raise ServeError("full", "no box answers", retry_after=AGAIN_S)
         raise ServeError("not_found", "there is no such session")
 
-    # -- models and videos -------------------------------------------------------------------------------------
+    # -- models, videos and speech ----------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
-        boxes = _one_for_each_digest(in_order(await self._known(), self._promised()))
+        boxes = _one_for_each_digest(await self._taking())
         answers = await self._all(boxes, request, "/v1/models")
         models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
         return JSONResponse({"object": "list", "data": list(models.values())})
 
     async def _new_video(self, request: Request) -> Response:
-        self._access.check_page(request)
         self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
-        boxes = await self._with_model(body)
-        box, answer = await self._first(boxes, "POST", "/v1/videos", _headers(request), body)
+        boxes = await self._with_model(model_of(body, request.headers.get("content-type", "")), "video")
+        box, answer = await self._first(boxes, "POST", "/v1/videos", headers_of(request), body)
         if answer.status < 400:
             await self._directory.note(str(answer.table.get("id")), box.name)
-        return _passed(answer)
+        return passed(answer)
 
     async def _videos(self, request: Request) -> Response:
-        """Answer the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
+        """Return the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
         query = request.query_params
         limit = query.get("limit", "20")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= MAX_LISTED):
@@ -256,17 +319,37 @@ class Gateway:
         )
 
     async def _video(self, request: Request) -> Response:
-        self._access.check_page(request)
+        box = await self._box_of_video(request)
+        path = f"/v1/videos/{request.path_params['name']}"
+        return passed((await self._first([box], request.method, path, headers_of(request)))[1])
+
+    async def _content(self, request: Request) -> Response:
+        """Redirect the client to the box of the video, so that no file passes the gateway."""
+        box = await self._box_of_video(request)
+        path = f"/v1/videos/{request.path_params['name']}/content/link"
+        box, answer = await self._first([box], "POST", path, headers_of(request))
+        return sent_to(box, answer, request.url.query)
+
+    async def _box_of_video(self, request: Request) -> BoxFacts:
+        self._access.tenant(request)
         box = self._named(await self._known(), await self._directory.noted(request.path_params["name"]) or "")
         if box is None:
             raise ServeError("not_found", "there is no such video, or its box has ended")
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return _passed((await self._first([box], request.method, path, _headers(request)))[1])
+        return box
+
+    async def _speak(self, request: Request) -> Response:
+        """Redirect the client to a box with a free row, so that no sound passes the gateway."""
+        self._access.opener(request)
+        boxes = await self._with_model(model_of(await raw_body(request, MAX_OPENING_BYTES)), "speech")
+        box, answer = await self._first(boxes, "POST", f"{speech.PATH}/link", headers_of(request))
+        if answer.status < 400:
+            self._rows.sent(box.name, time.monotonic())
+        return sent_to(box, answer)
 
     # -- boxes -------------------------------------------------------------------------------------------------
 
     async def _known(self) -> list[BoxFacts]:
-        """Return the rows of all boxes, not older than `FRESH_S`."""
+        """Return the entries of all boxes, which are at most `FRESH_S` seconds old."""
         async with self._reading:
             if self._rows.stale(time.monotonic()):
                 self._rows.update(await self._directory.boxes(), time.monotonic())
@@ -275,12 +358,31 @@ class Gateway:
     def _promised(self) -> dict[str, int]:
         return self._rows.promised(time.monotonic())
 
-    async def _with_model(self, body: bytes) -> list[BoxFacts]:
-        """Return the boxes for what a body asks for, the best first; ServeError if no box has the model."""
-        model, known = _model(body), await self._known()
+    async def _taking(self) -> list[BoxFacts]:
+        """Return the boxes that accept new sessions."""
+        return in_order(await self._known(), self._promised(), retired=self._retired)
+
+    async def _with_model(self, model: object, kind: str | None = None) -> list[BoxFacts]:
+        """Return the boxes for a new session or video of a model, the best first.
+
+        Raises
+        ------
+        ServeError
+            If no box has the model or the requested kind of output, or if several models would fit and none is named.
+        """
+        known = await self._known()
         if known and model is not None and all(box.model != model for box in known):
             raise ServeError("not_found", "no box has this model")
-        return in_order(known, self._promised(), model=model, retired=self._retired, dice=self._dice)
+        name = None if model is None else str(model)
+        boxes = in_order(
+            known, self._promised(), model=name, kind=kind, retired=self._retired, dice=self._dice
+        )
+        if kind is not None and not boxes and any(box.kind != kind for box in known):
+            raise ServeError("unsupported", f"no artifact of this fleet makes {kind}")
+        models = sorted({box.model for box in boxes})
+        if len(models) > 1:
+            raise ServeError("bad_request", f"model is missing, expected one of {', '.join(models)}")
+        return boxes
 
     @staticmethod
     def _named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:
@@ -289,8 +391,8 @@ class Gateway:
     async def _first(
         self, boxes: list[BoxFacts], method: str, path: str, headers: dict[str, str], body: bytes = b""
     ) -> tuple[BoxFacts, Answer]:
-        """Return the answer of the first of a few boxes that does not refuse for being full or stopping; if all refuse,
-        the first one's refusal; ServeError if none answers.
+        """Ask a few boxes one after another; return the first answer that is not a refusal by a full or stopping box.
+        If all refuse, return the first refusal; if none answers, raise a ServeError.
         """
         refused: tuple[BoxFacts, Answer] | None = None
         for box in boxes[:TRIED]:
@@ -302,7 +404,7 @@ class Gateway:
                 continue
             except BoxSilentError:
                 continue
-            if answer.code not in ("full", "stopping"):
+            if answer.code not in REFUSALS:
                 return box, answer
             refused = refused or (box, answer)
             if answer.table["error"].get("queue_token"):  # it waits there
@@ -314,9 +416,9 @@ class Gateway:
     async def _all(
         self, boxes: Iterable[BoxFacts], request: Request, path: str
     ) -> list[tuple[BoxFacts, Answer]]:
-        """Return the answers of all boxes that answer; ServeError if the key is refused."""
+        """Return the answers of all boxes that answer; ServeError if they refuse the key."""
         self._access.tenant(request)
-        headers = _headers(request)
+        headers = headers_of(request)
 
         async def ask(box: BoxFacts) -> tuple[BoxFacts, Answer] | None:
             try:
@@ -328,69 +430,5 @@ class Gateway:
         return [answer for answer in answers if answer is not None]
 
 
-class _Rows(Collector):
-    """Prometheus gauges of the boxes' rows."""
-
-    def __init__(self, boxes: list[BoxFacts]) -> None:
-        self._boxes = boxes
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Yield the gauges."""
-        for field, meaning in (
-            ("capacity", "The most sessions of a box"),
-            ("free", "Further sessions that a box would admit"),
-            ("waiting", "Requests in a box's queue"),
-            ("sessions", "Open sessions of a box"),
-            ("accepts", "Whether a box takes new sessions"),
-        ):
-            gauge = GaugeMetricFamily(f"{PREFIX}_box_{field}", meaning, labels=GROUPS)
-            for box in self._boxes:
-                gauge.add_metric([box.model, box.digest[:16], box.name], float(getattr(box, field)))
-            yield gauge
-
-
-def _headers(request: Request) -> dict[str, str]:
-    """Return the headers of a request that a box needs."""
-    return {
-        name: request.headers[name]
-        for name in ("authorization", "content-type", "range")
-        if name in request.headers
-    }
-
-
-def _model(body: bytes) -> str | None:
-    """Return the model that a body of JSON names; forms name none, as far as a gateway reads them."""
-    if b'"model"' not in body:
-        return None
-    with suppress(ValueError, RecursionError):
-        table = json.loads(body)
-        if isinstance(table, dict) and isinstance(table.get("model"), str):
-            return str(table["model"])
-    return None
-
-
 def _one_for_each_digest(boxes: Iterable[BoxFacts]) -> list[BoxFacts]:
     return list({box.digest: box for box in reversed(list(boxes))}.values())
-
-
-def _placed(session: dict[str, Any], box: BoxFacts) -> dict[str, Any]:
-    """Return a session's object with the whole address of its socket."""
-    return {**session, "url": box.url + session["url"]} if "url" in session else session
-
-
-def _rewritten(answer: Answer, box: BoxFacts) -> Response:
-    """Return a box's answer about a session: its socket's address is whole, and a place in the queue names the box."""
-    table = _placed(answer.table, box)
-    error = table.get("error")
-    if isinstance(error, dict) and error.get("queue_token"):
-        table["error"] = {**error, "queue_token": f"{box.name}.{error['queue_token']}"}
-    if not table:
-        return _passed(answer)
-    headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
-    return JSONResponse(table, answer.status, headers)
-
-
-def _passed(answer: Answer) -> Response:
-    """Return a box's answer as it is."""
-    headers = {name: value for name, value in answer.headers.items() if name in PASSED}
-    return Response(answer.body, answer.status, headers)

@@ -79,18 +79,18 @@ class RedisDirectory:
         self._claim, self._renew, self._release = map(self._redis.register_script, (_CLAIM, _RENEW, _RELEASE))
 
     async def announce(self, box: BoxFacts) -> None:
-        """Write a box's row."""
+        """Renew a box's entry."""
         pipeline = self._redis.pipeline()
         pipeline.set(self._key("box", box.name), json.dumps(asdict(box)), px=_LEASE_MS)
         pipeline.sadd(self._key("boxes"), box.name)
         await self._answer(pipeline.execute())
 
     async def withdraw(self, box: str) -> None:
-        """Remove a box's row."""
+        """Remove a box's entry."""
         await self._answer(self._redis.delete(self._key("box", box)))
 
     async def boxes(self) -> list[BoxFacts]:
-        """Return the rows of all boxes."""
+        """Return the entries of all boxes."""
         names = sorted(await self._answer(self._redis.smembers(self._key("boxes"))))
         if not names:
             return []
@@ -111,7 +111,7 @@ class RedisDirectory:
         return Lease(box, int(answer))
 
     async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
-        """Prolong leases."""
+        """Renew leases."""
         if not leases:
             return {}
         pipeline = self._redis.pipeline(transaction=False)
@@ -133,14 +133,14 @@ class RedisDirectory:
         await self._answer(self._release(keys, [_value(lease), session]))
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
-        """Return what is remembered of a session."""
+        """Return a session's stored facts and its lease."""
         place, lease = await self._answer(
             self._redis.mget([self._key("session", session), self._key("lease", session)])
         )
         return None if place is None else Place(**json.loads(place)), _lease(lease)
 
     async def note(self, video: str, box: str) -> None:
-        """Remember which box makes a video."""
+        """Record which box makes a video."""
         await self._answer(self._redis.set(self._key("video", video), box, px=_NOTE_MS))
 
     async def noted(self, video: str) -> str | None:

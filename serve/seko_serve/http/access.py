@@ -15,12 +15,14 @@ from seko_serve.errors import ServeError
 from seko_serve.security.keys import ApiKeys
 from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import Rate
+from seko_serve.security.tokens import Links
 from seko_serve.settings import LOOPBACK, Settings
 
 # How many a second, and at once.
 OPENS_AT_ONCE = 8.0  # times the setting; by key and address
 SOCKETS = (5.0, 30.0)  # by address
 MESSAGES = (60.0, 120.0)  # of a session's socket
+TICKET = "ticket"  # a link's, in the query of its address
 SAFE_METHODS = frozenset(
     {"GET", "HEAD", "OPTIONS"}
 )  # they change nothing: another site's page cannot read answers
@@ -38,6 +40,8 @@ class Access:
     ----------
     controls : Rate
         Rate limit of the control messages of one socket.
+    links : Links
+        Links, which stand for a key in one request; a request has its link's ticket in the query.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -58,6 +62,7 @@ class Access:
         )
         self._sockets = Rate(*SOCKETS, "sockets opened", time.monotonic)
         self.controls = Rate(*MESSAGES, "messages", time.monotonic)
+        self.links = Links(time.monotonic)
 
     def check_page(self, connection: HTTPConnection) -> None:
         """Raise a ServeError if a page of another site sent the request, or if the request's ``Host`` is not this
@@ -71,13 +76,29 @@ class Access:
         if connection.scope["type"] == "websocket" or connection.scope["method"] not in SAFE_METHODS:
             check_origin(headers.get("origin"), headers.get("host"), self._allowed)
 
-    def tenant(self, connection: HTTPConnection) -> str:
-        """Return the tenant of a request; ServeError if the server has keys and the request has none of them."""
+    def may_read(self, origin: str) -> bool:
+        """Return whether pages of an origin on another host may read answers."""
+        return "*" in self._allowed or origin in self._allowed
+
+    def tenant(self, connection: HTTPConnection, purpose: str = "") -> str:
+        """Return the tenant of a request; ServeError if the server has keys and the request has none of them.
+
+        Parameters
+        ----------
+        connection : HTTPConnection
+            The request.
+        purpose : str
+            Purpose of the link that the request may have instead of a key; empty: it may have none.
+        """
+        ticket = connection.query_params.get(TICKET) if purpose else None
+        if ticket is not None:
+            return self.links.redeem(ticket, purpose)
         return self._keys.tenant(connection.headers.get("authorization"))
 
-    def opener(self, connection: HTTPConnection) -> str:
-        """Return the tenant of a request for a new session or video; ServeError also if the caller asks too often."""
-        tenant = self.tenant(connection)
+    def opener(self, connection: HTTPConnection, purpose: str = "") -> str:
+        """Return the tenant of a request for a new session or video, as `tenant` does; ServeError also if the caller
+        asks too often."""
+        tenant = self.tenant(connection, purpose)
         self._opens.take(f"{tenant} {_address(connection)}")
         return tenant
 

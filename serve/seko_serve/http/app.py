@@ -1,26 +1,23 @@
-"""The ASGI application of the server: all routes, and the middleware for every answer."""
+"""The ASGI application of the server: all routes, their start and their stop."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
-from string import Template
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals
+from seko_serve.http.guard import guarded
 from seko_serve.http.metrics import MetricsRoutes
 from seko_serve.http.openapi import OpenApiRoutes
+from seko_serve.http.pages import composed, page_files
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
 from seko_serve.http.speech import SpeechRoutes
@@ -28,18 +25,6 @@ from seko_serve.http.videos import VideoRoutes
 from seko_serve.jobs import VideoJobs
 from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
-
-PAGE = Path(__file__).parent.parent / "page"
-POLICY = (
-    "default-src 'self'; connect-src 'self' ws: wss:; media-src 'self' blob:; img-src 'self' data: blob:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
-HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-)
 
 
 class Application:
@@ -66,6 +51,11 @@ class Application:
             OpenApiRoutes(),
         )
 
+    @property
+    def held(self) -> int:
+        """Number of sessions that hold a row, and of videos: what would end with the process."""
+        return self._manager.admission.running + self._jobs.count
+
     async def start(self) -> None:
         """Open the artifact, the store of snapshots and the video jobs; errors such as an ArtifactError are raised
         unchanged.
@@ -91,52 +81,14 @@ class Application:
         routes = [
             Route("/", self._page),
             *(route for family in self._families for route in family.routes()),
-            Mount("/page", StaticFiles(directory=PAGE)),
+            page_files(),
         ]
         handlers: dict[Any, Any] = {
             ServeError: self._refusals.known,
             HTTPException: self._refusals.of_routing,
             Exception: self._refusals.unknown,
         }
-        return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
+        return guarded(Starlette(routes=routes, exception_handlers=handlers), self._access, self._refusals)
 
     async def _page(self, _: Request) -> Response:
-        speaks = isinstance(self._manager.device.manifest, SpeechManifest)
-        if speaks:
-            return HTMLResponse(_composed("Seko speaks", "speech"))
-        return HTMLResponse(_composed("Seko live", "video"))
-
-    def _guarded(self, app: ASGIApp) -> ASGIApp:
-        """Return the application wrapped in middleware, which adds headers to every answer and refuses pages of other
-        sites."""
-
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            async def send_with_headers(answer: Message) -> None:
-                if answer["type"] == "http.response.start":
-                    answer["headers"] = [*answer.get("headers", []), *HEADERS]
-                await send(answer)
-
-            if scope["type"] != "http":  # a socket is accepted before it is checked: see `serve_stream`
-                await app(scope, receive, send)
-                return
-            try:
-                self._access.check_page(HTTPConnection(scope))
-            except ServeError as error:
-                answer = await self._refusals.known(Request(scope), error)
-                await answer(scope, receive, send_with_headers)
-                return
-            # Starlette raises an error again behind its answer, for a server that would write all of it to the log.
-            with suppress(Exception):
-                await app(scope, receive, send_with_headers)
-
-        return guarded
-
-
-def _composed(title: str, kind: str) -> str:
-    """Return the HTML of a page: the frame that all pages share, around the main part of one kind."""
-
-    def part(name: str, **content: str) -> str:
-        return Template((PAGE / f"{name}.html").read_text(encoding="utf-8")).substitute(content)
-
-    main = part(f"{kind}.main", access=part("access"))
-    return part("frame", title=title, script=f"{kind}.js", main=main)
+        return HTMLResponse(composed(self._manager.device.manifest.workload.kind))

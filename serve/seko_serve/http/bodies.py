@@ -13,8 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from seko_serve.errors import ServeError
+from seko_serve.http.access import TICKET
 from seko_serve.logs import exception_fields
 from seko_serve.metrics import Metrics
+from seko_serve.security.tokens import TICKET_S
 
 MAX_BODY_BYTES = 1 << 20
 MAX_ENTRIES = 1 << 16
@@ -65,6 +67,11 @@ async def _read(request: Request, most: int) -> bytes:
     if size > most:
         raise ServeError("too_large", f"the body has more than {most} bytes")
     return bytes(content)
+
+
+def link_to(path: str, ticket: str) -> Response:
+    """Return the HTTP answer with a link: the address of a path that takes one request without an API key."""
+    return JSONResponse({"object": "link", "url": f"{path}?{TICKET}={ticket}", "ticket_s": TICKET_S}, 201)
 
 
 def internal_error(error: BaseException) -> ServeError:

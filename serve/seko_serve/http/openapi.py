@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 import seko_serve
 from seko_serve.errors import KINDS
+from seko_serve.http.access import TICKET
 from seko_serve.http.openings import LAST_S, MAX_FPS, MAX_LAST_S
 from seko_serve.http.speech import MAX_INPUT_LETTERS
 from seko_serve.http.videos import MAX_LISTED, MAX_SECONDS
@@ -79,6 +80,7 @@ def _paths() -> Table:
         {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20},
     )
     queue = _parameter("Seko-Queue", TEXT, "header", "`join`, or the token of a place in the queue.")
+    ticket = _parameter(TICKET, TEXT, description="Of a link, instead of a key.")
     video_form = {"multipart/form-data": {"schema": _named("VideoRequest")}}
     sounds: Table = {kind: {"schema": BINARY} for kind in sorted({kind for kind, *_ in FORMS.values()})}
     return {
@@ -164,14 +166,32 @@ def _paths() -> Table:
                     {"video/mp4": {"schema": BINARY}},
                     ("unauthorized", "not_found", "conflict", "unsupported"),
                 ),
-                "parameters": [_parameter("variant", {"enum": ["video"]})],
+                "parameters": [_parameter("variant", {"enum": ["video"]}), ticket],
             },
+        },
+        "/v1/videos/{name}/content/link": {
+            "parameters": [name],
+            "post": _operation(
+                "An address of the file that takes one request without a key.",
+                _json("Link"),
+                ("unauthorized", "forbidden", "not_found", "conflict"),
+                status=201,
+            ),
         },
         "/v1/audio/speech": {
             "post": {
                 **_operation("Speaks a text.", {**sounds, "text/event-stream": {"schema": TEXT}}, OPENING),
+                "parameters": [ticket],
                 "requestBody": _body(_json("SpeechRequest")),
             }
+        },
+        "/v1/audio/speech/link": {
+            "post": _operation(
+                "An address that takes one request for speech without a key.",
+                _json("Link"),
+                ("unauthorized", "forbidden", "unsupported", "full", "stopping"),
+                status=201,
+            )
         },
     }
 
@@ -235,6 +255,7 @@ def _schemas() -> Table:
         },
         "Sessions": _list_of(_named("Session")),
         "Place": {"type": "object"},
+        "Link": _object({"object": {"const": "link"}, "url": TEXT, "ticket_s": NUMBER}),
         "VideoRequest": _object(
             {},
             {

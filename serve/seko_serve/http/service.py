@@ -7,7 +7,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import seko_serve
-from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.limits import limits_of
 from seko_serve.live.kinds import facts_of
@@ -38,8 +37,7 @@ class ServiceRoutes:
         ]
 
     async def _ready(self, _: Request) -> Response:
-        if self._manager.stopping:
-            raise ServeError("stopping", "the server is shutting down")
+        self._manager.check_takes()
         free, capacity = self._manager.admission.free, self._manager.capacity
         return JSONResponse({"status": "ready", "free": free, "capacity": capacity})
 

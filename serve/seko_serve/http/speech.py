@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.http.bodies import json_body
+from seko_serve.http.bodies import json_body, link_to
 from seko_serve.http.openings import MAX_OPENING_BYTES, speech_opening_of
 from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
@@ -24,6 +24,8 @@ from seko_serve.live.session import LiveSession
 from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
 from seko_serve.protocol import Codec, Control, Media
 
+PATH = "/v1/audio/speech"
+AGAIN_S = 1.0  # after which a client asks again
 MAX_INPUT_LETTERS = 4096
 AHEAD = 8  # patches that are made before they are sent
 FIELDS = frozenset(
@@ -33,7 +35,7 @@ VOICES = (None, "default")
 
 
 class SpeechRoutes:
-    """The route ``/v1/audio/speech``, which speaks a text.
+    """The routes ``/v1/audio/speech``, which speaks a text, and ``/v1/audio/speech/link``.
 
     Parameters
     ----------
@@ -48,14 +50,29 @@ class SpeechRoutes:
         self._closing: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[BaseRoute]:
-        """Return the route ``/v1/audio/speech``."""
-        return [Route("/v1/audio/speech", self._speak, methods=["POST"])]
+        """Return the routes ``/v1/audio/speech`` and ``/v1/audio/speech/link``."""
+        return [
+            Route(PATH, self._speak, methods=["POST"]),
+            Route(f"{PATH}/link", self._link, methods=["POST"]),
+        ]
 
-    async def _speak(self, request: Request) -> Response:
-        tenant = self._access.opener(request)
+    async def _link(self, request: Request) -> Response:
+        """Return an address that takes one request without a key; ServeError if no row is free for it."""
+        tenant = self._access.tenant(request)
+        self._speaking()
+        self._manager.check_takes()
+        if not self._manager.admission.free:
+            raise ServeError("full", "no row is free", retry_after=AGAIN_S)
+        return link_to(PATH, self._access.links.issue(tenant, PATH))
+
+    def _speaking(self) -> SpeechManifest:
         manifest = self._manager.device.manifest
         if not isinstance(manifest, SpeechManifest):
             raise ServeError("unsupported", "this artifact makes video and does not speak")
+        return manifest
+
+    async def _speak(self, request: Request) -> Response:
+        tenant, manifest = self._access.opener(request, PATH), self._speaking()
         table = await json_body(request, MAX_OPENING_BYTES)
         text, form, events = _checked(table)
         rate = manifest.workload.patch.sample_rate

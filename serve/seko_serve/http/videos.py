@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.http.bodies import json_body, raw_body
+from seko_serve.http.bodies import json_body, link_to, raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
 from seko_serve.jobs import Video, VideoJobs
 from seko_serve.live.manager import SessionManager
@@ -53,6 +53,7 @@ class VideoRoutes:
             Route("/v1/videos", self._list, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
+            Route("/v1/videos/{name}/content/link", self._link, methods=["POST"]),
         ]
 
     async def _create(self, request: Request) -> Response:
@@ -71,8 +72,7 @@ class VideoRoutes:
         if "last_image" in table:
             table["last_s"] = frames / fps
         opening = await asyncio.to_thread(opening_of, table, manifest)
-        if self._manager.stopping:
-            raise ServeError("stopping", "the server is shutting down", retry_after=5.0)
+        self._manager.check_takes()
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
 
     async def _list(self, request: Request) -> Response:
@@ -105,8 +105,17 @@ class VideoRoutes:
             return JSONResponse({"id": video.id, "object": "video.deleted", "deleted": True})
         return JSONResponse(self._facts(video))
 
+    async def _link(self, request: Request) -> Response:
+        """Return an address that takes one request without a key; ServeError if the video is not completed."""
+        tenant = self._access.tenant(request)
+        video = self._jobs.find(request.path_params["name"], tenant)
+        self._jobs.file(video)
+        path = f"/v1/videos/{video.id}/content"
+        return link_to(path, self._access.links.issue(tenant, path))
+
     async def _content(self, request: Request) -> Response:
-        video = self._jobs.find(request.path_params["name"], self._access.tenant(request))
+        name = request.path_params["name"]
+        video = self._jobs.find(name, self._access.tenant(request, f"/v1/videos/{name}/content"))
         if request.query_params.get("variant", "video") != "video":
             raise ServeError("unsupported", "there is the variant video alone")
         return FileResponse(self._jobs.file(video), media_type="video/mp4", filename=f"{video.id}.mp4")

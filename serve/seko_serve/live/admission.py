@@ -105,6 +105,11 @@ class Admission:
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
 
     @property
+    def running(self) -> int:
+        """Number of sessions that hold a row, or are about to take one."""
+        return len(self._running)
+
+    @property
     def waiting(self) -> int:
         """Number of requests that wait for a row."""
         self._expire()

@@ -8,6 +8,10 @@ from typing import Protocol
 class Leases(Protocol):
     """Leases of sessions: at any time one server of a fleet holds a session's lease."""
 
+    @property
+    def artifact(self) -> str:
+        """SHA-256 of the server's artifact, by which a fleet tells its artifacts apart; empty outside of fleets."""
+
     async def claim(self, session: str, tenant: str) -> None:
         """Take the lease of a session before the session gets a row of the pool.
 
@@ -25,6 +29,8 @@ class Leases(Protocol):
 
 class NoLeases:
     """The leases of a server that is not part of a fleet."""
+
+    artifact = ""
 
     async def claim(self, session: str, tenant: str) -> None:
         """Do nothing, because no other server can hold the lease."""

@@ -58,6 +58,8 @@ class SessionManager:
         The sessions that hold a row of the pool, by id.
     stopping : bool
         Whether new sessions are refused because the server stops.
+    closed : bool
+        Whether new sessions are refused because the server is to stop once its sessions have ended.
     """
 
     admission: Admission
@@ -68,7 +70,7 @@ class SessionManager:
         self.settings, self.device, self._leases = settings, device, leases or NoLeases()
         self.tickets = Tickets(time.monotonic)
         self.sessions: dict[str, LiveSession] = {}
-        self.stopping = False
+        self.stopping = self.closed = False
         self._tenants = ApiKeys(settings.keys).tenants
         self._reopening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._workers = ThreadPoolExecutor(ENCODERS, thread_name_prefix="seko-encode")
@@ -85,7 +87,8 @@ class SessionManager:
         StoreError
             If the store of snapshots cannot be opened.
         """
-        self._loop, self.saving = asyncio.get_running_loop(), Saving(self.settings, self.device.metrics)
+        self._loop = asyncio.get_running_loop()
+        self.saving = Saving(self.settings, self.device.metrics, self._leases.artifact)
         await self.device.start()
         try:
             check_served(self.device.manifest)
@@ -165,7 +168,7 @@ class SessionManager:
         ServeError
             If the server is full or stopping, or the runtime refuses the opening.
         """
-        self._check_open()
+        self.check_takes()
         content = content_of(self.device.manifest, opening)
         session = self._session(new_session(), tenant, content, resumable=resumable)
         if queue_token == JOIN:
@@ -190,6 +193,20 @@ class SessionManager:
                 await self._leave(session.name)
         return session
 
+    @property
+    def takes(self) -> bool:
+        """Whether new sessions, and saved ones, are taken."""
+        return not (self.stopping or self.closed)
+
+    def check_takes(self) -> None:
+        """Raise a ServeError unless new sessions, and saved ones, are taken."""
+        if self.stopping:
+            raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
+        if self.closed:
+            raise ServeError(
+                "stopping", "the server takes no new session, because it is to stop", retry_after=AGAIN_S
+            )
+
     def place(self, tenant: str, queue_token: str) -> dict[str, object]:
         """Return a request's place in the queue, and keep the place; see `Admission.look`."""
         return self.admission.look(tenant, digest(queue_token))
@@ -209,7 +226,7 @@ class SessionManager:
             snapshot is lost.
         """
         if name not in self.sessions:
-            self._check_open()
+            self.check_takes()
             await self._record(name, token)  # else a lock would be kept for each name that somebody makes up
             async with self._reopening[name]:
                 if name not in self.sessions:
@@ -234,11 +251,12 @@ class SessionManager:
 
     async def find_saved(self, name: str, tenant: str) -> Record:
         """Return the record of a tenant's session that is saved and has no row of the pool; ServeError if there is no
-        such session.
+        such session, or it needs another artifact.
         """
         record = None if name in self.sessions else await self.saving.find(name)
         if record is None or record.tenant != tenant:
             raise ServeError("not_found", "there is no such session")
+        self._check_artifact(record)
         return record
 
     async def close(self, session: LiveSession, reason: str = "closed") -> None:
@@ -246,10 +264,6 @@ class SessionManager:
         session.finish(ServeError("conflict", f"the session has ended: {reason}"))
         await self.saving.forget(session.name)
         await self._drop(session)
-
-    def _check_open(self) -> None:
-        if self.stopping:
-            raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
 
     def _session(self, name: str, tenant: str, content: Content, *, resumable: bool = True) -> LiveSession:
         loop, saving = self._loop, self.saving
@@ -271,7 +285,7 @@ class SessionManager:
         """Serve a session that has a row of the pool; ServeError if the server has begun to stop meanwhile."""
         if self.stopping:
             await self.device.call(lambda _: session.close())
-            self._check_open()
+            self.check_takes()
         self.saving.begin(session, record)
         self.sessions[session.name] = session
         await self.device.call(lambda _: self.device.add(session))
@@ -284,10 +298,19 @@ class SessionManager:
         ResumeTokens(record.tokens).check(token)
         if record.tenant not in self._tenants:
             raise ServeError("forbidden", "the key that opened the session is none of this server any more")
+        self._check_artifact(record)
         return record
 
+    def _check_artifact(self, record: Record) -> None:
+        """Raise a ServeError if a saved session needs another artifact than that of this server of a fleet."""
+        own = self._leases.artifact
+        if own and record.artifact and record.artifact != own:
+            raise ServeError(
+                "full", "the session needs another artifact than this server's", retry_after=AGAIN_S
+            )
+
     async def _reopen(self, record: Record, token: str) -> LiveSession:
-        self._check_open()
+        self.check_takes()
         name, tokens = record.session, ResumeTokens(record.tokens)
         tokens.check(token)
         self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)
@@ -302,6 +325,11 @@ class SessionManager:
             await self._add(session, record)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+        except VainError as error:
+            _LOG.error("%s", error)
+            raise ServeError(
+                "lost", "two servers could not continue the session; open another session"
+            ) from None
         except (SekoRuntimeError, StoreError, KeyError, TypeError, ValueError) as error:
             _LOG.error("session %s cannot go on from its snapshot: %s", name, error)
             raise ServeError(

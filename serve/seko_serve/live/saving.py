@@ -47,6 +47,8 @@ class Saving:
         The server's settings.
     metrics : Metrics
         The server's Prometheus metrics.
+    artifact : str
+        What records say of the artifact; see `Record`.
 
     Raises
     ------
@@ -54,8 +56,8 @@ class Saving:
         If the store cannot be opened.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        store = _store(settings.snapshots)
+    def __init__(self, settings: Settings, metrics: Metrics, artifact: str = "") -> None:
+        store, self._artifact = _store(settings.snapshots), artifact
         self._store, self._keep_s, self._metrics = store, settings.snapshot_keep_s, metrics
         self._saved = None if store is None else SavedSessions(store, settings.snapshot_key)
         self._newest: dict[str, _NewestRecord] = {}
@@ -105,7 +107,13 @@ class Saving:
                 hashes = session.tokens.hashes
                 epoch = 0 if newest.record is None else newest.record.epoch
                 record = Record(
-                    session.name, session.tenant, hashes, name, session.content.period_s, epoch=epoch
+                    session.name,
+                    session.tenant,
+                    hashes,
+                    name,
+                    session.content.period_s,
+                    epoch=epoch,
+                    artifact=self._artifact,
                 )
                 try:
                     newest.record = await self._run(lambda: saved.commit(newest.record, record))

@@ -53,12 +53,24 @@ export class Connection extends EventTarget {
     this.hello = hello;
     const opened = await request(this.base, "v1/sessions", this.key, session, { "seko-queue": place });
     this.id = opened.id;
+    this.take(opened.url);
     this.connect(`seko.ticket.${opened.ticket}`);
   }
 
-  connect(entrance) {
+  /** Note the address of the socket, if it is at another server: a gateway gives the whole address. */
+  take(url) {
+    this.elsewhere = /^wss?:/.test(url) ? url : undefined;
+  }
+
+  get url() {
+    if (this.elsewhere) return this.elsewhere;
     const url = new URL(`v1/sessions/${this.id}/stream`, this.base);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+    return url;
+  }
+
+  connect(entrance) {
+    const { url } = this;
     const socket = new WebSocket(url, ["seko.v1", entrance]);
     socket.binaryType = "arraybuffer";
     socket.onopen = () => socket.send(JSON.stringify({ type: "hello", ...this.hello, buffer: this.buffer }));
@@ -88,14 +100,28 @@ export class Connection extends EventTarget {
   }
 
   lost(socket) {
-    if (socket !== this.socket) return;
+    if (socket === this.socket) this.again();
+  }
+
+  /** Connect again after a while, unless the session has ended; a gateway says first which server has it. */
+  again() {
     this.lostAt ??= performance.now();
     const gone = this.ended || !this.resume || performance.now() - this.lostAt > GIVE_UP_MS;
     this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone } }));
     if (gone) return;
-    const serial = this.serial ?? "";
-    setTimeout(() => { if (!this.ended) this.connect(`seko.resume.${this.resume}.${serial}`); }, this.retryMs);
+    setTimeout(() => { if (!this.ended) this.comeBack(); }, this.retryMs);
     this.retryMs = Math.min(2 * this.retryMs, LONGEST_RETRY_MS);
+  }
+
+  async comeBack() {
+    try {
+      if (this.elsewhere) this.take((await request(this.base, `v1/sessions/${this.id}`, this.key)).url);
+    } catch (error) {
+      this.ended ||= error.retryable === false;
+      this.again();
+      return;
+    }
+    if (!this.ended) this.connect(`seko.resume.${this.resume}.${this.serial ?? ""}`);
   }
 
   get isOpen() { return this.socket?.readyState === WebSocket.OPEN; }

@@ -10,11 +10,13 @@ export function say(text, kind = "") {
   find("state").className = kind;
 }
 
-/** Ask the server for its model; undefined where it first asks for a key, which the page then does too. */
+/** Ask the server for the model of this page; undefined where it first asks for a key, which the page then does too. */
 export async function servedModel() {
   try {
-    const { data: [model] } = await request(base, "v1/models", key());
-    return model;
+    const { data: models } = await request(base, "v1/models", key());
+    const wanted = new URLSearchParams(location.search).get("model");
+    showOthers(models);
+    return models.find(({ id }) => id === wanted) ?? models.sort((a, b) => (a.id < b.id ? -1 : 1))[0];
   } catch (error) {
     if (error.code !== "unauthorized") throw error;
     find("access").open = true;
@@ -22,4 +24,14 @@ export async function servedModel() {
     say("This server asks for a key");
     return undefined;
   }
+}
+
+/** Show links to the pages of all models, if the server is a gateway with several. */
+function showOthers(models) {
+  find("models").replaceChildren(...(models.length > 1 ? models : []).map(({ id }) => {
+    const link = document.createElement("a");
+    link.href = `?model=${encodeURIComponent(id)}`;
+    link.textContent = id;
+    return link;
+  }));
 }

@@ -37,6 +37,7 @@ async function start() {
   if (!audio.length) throw new Error("Sound needs a page over https, or on localhost");
   const words = find("words").value.trim();
   const session = {
+    model: model.id,
     seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
     ...(voice && { voice, ...(words && { voice_text: words }) }),
   };
@@ -164,7 +165,7 @@ find("save").onclick = () => attempted(async () => {
     method: "POST",
     headers: { "content-type": "application/json", ...(key() && { authorization: `Bearer ${key()}` }) },
     body: JSON.stringify({
-      input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
+      model: model.id, input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
       ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),
     }),
   });

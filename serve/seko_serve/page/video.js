@@ -87,7 +87,7 @@ async function start(prompt) {
   const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
   const hello = { codecs, audio: model.takes.voice ? audio : [] };
   const session = {
-    seed: seed(), ...(prompt && { prompt }), ...pictures(), ...(voice && { voice }),
+    model: model.id, seed: seed(), ...(prompt && { prompt }), ...pictures(), ...(voice && { voice }),
   };
   say("Opening");
   find("stop").disabled = false;

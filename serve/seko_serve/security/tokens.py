@@ -1,5 +1,5 @@
-"""Secrets with which a client opens a session's socket: tickets for the first time, resume tokens afterwards. The
-server keeps only hashes of tickets and resume tokens."""
+"""Secrets that a server issues: tickets and resume tokens, with which a client opens a session's socket, and links,
+with which a client sends one request without an API key. The server keeps only their hashes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from seko_serve.errors import ServeError
 from seko_serve.security.keys import digest
 
 TICKET_S = 30.0
+MOST_LINKS = 10_000  # that are open at a time; the oldest one goes first
 MOST_TOKENS = 4  # of a session that a client may hold
 _BYTES = 24
 
@@ -55,6 +56,48 @@ class Tickets:
             raise ServeError(
                 "unauthorized", "the ticket is unknown, used, or older than 30 s; ask for another"
             )
+
+
+@dataclass(frozen=True)
+class _Link:
+    tenant: str
+    purpose: str
+    expires: float
+
+
+class Links:
+    """The links of a server: each stands for a tenant's API key in one request, once, within `TICKET_S` seconds.
+
+    Parameters
+    ----------
+    clock : callable
+        Function that returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: dict[str, _Link] = {}  # by the ticket's hash, the oldest first
+
+    def issue(self, tenant: str, purpose: str) -> str:
+        """Return a new ticket with which a tenant's request of this purpose is answered."""
+        now = self._clock()
+        for hashed in list(self._open):
+            if len(self._open) < MOST_LINKS and self._open[hashed].expires > now:
+                break
+            del self._open[hashed]
+        ticket = secrets.token_urlsafe(_BYTES)
+        self._open[digest(ticket)] = _Link(tenant, purpose, now + TICKET_S)
+        return ticket
+
+    def redeem(self, ticket: str, purpose: str) -> str:
+        """Use a ticket for a request of this purpose, and return the tenant; ServeError if the ticket is for another
+        purpose, was used, or is too old."""
+        link = self._open.pop(digest(ticket), None)
+        if link is None or link.purpose != purpose or link.expires <= self._clock():
+            raise ServeError(
+                "unauthorized", "the link's ticket is unknown, used, or older than 30 s; ask for another link"
+            )
+        return link.tenant
 
 
 class ResumeTokens:

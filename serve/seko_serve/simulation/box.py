@@ -1,4 +1,4 @@
-"""A simulated box: admission, the device's thread, and snapshots beside it."""
+"""A simulated box (server): its admission, the thread that owns the device, and the writing of snapshots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL, DIGEST = "model", "digest"
 
 
 class Box:
-    """One box.
+    """A box of the simulated fleet.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ class Box:
     name : str
         Name of the box.
     times : BoxTimes
-        How long things take.
+        Durations of the box's work.
     queue, snapshot_every : int
-        Largest number of requests that wait, and number of chunks from one snapshot of a session to the next.
+        Largest number of waiting requests, and number of chunks between two snapshots of a session.
     rows : Rows
         The rows of the simulated directory.
     dice : random.Random
@@ -46,11 +46,16 @@ class Box:
 
     Attributes
     ----------
-    alive, silent, stopping : bool
-        Whether the box's process runs, whether nothing says that the process has ended, and whether the box refuses
-        sessions because it ends.
+    alive : bool
+        Whether the box's process runs.
+    silent : bool
+        Whether the box's machine is lost: clients get no answer, and no refused connection either.
+    stopping : bool
+        Whether the box refuses sessions because it is about to end.
+    closed : bool
+        Whether the box refuses sessions and ends after its last session.
     sessions : dict of str to Session
-        The sessions that have a row of the box.
+        The sessions that have a row in the box.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class Box:
     ) -> None:
         self._env, self.name, self._times, self._every = env, name, times, snapshot_every
         self._rows, self._dice, self._traffic, self._meters = rows, dice, traffic, meters
-        self.alive, self.silent, self.stopping = True, False, False
+        self.alive, self.silent, self.stopping, self.closed = True, False, False, False
         self.sessions: dict[str, Session] = {}
         self._born = env.now
         self._busy_since: float | None = None
@@ -86,8 +91,13 @@ class Box:
         env.process(self._device())
         env.process(self._beat())
 
+    @property
+    def takes(self) -> bool:
+        """Whether the box takes sessions."""
+        return not (self.stopping or self.closed)
+
     def facts(self) -> BoxFacts:
-        """Return the box's row."""
+        """Return the box's entry in the directory."""
         return BoxFacts(
             self.name,
             "",
@@ -96,10 +106,11 @@ class Box:
             MODEL,
             DIGEST,
             self._times.rows,
-            0 if self.stopping else self._free_rows(),
+            self._free_rows() if self.takes else 0,
             self.admission.waiting,
             len(self.sessions),
-            not self.stopping,
+            self.takes,
+            self.name,
         )
 
     def _free_rows(self) -> int:
@@ -110,14 +121,14 @@ class Box:
     # -- sessions ----------------------------------------------------------------------------------------------
 
     def open(self, session: Session, token: str | None) -> Steps:
-        """Give a new session a row; ServeError as `Admission.ask`. `open` returns False if the box ends meanwhile."""
+        """Give a new session a row; return False if the box ends meanwhile. Errors are those of `Admission.ask`."""
         self._check_open()
         self.admission.ask(session.demand, token, session.name)
         self._claim(session)
         return bool((yield self._do(self._draw(self._times.open_s))))
 
     def reopen(self, session: Session) -> Steps:
-        """Give a saved session a row; ServeError as `Admission.ask`. `open` returns False if the box ends meanwhile."""
+        """Give a saved session a row; return False if the box ends meanwhile. Errors are those of `Admission.ask`."""
         self._check_open()
         self.admission.ask(session.demand, f"session {session.name}", session.name)
         self._claim(session)
@@ -145,13 +156,13 @@ class Box:
         self._meters.rows.change(1)
 
     def _check_open(self) -> None:
-        if self.stopping:
+        if not self.takes:
             raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
 
     # -- its end -----------------------------------------------------------------------------------------------
 
     def kill(self, *, silent: bool = False) -> None:
-        """End the process at once; ``silent``: its machine answers nothing, not even that nobody listens."""
+        """End the process at once. If ``silent``, the machine is lost too: connections to it are not even refused."""
         if not self.alive:
             return
         self.finish()
@@ -163,6 +174,11 @@ class Box:
         for _, done in self._work:
             done.succeed(False)
         self._ring()
+
+    def end(self) -> None:
+        """End the process of a box that has no session."""
+        self._rows.withdraw(self.name)
+        self.kill()
 
     def drain(self) -> Steps:
         """Save all sessions, end their sockets, and end the process."""
@@ -178,8 +194,7 @@ class Box:
                 self.leave(session)
                 session.detach(STOPPED)
         if self.alive:
-            self._rows.withdraw(self.name)
-            self.kill()
+            self.end()
 
     # -- the device's thread -----------------------------------------------------------------------------------
 
@@ -190,7 +205,7 @@ class Box:
             self._ring()
 
     def _do(self, seconds: float) -> Event:
-        """Return the event of so many seconds of the device's thread: True when done, False if the box has ended."""
+        """Return the event at which the device's thread has done some work; its value is False if the box ends."""
         done = self._env.event()
         if self.alive:
             self._work.append((seconds, done))
@@ -225,7 +240,7 @@ class Box:
             self._busy_since = None
 
     def _call(self) -> Steps:
-        """Take the requests for chunks, with snapshots that are due, and make one call."""
+        """Take snapshots that are due, then make one call for sessions that have requested a chunk."""
         ready, self._ready = self._ready, []
         for session in ready:
             if session.over.triggered or session.held:
@@ -271,13 +286,13 @@ class Box:
             session.saved = chunks
 
     def _save(self, session: Session) -> Steps:
-        """Save a session that makes no further chunk."""
+        """Save a session after its last chunk."""
         if (yield self._do(self._draw(self._times.capture_s))):
             self._asked.pop(session, None)
             yield from self._write(session, session.made_chunks)
 
     def _beat(self) -> Steps:
-        """Repeat the row and the leases."""
+        """Renew the box's entry in the directory and the leases of its sessions."""
         self._rows.enter(self.facts())
         yield self._env.timeout(self._dice.uniform(0, BEAT_S))
         while self.alive:

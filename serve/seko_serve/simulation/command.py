@@ -14,7 +14,9 @@ from seko_serve.simulation.durations import read_times
 from seko_serve.simulation.scenario import LENGTHS, Scenario, option
 
 MEANINGS = {
-    "boxes": "boxes, each one GPU",
+    "boxes": "boxes, each one GPU; with --max-boxes the smallest number",
+    "max_boxes": "the largest number of boxes, if it changes with the load; 0: it does not",
+    "shrink_after_s": "seconds with a box too many before one ends",
     "sessions": "viewers that arrive",
     "arrivals": "viewers a second, at random; 0: all at once",
     "seconds": "of video that a viewer watches, as a mean",
@@ -72,9 +74,9 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError:
         print("seko-serve: a simulation needs SimPy: pip install 'seko-serve[simulate]'", file=sys.stderr)
         return 3
-    given = {name: getattr(chosen, name) for name in ARTIFACT if getattr(chosen, name) is not None}
+    overrides = {name: getattr(chosen, name) for name in ARTIFACT if getattr(chosen, name) is not None}
     try:
-        times = read_times(_text(chosen.times), given)
+        times = read_times(_text(chosen.times), overrides)
     except (ValueError, OSError) as error:
         print(f"seko-serve: {chosen.times}: {error}", file=sys.stderr)
         return 3

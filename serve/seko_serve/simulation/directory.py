@@ -1,4 +1,4 @@
-"""The simulated directory: rows of boxes that end if they are not repeated."""
+"""The simulated directory: an entry for each box, which expires unless the box renews it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seko_serve.simulation.traffic import Traffic
 
 
 class Rows:
-    """The rows of all boxes.
+    """The entries of all boxes.
 
     Parameters
     ----------
@@ -24,21 +24,21 @@ class Rows:
         self._rows: dict[str, tuple[BoxFacts, float]] = {}  # with the time at which the row ends
 
     def announce(self, box: BoxFacts) -> None:
-        """Write a box's row again."""
+        """Renew a box's entry."""
         self._traffic.directory("announce")
         self.enter(box)
 
     def enter(self, box: BoxFacts) -> None:
-        """Write the first row of a box, which is not counted: at the beginning all boxes have one."""
+        """Write the first entry of a box. It is not counted as a command, because a running fleet has it already."""
         self._rows[box.name] = box, self._clock() + LEASE_S
 
     def withdraw(self, box: str) -> None:
-        """Remove a box's row."""
+        """Remove a box's entry."""
         self._traffic.directory("withdraw")
         self._rows.pop(box, None)
 
     def boxes(self) -> list[BoxFacts]:
-        """Return the rows of all boxes, in the order of their names."""
+        """Return the entries of all boxes, in the order of their names."""
         self._traffic.directory("boxes")
         now = self._clock()
         for name in [name for name, (_, end) in self._rows.items() if end <= now]:

@@ -30,21 +30,21 @@ class BoxTimes:
     fps : float
         Video frames that a viewer shows in a second.
     chunk_frames, first_frames : int
-        Video frames of a chunk, and of a stream's first chunk; ``first_frames`` 0: as many as of the others.
+        Video frames of a chunk, and of a stream's first chunk; if ``first_frames`` is 0, all chunks are alike.
     call_s : mapping of int to Seconds
-        A call of the device, by its number of rows.
+        Duration of a call of the device, by its number of rows.
     open_s : Seconds
-        The device's part of opening a session, such as encoding its prompt.
+        Time for which opening a session occupies the device, for example to encode its prompt.
     encode_s : Seconds
         Duration from the end of a call to a chunk's last encoded frame.
     connect_s : Seconds
-        The network's and the client's part of opening a session, together.
+        Time of network and client when a session is opened.
     capture_s : Seconds
-        The device's part of a snapshot.
+        Time for which a snapshot occupies the device.
     write_s, read_s : Seconds
-        Writing a snapshot to the store, and restoring a session from it; both beside the calls.
+        Time to write a snapshot to the store, and to restore a session from it. The device goes on meanwhile.
     start_s : Seconds
-        Duration from the end of a box's process until another one in its place takes sessions.
+        Time from the end of a box's process until the process that replaces it takes sessions.
 
     Raises
     ------
@@ -88,7 +88,7 @@ _DURATIONS = ("open_s", "encode_s", "connect_s", "capture_s", "write_s", "read_s
 _NUMBERS = {"rows": int, "fps": float, "chunk_frames": int, "first_frames": int}
 
 
-def read_times(text: str, given: Mapping[str, float] | None = None) -> BoxTimes:
+def read_times(text: str, overrides: Mapping[str, float] | None = None) -> BoxTimes:
     """Return the durations in a JSON object or in Prometheus' text of a box's ``/metrics``.
 
     Parameters
@@ -96,8 +96,8 @@ def read_times(text: str, given: Mapping[str, float] | None = None) -> BoxTimes:
     text : str
         The JSON object, whose keys are the fields of `BoxTimes` and whose durations are numbers or lists of numbers; or
         Prometheus' text.
-    given : mapping of str to float, optional
-        Values of ``rows``, ``fps``, ``chunk_frames`` and ``first_frames`` that go before those of the text.
+    overrides : mapping of str to float, optional
+        Values of ``rows``, ``fps``, ``chunk_frames`` and ``first_frames`` that override those of the text.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def read_times(text: str, given: Mapping[str, float] | None = None) -> BoxTimes:
         If the text is neither, or a field is unknown, missing or out of range; the message names the field.
     """
     table = _json_fields(text) if text.lstrip().startswith("{") else metrics_fields([text])
-    table |= {name: _NUMBERS[name](value) for name, value in (given or {}).items()}
+    table |= {name: _NUMBERS[name](value) for name, value in (overrides or {}).items()}
     missing = [name for name in ("rows", "fps", "chunk_frames", "call_s") if name not in table]
     if missing:
         raise ValueError(f"the field {missing[0]!r} is missing")
@@ -113,26 +113,26 @@ def read_times(text: str, given: Mapping[str, float] | None = None) -> BoxTimes:
 
 
 def as_json(times: BoxTimes) -> str:
-    """Return the text from which `read_times` makes these durations."""
+    """Return the durations as JSON text, which `read_times` reads."""
     table = {entry.name: getattr(times, entry.name) for entry in fields(times)}
     return json.dumps(table | {"call_s": {str(rows): seconds for rows, seconds in times.call_s.items()}})
 
 
 def scaled(times: BoxTimes, factor: float) -> BoxTimes:
-    """Return durations whose calls take ``factor`` times as long."""
+    """Return the durations with those of calls multiplied by ``factor``."""
     calls = {rows: tuple(factor * value for value in values) for rows, values in times.call_s.items()}
     return replace(times, call_s=calls)
 
 
 def _json_fields(text: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"no JSON: {error}") from None
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise ValueError("no JSON object")
     table: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in content.items():
         if name in _NUMBERS:
             if (
                 isinstance(value, bool)
@@ -147,7 +147,7 @@ def _json_fields(text: str) -> dict[str, Any]:
             if not isinstance(value, dict) or not all(rows.isdecimal() for rows in value):
                 raise ValueError("call_s is no table of seconds by number of rows")
             table[name] = {
-                int(rows): _seconds(f"call_s of {rows} rows", found) for rows, found in value.items()
+                int(rows): _seconds(f"call_s of {rows} rows", seconds) for rows, seconds in value.items()
             }
         else:
             raise ValueError(f"{name!r} is no field")
@@ -178,7 +178,7 @@ def metrics_fields(texts: Iterable[str]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If a text is none of a box, or no call was measured.
+        If a text is not the metrics of a box, or no call was measured.
     """
     counts: defaultdict[tuple[str, str], defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -211,13 +211,13 @@ def metrics_fields(texts: Iterable[str]) -> dict[str, Any]:
 def likely(counts: Mapping[float, float], total: float) -> Seconds:
     """Return `LIKELY` equally likely values that stand for a histogram, with the histogram's mean.
 
-    A histogram states between which bounds a value lay, but not the value. The chosen values lie in the middle between
-    their bounds. Only the values of the fullest interval lie at the place that makes the mean right.
+    A histogram states the bounds of each value, but not the value. The chosen values are the midpoints of their bounds,
+    except in the fullest interval, whose values are shifted so that the mean is right.
 
     Parameters
     ----------
     counts : mapping of float to float
-        Number of values that are at most so large, by upper bound; the last bound is infinity.
+        Cumulative number of values by upper bound; the last bound is infinity.
     total : float
         Sum of the values.
     """

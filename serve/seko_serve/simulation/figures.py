@@ -23,8 +23,8 @@ class Figures:
     refused : mapping of str to int
         Number of viewers that were refused, by the error's code.
     lost, resumes : int
-        Number of sessions that ended with their box because there was no snapshot of them, and number of sockets that
-        ended and were resumed.
+        Number of sessions that were lost with their box because they had no snapshot, and number of sockets that ended
+        and were resumed.
     cpr : float or None
         Continuous playback rate as ``seko-serve load`` defines it. A viewer whose socket ended begins to play again;
         the first chunk then counts as late.
@@ -33,18 +33,19 @@ class Figures:
     resume_s_p50, resume_s_p99 : float or None
         Seconds from a socket's end to the next frame.
     repeated_chunks : int
-        The most chunks that came again after a socket's end, because they were behind the last snapshot.
+        Largest number of chunks that a viewer received twice after a socket's end, because they were made after the
+        last snapshot.
     gpu_use : float
         Share of the boxes' time in which their device was busy.
-    mean_sessions : float
-        Rows that sessions held, as a mean over time.
+    mean_boxes, mean_sessions : float
+        Mean number of boxes that ran, and of rows with a session, over time.
     span_s : float
-        Length of the measured part, in seconds: from the warm-up's end to the last arrival.
+        Length of the measured time in seconds, from the end of the warm-up to the last arrival.
     ended_boxes : int
-        Boxes that ended, by failures or to be replaced.
+        Number of boxes that failed or were replaced.
     gateway_rps, box_rps, directory_rps, store_rps : float
-        Requests a second: from viewers to all gateways, from gateways to all boxes, commands to Redis, and snapshots
-        to the store, as means.
+        Mean requests a second: from viewers to all gateways, from gateways to all boxes, commands to Redis, and
+        snapshots to the store.
     gateway_rps_peak, box_rps_peak, directory_rps_peak, store_rps_peak : int
         Requests to gateways, boxes, Redis and the store in the second with most requests.
     """
@@ -61,6 +62,7 @@ class Figures:
     resume_s_p99: float | None
     repeated_chunks: int
     gpu_use: float
+    mean_boxes: float
     mean_sessions: float
     span_s: float
     ended_boxes: int
@@ -83,7 +85,7 @@ class Figures:
         ended: int,
         now: float,
     ) -> Figures:
-        """Return the figures of a simulation that is over at the time ``now``."""
+        """Return the figures of a simulation that ended at the time ``now``."""
         counted = [session for session in sessions if session.opened_at >= meters.begin]
         served = [session for session in counted if session.views and session.views[0].first_at is not None]
         shares = [share for session in served if (share := in_time(session, buffer)) is not None]
@@ -111,6 +113,7 @@ class Figures:
             resume_s_p99=percentile(waits, 99),
             repeated_chunks=max((chunks for session in counted for chunks in session.again), default=0),
             gpu_use=meters.busy.seconds / meters.boxes.seconds if meters.boxes.seconds else 0.0,
+            mean_boxes=meters.boxes.seconds / (end - meters.begin) if end > meters.begin else 0.0,
             mean_sessions=meters.rows.span.seconds / (end - meters.begin) if end > meters.begin else 0.0,
             span_s=end - meters.begin,
             ended_boxes=ended,
@@ -131,8 +134,8 @@ class Figures:
             f"viewers   {self.served} of {self.sessions} served; refused: {refused}",
             f"CPR       {_shown(self.cpr, 4)}",
             f"TTFC      p50 {_shown(self.ttfc_ms_p50, 0)} ms, p99 {_shown(self.ttfc_ms_p99, 0)} ms",
-            f"GPU use   {100 * self.gpu_use:.1f} %; {self.mean_sessions:.1f} sessions at a time in "
-            f"{self.span_s:.0f} s",
+            f"GPU use   {100 * self.gpu_use:.1f} % of {self.mean_boxes:.1f} boxes; {self.mean_sessions:.1f} sessions "
+            f"at a time in {self.span_s:.0f} s",
             f"boxes     {self.ended_boxes} ended; {self.resumes} sockets resumed after "
             f"p50 {_shown(self.resume_s_p50, 1)} s, p99 {_shown(self.resume_s_p99, 1)} s; {self.lost} sessions lost",
             "a second  mean, and in the fullest second:",

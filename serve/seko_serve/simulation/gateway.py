@@ -1,4 +1,4 @@
-"""A simulated gateway: it sends a viewer to a box, by the rule of the real one."""
+"""A simulated gateway: it chooses a box for each viewer by the rule of the real gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simpy import Environment
 
 from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import CONNECT_S
-from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order
+from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.fleet.gateway import AGAIN_S
 from seko_serve.simulation.box import DIGEST, MODEL, Box
@@ -19,18 +19,18 @@ from seko_serve.simulation.traffic import BOX, GATEWAY, Traffic
 
 
 class Gateway:
-    """One gateway.
+    """A gateway of the simulated fleet.
 
     Parameters
     ----------
     env : Environment
         The simulation's clock.
     dice : random.Random
-        Draws the order of boxes.
+        Generator that draws the order in which boxes are asked.
     rows : Rows
         The rows of the simulated directory.
     boxes : mapping of str to Box
-        All boxes that there are or were, by name.
+        All boxes by name, also those that have ended.
     traffic : Traffic
         Counter of the requests to gateways and boxes.
     """
@@ -42,32 +42,38 @@ class Gateway:
         self._known = KnownBoxes()
 
     def open(self, session: Session, token: str | None) -> Steps:
-        """Return the box that has opened a session; with a token, a viewer waits in the queue of ``session.place``.
+        """Open a session and return its box. With a token, the request waits in the queue of the box ``session.place``.
 
         Raises
         ------
         ServeError
-            If no box takes the session: the first one's refusal.
+            If no box takes the session; the error is that of the first box that was asked.
         """
         self._traffic.count(GATEWAY)
-        known = self._read()
-        candidates = [row for row in known if row.name == session.place]
+        known, promised = self._read(), self._known.promised(self._env.now)
+        boxes = in_order(known, promised, model=MODEL, dice=self._dice)
+        place = [row for row in boxes if row.name == session.place]
+        others = [row for row in boxes if row.name != session.place]
         session.place = ""
+        attempts = [(others, token)]
+        if place:
+            attempts.insert(0, (place, token))
+            if not with_room(place, promised):
+                attempts.insert(0, (with_room(others, promised), None))
         refused: ServeError | None = None
-        if not candidates:
-            candidates = in_order(known, self._known.promised(self._env.now), model=MODEL, dice=self._dice)
-        for row in candidates[:TRIED]:
-            box = self._boxes[row.name]
-            if (yield from self._answers(box)):
-                try:
-                    if (yield from box.open(session, token)):
-                        self._known.sent(row.name, self._env.now)
-                        return box
-                except ServeError as error:
-                    refused = refused or error
-                    if "place" in error.facts:
-                        session.place = row.name
-                        break
+        for candidates, place_token in attempts:
+            for row in candidates[:TRIED]:
+                box = self._boxes[row.name]
+                if (yield from self._answers(box)):
+                    try:
+                        if (yield from box.open(session, place_token)):
+                            self._known.sent(row.name, self._env.now)
+                            return box
+                    except ServeError as error:
+                        if "place" in error.facts:
+                            session.place = row.name
+                            raise
+                        refused = refused or error
         raise refused or ServeError("full", "no box answers", retry_after=AGAIN_S)
 
     def find(self, session: Session) -> Steps:
@@ -90,7 +96,7 @@ class Gateway:
         raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
 
     def _answers(self, box: Box) -> Steps:
-        """Ask a box; return whether it answers. The row of one at whose address nothing listens is removed."""
+        """Return whether a box answers. If nothing listens at its address, its entry in the directory is removed."""
         self._traffic.count(BOX)
         if not box.alive:
             if box.silent:

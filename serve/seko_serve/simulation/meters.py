@@ -1,4 +1,4 @@
-"""Times that are summed over a part of the simulation."""
+"""Sums and integrals over the measured part of a simulation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Span:
-    """Seconds of intervals, as far as they lie in the measured part of a simulation.
+    """The summed length of intervals, clipped to the measured part of a simulation.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ class Span:
         self._begin, self._end, self.seconds = begin, end, 0.0
 
     def add(self, begin: float, end: float, times: int = 1) -> None:
-        """Add an interval ``times`` times."""
+        """Add an interval, multiplied by ``times``."""
         self.seconds += times * max(0.0, min(end, self._end) - max(begin, self._begin))
 
 
@@ -28,7 +28,7 @@ class Level:
     Parameters
     ----------
     span : Span
-        The sum of the integral over the measured part.
+        Where the integral is summed.
     clock : callable
         Function that returns the time in seconds.
     """
@@ -38,7 +38,7 @@ class Level:
         self._number, self._since = 0, 0.0
 
     def change(self, by: int) -> None:
-        """Add ``by`` to the number, and add the time until now to the integral; ``by`` may be 0."""
+        """Add ``by`` to the number, after adding its old value times the time since the last change to the integral."""
         now = self._clock()
         self.span.add(self._since, now, self._number)
         self._number, self._since = self._number + by, now
@@ -57,9 +57,9 @@ class Meters:
     Attributes
     ----------
     busy, boxes : Span
-        Seconds of calls, and of boxes that run.
+        Seconds in which devices ran calls, and in which boxes ran.
     rows : Level
-        Rows that sessions hold.
+        Number of rows with a session.
     """
 
     def __init__(self, begin: float, end: float, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""A simulation from its beginning until the last viewer is gone."""
+"""The run of a simulation: starts the fleet, lets viewers arrive and boxes fail, and ends with the last viewer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import partial
 
 from simpy import Environment, Event
 
+from seko_serve.fleet.directory import BEAT_S
+from seko_serve.fleet.scaling import Bounds, Scaling
 from seko_serve.load import arrivals
 from seko_serve.simulation.box import Box
 from seko_serve.simulation.directory import Rows
@@ -25,12 +27,12 @@ HOUR_S = 3600.0
 def simulate(scenario: Scenario, times: BoxTimes) -> Figures:
     """Simulate a fleet and return its figures.
 
-    Equal arguments of `simulate` give equal figures.
+    Equal arguments give equal figures.
 
     Parameters
     ----------
     scenario : Scenario
-        The fleet, its viewers, and what fails.
+        The fleet, its viewers and its failures.
     times : BoxTimes
         Measured durations of a box.
     """
@@ -61,12 +63,13 @@ class _Fleet:
             for number in range(scenario.gateways)
         ]
         self._slots = [self._new_box() for _ in range(scenario.boxes)]
+        self._starting = 0
         self._sessions: list[Session] = []
         self._left, self._ended = scenario.sessions, 0
         self._over: Event = self._env.event()
 
     def run(self) -> Figures:
-        """Run until the last viewer is gone."""
+        """Run the simulation until the last viewer has left."""
         scenario, env = self._scenario, self._env
         env.process(self._arrive())
         if scenario.box_failure_h:
@@ -78,6 +81,8 @@ class _Fleet:
                 env.process(self._fail(slots, scenario.machine_failure_h, silent=True))
         if scenario.drained:
             env.process(self._replace_boxes())
+        if scenario.max_boxes:
+            env.process(self._scale())
         env.run(until=self._over)
         for box in self._slots:
             box.finish()
@@ -119,7 +124,7 @@ class _Fleet:
             self._over.succeed()
 
     def _fail(self, slots: list[int], hours: float, *, silent: bool) -> Steps:
-        """Kill the boxes of these slots together, at random times."""
+        """Kill the boxes in these slots, all at once, again and again at random times."""
         while True:
             yield self._env.timeout(self._failures.expovariate(1 / (hours * HOUR_S)))
             for slot in slots:
@@ -138,7 +143,44 @@ class _Fleet:
                     yield from self._start(slot)
 
     def _start(self, slot: int) -> Steps:
-        """Start a box in place of one that has ended."""
+        """Start a box that replaces one that has ended."""
         self._ended += 1
+        self._slots[slot] = yield from self._started()
+
+    def _started(self) -> Steps:
+        """Return a new box, after the time that its start takes."""
+        self._starting += 1
         yield self._env.timeout(self._dice.choice(self._times.start_s))
-        self._slots[slot] = self._new_box()
+        self._starting -= 1
+        return self._new_box()
+
+    # -- the number of boxes -----------------------------------------------------------------------------------
+
+    def _scale(self) -> Steps:
+        """Add and end boxes, as the scaler of a fleet does."""
+        scenario = self._scenario
+        scaling = Scaling(Bounds(scenario.boxes, scenario.max_boxes, scenario.shrink_after_s), self._env.now)
+        while True:
+            yield self._env.timeout(BEAT_S)
+            names = {box.name for box in self._slots if box.alive}
+            names |= {f"starting-{number}" for number in range(self._starting)}
+            plan = scaling.plan(self._rows.boxes(), names, self._env.now)
+            for name in plan.resume:
+                self._boxes[name].closed = False
+            for name in plan.close:
+                self._boxes[name].closed = True
+                if not self._boxes[name].sessions:
+                    self._boxes[name].end()
+            for _ in range(plan.start):
+                self._env.process(self._add())
+
+    def _add(self) -> Steps:
+        """Start a further box."""
+        scenario = self._scenario
+        box = yield from self._started()
+        slot = len(self._slots)
+        self._slots.append(box)
+        if scenario.box_failure_h:
+            self._env.process(self._fail([slot], scenario.box_failure_h, silent=False))
+        if scenario.machine_failure_h:
+            self._env.process(self._fail([slot], scenario.machine_failure_h, silent=True))

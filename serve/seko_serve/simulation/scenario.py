@@ -1,4 +1,4 @@
-"""The settings of a simulation: how many boxes there are, who arrives, and what fails."""
+"""The settings of a simulation: its boxes, viewers and failures."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ class Scenario:
     Parameters
     ----------
     boxes : int
-        Number of boxes.
+        Number of boxes; with ``max_boxes`` the number at the beginning, and the smallest one.
+    max_boxes : int
+        The largest number of boxes, if their number changes with the load; 0: it does not change.
+    shrink_after_s : float
+        Seconds for which there must have been a box too many before a box ends.
     sessions : int
         Number of viewers that arrive.
     arrivals : float
-        Mean number of viewers a second of a Poisson process; 0: all arrive at once.
+        Mean number of viewers that arrive in a second, as a Poisson process; 0: all arrive at once.
     seconds : float
-        Seconds of video that a viewer watches, as a mean.
+        Mean seconds of video that a viewer watches.
     lengths : str
         Distribution of the seconds that viewers watch: ``exponential`` (random) or ``fixed``.
     buffer : int
-        Chunks that a viewer collects before it plays.
+        Number of chunks that a viewer collects before it plays.
     wait_s : float
         Seconds for which a viewer waits in the queue of a full fleet; 0: the viewer leaves at once.
     queue : int
-        Requests that may wait at a box.
+        Largest number of requests that wait at a box.
     snapshot_every : int
-        Chunks from a session's snapshot to the next; 0: none while it runs.
+        Number of chunks between two snapshots of a session; 0: no snapshots while it runs.
     gateways : int
         Number of gateways.
     box_failure_h : float
@@ -38,13 +42,13 @@ class Scenario:
     machine_failure_h : float
         Mean hours until a machine with all its boxes is lost; 0: never. A lost machine answers nothing from then on.
     boxes_per_machine : int
-        Number of boxes of a machine.
+        Number of boxes of a machine. A box that is added for the load is the only one of its machine.
     drain_at_s : float
-        Second from which boxes are replaced one after another, as for a change of their settings.
+        Time in seconds at which boxes begin to be replaced one after another, as after a change of their settings.
     drained : int
         Number of boxes that are replaced.
     warm_up_s : float
-        Seconds at the beginning of which figures count nothing.
+        Seconds at the beginning that figures leave out.
     seed : int
         Seed of all random numbers.
 
@@ -55,6 +59,8 @@ class Scenario:
     """
 
     boxes: int = 3
+    max_boxes: int = 0
+    shrink_after_s: float = 300.0
     sessions: int = 1000
     arrivals: float = 1.0
     seconds: float = 60.0
@@ -75,6 +81,8 @@ class Scenario:
     def __post_init__(self) -> None:
         for name, least in (
             ("boxes", 1),
+            ("max_boxes", 0),
+            ("shrink_after_s", 0),
             ("sessions", 1),
             ("arrivals", 0),
             ("seconds", 1e-3),
@@ -97,6 +105,12 @@ class Scenario:
             raise ValueError(f"{option('buffer')} is {self.buffer}, expected 1 to 8")
         if self.drained > self.boxes:
             raise ValueError(f"{option('drained')} is {self.drained}, and there are {self.boxes} boxes")
+        if self.max_boxes and self.max_boxes < self.boxes:
+            raise ValueError(
+                f"{option('max_boxes')} is {self.max_boxes}, expected {self.boxes} or more, or 0"
+            )
+        if self.max_boxes and self.drained:
+            raise ValueError(f"{option('drained')} needs a number of boxes that does not change")
         if self.lengths not in LENGTHS:
             raise ValueError(f"{option('lengths')} is {self.lengths}, expected {' or '.join(LENGTHS)}")
 

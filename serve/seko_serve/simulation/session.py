@@ -1,4 +1,5 @@
-"""A simulated session: the server's clock of its viewer, its snapshots, and the chunks that its viewer received."""
+"""A simulated session: its viewer's clock as the server keeps it, its snapshots, and the chunks that the viewer
+received."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ DONE, KILLED, STOPPED = "done", "killed", "stopped"  # why a socket ends
 
 
 class Session:
-    """A session and its viewer, who plays chunks as they come and acknowledges each when it was shown.
+    """A session and its viewer, who plays chunks as they arrive and acknowledges each after it was shown.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ class Session:
     name : str
         Id of the session.
     times : BoxTimes
-        Sizes of chunks.
+        Rate of frames and sizes of chunks.
     seconds : float
         Seconds of video that the viewer watches.
     buffer : int
@@ -38,22 +39,21 @@ class Session:
     Attributes
     ----------
     over : Event
-        Event that occurs when the socket has ended, with the reason as its value.
+        Event that occurs when the socket ends; its value is the reason.
     lease, place : str
-        Name of the box that has the session, and name of the box in whose queue its viewer waits. An empty name means
-        that there is none.
+        Name of the box that has the session, and of the box in whose queue its viewer waits; empty if there is none.
     refused : str
-        Code of the error with which the viewer was not let in.
+        Code of the error with which the viewer was refused; empty if it was not.
     lost : bool
-        Whether the session ended with its box, because there was no snapshot of it.
+        Whether the session was lost with its box, because it had no snapshot.
     views : list of View
         The viewer's records, one for each socket.
     waits : list of float
         Seconds from the end of each socket to the next chunk.
     again : list of int
-        Number of chunks that came again after the end of each socket.
+        For each socket that ended, the number of chunks that the viewer received again.
     saved : int or None
-        Number of chunks that were made before the last snapshot.
+        Number of chunks that the last snapshot contains; None without a snapshot.
     """
 
     def __init__(self, env: Environment, name: str, times: BoxTimes, seconds: float, buffer: int) -> None:
@@ -87,7 +87,7 @@ class Session:
         return 0 if chunks == 0 else self._first + (chunks - 1) * self._times.chunk_frames
 
     def attach(self, ready: Callable[[Session], None]) -> None:
-        """Begin to receive chunks; ``ready`` is called with the session whenever its next chunk may be made."""
+        """Begin to receive chunks; ``ready`` is called with the session each time its next chunk may be made."""
         self.over, self._socket, self._ready = self._env.event(), self._socket + 1, ready
         self._end, self._collected = None, []
         self.asked = self.held = False
@@ -142,11 +142,11 @@ class Session:
         self._collected.append((number, frames))
         if len(self._collected) == self._buffer:
             self._end = came
-            for held, count in self._collected:
-                self._play(held, count, came)
+            for chunk, count in self._collected:
+                self._play(chunk, count, came)
 
     def _play(self, chunk: int, frames: int, came: float) -> None:
-        """Show a chunk behind those that are there, and acknowledge it when it was shown."""
+        """Show a chunk after those that wait to be shown, and acknowledge it afterwards."""
         assert self._end is not None  # the viewer plays
         view = self.views[-1]
         if came > self._end:

@@ -38,11 +38,11 @@ class Traffic:
         self._counts[receiver, int(self._clock())] += requests
 
     def directory(self, method: str, times: int = 1) -> None:
-        """Count the commands of calls of a method of the directory."""
+        """Count the Redis commands that calls of a method of the directory send."""
         self.count(DIRECTORY, times * COMMANDS[method])
 
     def a_second(self, receiver: str, begin: float, end: float) -> tuple[float, int]:
-        """Return the mean and the largest number of requests to a receiver in the seconds from ``begin`` to ``end``."""
+        """Return the mean and the largest requests a second to a receiver, from second ``begin`` to second ``end``."""
         seconds = range(int(begin), max(int(begin) + 1, int(end)))
         counts = [self._counts[receiver, second] for second in seconds]
         return sum(counts) / len(counts), max(counts)

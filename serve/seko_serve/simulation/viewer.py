@@ -1,4 +1,5 @@
-"""A simulated viewer: asks for a session, waits if it may, watches, and resumes when its socket ends."""
+"""A simulated viewer, who opens a session, waits in a queue if necessary, watches, and resumes after its socket
+ended."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ AGAIN_S = 0.1  # after a refusal that says nothing of it, or a box that ended me
 def watch(
     env: Environment, gateway: Gateway, session: Session, wait_s: float, connect_s: Callable[[], float]
 ) -> Steps:
-    """Open a session, and watch it to its end; a process of SimPy.
+    """Open a session and watch it to its end. The function is a process of SimPy.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ def watch(
     wait_s : float
         Seconds for which the viewer waits in a queue; with 0 the viewer does not wait.
     connect_s : callable
-        Function that draws the seconds of network and client for a new socket.
+        Function that draws the seconds that network and client need for a new socket.
     """
     try:
         box: Box = yield from _opened(env, gateway, session, wait_s)
@@ -49,7 +50,7 @@ def watch(
 
 
 def _opened(env: Environment, gateway: Gateway, session: Session, wait_s: float) -> Steps:
-    """Return the box of a new session; ServeError if the viewer is refused and waits no longer."""
+    """Open a session and return its box; ServeError if the viewer is refused or has waited too long."""
     token, until = session.name if wait_s else None, env.now + wait_s
     while True:
         try:
@@ -62,7 +63,7 @@ def _opened(env: Environment, gateway: Gateway, session: Session, wait_s: float)
 
 
 def _resumed(env: Environment, gateway: Gateway, session: Session, connect_s: Callable[[], float]) -> Steps:
-    """Return the box that continues a session."""
+    """Resume a session and return the box that continues it."""
     while True:
         again = AGAIN_S
         try:

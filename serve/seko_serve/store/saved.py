@@ -54,6 +54,8 @@ class Record:
         Number of the record, which grows by one with each record of the session.
     epoch : int
         Number of processes that continued the session before the one that wrote the record.
+    artifact : str
+        SHA-256 of the artifact that the session needs; empty for a server that is not part of a fleet.
     """
 
     session: str
@@ -63,6 +65,7 @@ class Record:
     period_s: float
     number: int = 0
     epoch: int = 0
+    artifact: str = ""
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,7 @@ class SavedSessions:
             raise StoreError(f"the record of {session} is damaged, or was written with another key")
         table = _json(content, session)
         texts = [table.get(name) for name in ("session", "tenant", "snapshot")]
+        texts.append(table.get("artifact", ""))
         tokens, number, period_s = (table.get(name) for name in ("tokens", "number", "period_s"))
         right = (
             all(isinstance(text, str) and len(text) < _SHORT for text in texts)
@@ -286,6 +290,7 @@ class SavedSessions:
             float(period_s or 0),
             int(number or 0),
             epoch,
+            str(texts[3]),
         )
 
     def _pieces(self, saved: Saved) -> list[Content]:

@@ -1,0 +1,382 @@
+"""The VAE's convolutions in Seko's kernel beside cuDNN's, layer by layer, in milliseconds at full size.
+
+    python scripts/bench/vae_kernels.py --seconds 420 --admit kernels/seko_kernels/tuned_conv.json
+
+Each line of output is a JSON object. The cases are the convolutions of a decoder's call, those with most operations
+first. Order: candidates for tile sizes compile in processes of their own; each is compared with cuDNN's result and
+timed alone, beside cuDNN; the fastest ones go through `admission_conv.admit_conv` in processes of their own; then the
+whole layer, with norm, SiLU, cache and residual, is compiled with torch's convolution and with the kernel. Where the
+kernel's is faster, its tile sizes are written to the table, after each convolution, so that a run that is cut off
+leaves what it has measured. With ``--fp8`` the convolutions of residual blocks are also measured with e4m3, and
+enter the table where they are faster than in bfloat16. What the budget leaves out is named.
+
+With ``TRITON_INTERPRET=1`` the script runs on a CPU without any GPU, at small sizes, to test the script; times then
+mean nothing, and nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import triton
+from torch import Tensor
+from vae_layers import (
+    DEVICE,
+    DTYPE,
+    INTERPRETED,
+    Case,
+    Groups,
+    Inputs,
+    Layer,
+    grouped,
+    kernel_inputs,
+    kernels_of,
+    tried,
+)
+
+from seko_export.media.wan_vae import layers
+from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
+from seko_kernels.admission_conv import admit_conv
+from seko_kernels.causal_conv import launch_causal_conv
+from seko_kernels.triton.causal_conv import causal_conv_kernel
+from seko_kernels.tuned_conv import Convolution, ConvTiles, write_table
+
+CLOSE = 0.01  # largest relative difference from torch's result: both round sums to bfloat16 once, or a tap at a time
+ADMITTED = 3  # most candidates of a convolution that admission is asked about, fastest first
+ADMITTING = 6  # processes that admit; each may take 15 GB of a GPU's memory
+COMPILE_SHARE, ADMIT_SHARE = 0.35, 0.3  # of the budget, for the processes that compile and that admit
+
+
+def main() -> None:
+    """Compile, time, admit, compare, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=420.0, help="budget; what does not fit is named")
+    parser.add_argument("--vae", choices=sorted(VAE_PRESETS), default=WAN_2_1)
+    parser.add_argument("--height", type=int, default=480)
+    parser.add_argument("--width", type=int, default=832)
+    parser.add_argument("--latents", type=int, default=3, help="latent frames of a call")
+    parser.add_argument("--calls", default="steady,first", help="of steady, first")
+    parser.add_argument("--fp8", action="store_true", help="also e4m3, for builds with --vae-fp8")
+    parser.add_argument("--tiles", type=int, default=12, help="most candidates of a convolution")
+    parser.add_argument("--admit", type=Path, help="table to which the tile sizes that won are added")
+    parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1), help="that compile")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device: there is nothing to time (TRITON_INTERPRET=1 tests the script)")
+    torch.set_grad_enabled(False)
+    deadline = time.monotonic() + options.seconds
+    groups = grouped(options)
+    if options.child:
+        child(json.loads(options.child), groups, options.tiles)
+        return
+    emit(
+        kind="cases",
+        gpu=gpu_name(),
+        operations=sum(c.operations * n for g in groups.values() for c, n in g.items()),
+    )
+    running = {(case, tiles) for case, tiles in kernels_of(groups, options.tiles)}
+    if not INTERPRETED:
+        shares = [{"compile": share, "of": options.processes} for share in range(options.processes)]
+        lines = children(shares, options.seconds * COMPILE_SHARE)
+        compiled = {(json.dumps(line["case"]), ConvTiles(**line["tiles"])) for line in lines}
+        failed = {pair for pair in running if (json.dumps(pair[0]), pair[1]) not in compiled}
+        emit(kind="not compiled", kernels=[(case, asdict(tiles)) for case, tiles in failed])
+        running -= failed
+    timed = time_candidates(groups, running, options.tiles, deadline)
+    admissions = admit_fastest(groups, timed, options.seconds * ADMIT_SHARE)
+    compare_layers(groups, admissions, options.admit, deadline)
+
+
+# -- processes -------------------------------------------------------------------------------------------------
+
+
+def children(tasks: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """Run this script with each task as ``--child``, side by side; return the lines that they printed.
+
+    A process that has not ended after `seconds` is killed: a wrong candidate may hang.
+    """
+    arguments = [a for a in sys.argv[1:] if not a.startswith("--admit")]
+    if "--admit" in sys.argv[1:]:
+        arguments.remove(sys.argv[sys.argv.index("--admit") + 1])
+    command = [sys.executable, __file__, *arguments, "--child"]
+    end = time.monotonic() + seconds
+    running = [
+        subprocess.Popen([*command, json.dumps(task)], stdout=subprocess.PIPE, text=True) for task in tasks
+    ]
+    lines = []
+    for task, process in zip(tasks, running, strict=True):
+        try:
+            printed = process.communicate(timeout=max(0.1, end - time.monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            printed = process.communicate()[0]
+            emit(kind="not ended", task=task)
+        lines += [
+            json.loads(line) for line in printed.splitlines() if line.startswith("{") and line.endswith("}")
+        ]
+    return lines
+
+
+def child(task: dict[str, Any], groups: Groups, most: int) -> None:
+    """Run a share of the candidates, or admit tile sizes of some convolutions; print what was right."""
+    if "compile" in task:
+        for case, tiles in kernels_of(groups, most)[task["compile"] :: task["of"]]:
+            with contextlib.suppress(Exception):  # what is not printed is not timed
+                run_kernel(case, tiles, kernel_inputs(case))
+                torch.cuda.synchronize()
+                emit(kind="compiled", case=case, tiles=asdict(tiles))
+        return
+    for number, order in task["admit"]:
+        key, cases = list(groups.items())[number]
+        largest = max(cases, key=lambda case: case.operations)
+        full = (largest.frames, largest.height, largest.width)
+        for sizes in order:
+            verdict = admit_conv(
+                ConvTiles(**sizes), key.channels, key.filters, key.taps, DEVICE, full, fp8=key.fp8
+            )
+            refused = bool(verdict.refusal)
+            emit(kind="refused" if refused else "admitted", number=number, tiles=sizes, **asdict(verdict))
+            if not refused:
+                break
+
+
+# -- the kernel alone ------------------------------------------------------------------------------------------
+
+
+def run_kernel(case: Case, tiles: ConvTiles, inputs: Inputs) -> Tensor:
+    """Call the kernel, without the op around it."""
+    out = inputs.bias.new_empty((1, case.frames, case.height, case.width, case.filters))
+    processors = 4 if INTERPRETED else torch.cuda.get_device_properties(0).multi_processor_count
+    launch_causal_conv(
+        *(
+            causal_conv_kernel,
+            inputs.x,
+            inputs.earlier,
+            inputs.weight,
+            inputs.scale,
+            inputs.bias,
+            inputs.residual,
+        ),
+        *(out, tiles, processors * tiles.resident),
+    )
+    return out
+
+
+def run_cudnn(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
+    """Return a call of torch's convolution over joined channels-last frames, and the sum behind it."""
+    x, earlier, weight = (None if part is None else part.to(DTYPE) for part in inputs[:3])
+    assert x is not None
+    assert weight is not None
+    if earlier is None:
+        earlier = x.new_zeros((1, case.taps[0] - 1, *x.shape[2:]))
+    if inputs.scale is not None:
+        weight = (weight * inputs.scale[:, None]).to(DTYPE)
+    joined = torch.cat((earlier, x), 1).permute(0, 4, 1, 2, 3)
+    weight = weight.permute(3, 4, 0, 1, 2).contiguous(memory_format=torch.channels_last_3d)
+    residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
+
+    def call() -> Tensor:
+        y = F.conv3d(joined, weight, inputs.bias, padding=(0, case.taps[1] // 2, case.taps[2] // 2))
+        return y if residual is None else y + residual
+
+    return call
+
+
+Timed = dict[Convolution, list[ConvTiles]]
+
+
+def time_candidates(
+    groups: Groups, running: set[tuple[Case, ConvTiles]], most: int, deadline: float
+) -> Timed:
+    """Time cuDNN and every candidate that runs; return each convolution's right candidates, fastest first."""
+    timed: Timed = {}
+    for key, cases in groups.items():
+        if time.monotonic() > deadline:
+            emit(kind="left out", convolution=key)
+            continue
+        right = [tiles for tiles in tried(key, most) if all((case, tiles) in running for case in cases)]
+        times = dict.fromkeys(right, 0.0)
+        cudnn_ms = 0.0
+        for case, count in cases.items():
+            inputs = kernel_inputs(case)
+            by_cudnn = run_cudnn(case, inputs)
+            expected = by_cudnn().permute(0, 2, 3, 4, 1)
+            cudnn_ms += count * milliseconds(by_cudnn)
+            for tiles in list(times):
+                try:
+                    if (difference := relative(run_kernel(case, tiles, inputs), expected)) > CLOSE:
+                        raise ValueError(f"{difference} off cuDNN's result")
+                    times[tiles] += count * milliseconds(
+                        lambda tiles=tiles, case=case, inputs=inputs: run_kernel(case, tiles, inputs)  # type: ignore[misc]
+                    )
+                except Exception as fault:  # whatever a compiler or a kernel raises is the result
+                    del times[tiles]
+                    error = f"{type(fault).__name__}: {fault}"[:200]
+                    emit(kind="failed", convolution=key, tiles=asdict(tiles), error=error)
+        timed[key] = sorted(times, key=lambda tiles: times[tiles])
+        work = sum(case.operations * count for case, count in cases.items())
+        found = [{"ms": times[tiles], "tiles": asdict(tiles)} for tiles in timed[key]]
+        emit(
+            kind="alone",
+            convolution=key,
+            calls=sum(cases.values()),
+            cudnn_ms=cudnn_ms,
+            cudnn_tflops=1e3 * work / cudnn_ms,
+            best_tflops=1e3 * work / found[0]["ms"] if found else None,  # type: ignore[operator]
+            tiles=found,
+        )
+    return timed
+
+
+def admit_fastest(groups: Groups, timed: Timed, seconds: float) -> dict[Convolution, dict[str, Any]]:
+    """Check the fastest candidates of each convolution in other processes; return those that were admitted."""
+    keys = list(groups)
+    orders = [
+        (keys.index(key), [asdict(tiles) for tiles in order[:ADMITTED]])
+        for key, order in timed.items()
+        if order
+    ]
+    if not INTERPRETED:
+        torch.cuda.empty_cache()
+    admitted = {}
+    for line in children(
+        [{"admit": share} for n in range(ADMITTING) if (share := orders[n::ADMITTING])], seconds
+    ):
+        emit(**{**line, "convolution": keys[line["number"]]})
+        if line["kind"] == "admitted":
+            admitted[keys[line["number"]]] = line
+    return admitted
+
+
+# -- whole layers ----------------------------------------------------------------------------------------------
+
+
+def compare_layers(
+    groups: Groups, admitted: dict[Convolution, dict[str, Any]], table: Path | None, deadline: float
+) -> None:
+    """Time each layer with torch's convolution and with the kernel; write the tile sizes where the kernel won."""
+    arch = "interpreter"
+    if not INTERPRETED:
+        major, minor = torch.cuda.get_device_capability()
+        arch = f"sm_{major}{minor}"
+    here = {
+        "arch": arch,
+        "gpu": gpu_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    torchs: dict[Convolution, float] = {}  # of the same convolution in bfloat16
+    fastest: dict[Convolution, float] = {}  # of torch's and of the kernel in bfloat16
+    for key, cases in groups.items():
+        if key not in admitted or time.monotonic() > deadline:
+            emit(kind="left out" if key in admitted else "not admitted", convolution=key)
+            continue
+        tiles = ConvTiles(**admitted[key]["tiles"])
+        plain = key._replace(fp8=False)
+        try:
+            if plain not in torchs:
+                torchs[plain] = fastest[plain] = total_milliseconds(cases, None)
+            ms = total_milliseconds(cases, tiles)
+        except Exception as fault:  # whatever a compiler or a kernel raises is the result
+            emit(kind="failed", convolution=key, error=f"{type(fault).__name__}: {fault}"[:300])
+            continue
+        emit(kind="layers", convolution=key, calls=sum(cases.values()), torch_ms=torchs[plain], ms=ms)
+        if ms < fastest[plain] and table is not None:
+            figures = {name: admitted[key][name] for name in ("error", "bound")}
+            found = {
+                **key._asdict(),
+                **figures,
+                "ms": ms,
+                "torch_ms": torchs[plain],
+                "tiles": asdict(tiles),
+                **here,
+            }
+            write_table(table, [found])
+        fastest[plain] = min(fastest[plain], ms)
+    emit(kind="summary", **here)
+
+
+def total_milliseconds(cases: Counter[Case], tiles: ConvTiles | None) -> float:
+    """Return the time of all calls of a convolution's layers."""
+    return sum(count * layer_milliseconds(case, tiles) for case, count in cases.items())
+
+
+def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
+    """Time a layer that is compiled, with these tile sizes or by torch's convolution."""
+    layer = Layer(case).to(DEVICE, DTYPE).eval().requires_grad_(False)
+    for name, parameter in layer.named_parameters():
+        scale = parameter[0].numel() ** -0.5 if parameter.dim() > 3 and "gamma" not in name else 0.1
+        parameter.copy_(torch.randn_like(parameter) * scale + ("gamma" in name))
+    inputs = kernel_inputs(case._replace(fp8=False))  # the layer quantises
+    x = inputs.x[:, :, ::2, ::2].contiguous() if layer.enlarges else inputs.x
+    residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
+    given = (x.permute(0, 4, 1, 2, 3), inputs.earlier, residual)
+    chosen = layers.tiles_on
+    layers.tiles_on = lambda *_, **__: tiles
+    try:
+        graph = torch.export.export(layer, given, strict=False).module()
+    finally:
+        layers.tiles_on = chosen
+    call = graph if INTERPRETED else torch._inductor.compile(graph, list(given))
+    return milliseconds(lambda: call(*given))
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Return the median of a call's time: on a GPU of captured calls, replayed."""
+    call()
+    if INTERPRETED:
+        began = time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - began)
+    call()
+    torch.cuda.synchronize()
+    graph, repeats = torch.cuda.CUDAGraph(), 4
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            call()
+    times = []
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / repeats)
+    return round(statistics.median(times[2:]), 4)
+
+
+def relative(ours: Tensor, expected: Tensor) -> float:
+    """Return the relative difference in the 2-norm."""
+    return round(float((ours.float() - expected.float()).norm() / expected.float().norm()), 6)
+
+
+def gpu_name() -> str:
+    return "none" if INTERPRETED else torch.cuda.get_device_name()
+
+
+def emit(**line: Any) -> None:
+    """Print a line of JSON."""
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Convolutions of the VAE's decoder, for scripts/bench/vae_kernels.py: sizes, candidates for tiles, inputs, layers."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.engines.piece import on_meta
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
+from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, ResidualBlock, RmsNorm, Upsample
+from seko_export.media.wan_vae.modules import VaeDecode, decoder_cache_shapes
+from seko_kernels.causal_conv import packed_filters
+from seko_kernels.conv_reference import e4m3_filters
+from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, ConvTiles, size_class
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter multiplies no bfloat16
+FP8_FACTOR = 16  # by which e4m3 frames are larger than normal numbers
+BOXES = ((8, 16, 4), (16, 16, 8), (8, 16, 8), (8, 32, 8), (1, 128, 4))  # rows, columns and warps of a tile
+
+
+class Case(NamedTuple):
+    """A convolution of a call of the decoder.
+
+    Parameters
+    ----------
+    channels, filters : int
+        Numbers of channels of input and output.
+    taps : tuple of int
+        Numbers of taps in time, height and width.
+    frames, height, width : int
+        Sides of the result.
+    first : bool
+        Whether the call has no cached frames.
+    normed, added : bool
+        Whether RMS norm and SiLU stand before the convolution, and a residual is added to it.
+    fp8 : bool
+        Whether frames and weight are e4m3, as in a residual block of a build with ``--vae-fp8``.
+    """
+
+    channels: int
+    filters: int
+    taps: tuple[int, int, int]
+    frames: int
+    height: int
+    width: int
+    first: bool
+    normed: bool
+    added: bool
+    fp8: bool = False
+
+    @property
+    def place(self) -> Convolution:
+        """The table's key."""
+        return Convolution(
+            self.channels,
+            self.filters,
+            self.taps,
+            size_class(self.frames, self.height, self.width),
+            self.fp8,
+        )
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions, in 1e12."""
+        pixels = self.frames * self.height * self.width
+        return 2e-12 * self.channels * self.filters * math.prod(self.taps) * pixels
+
+
+Groups = dict[Convolution, Counter[Case]]
+
+
+def grouped(options: argparse.Namespace) -> Groups:
+    """Return the cases of the calls and how often a call has each, by the table's key; most operations first.
+
+    A key that the steady call has is measured there alone.
+    """
+    config, groups = VAE_PRESETS[options.vae], dict[Convolution, Counter[Case]]()
+    for call in options.calls.split(","):
+        cases = cases_of(config, options.height, options.width, options.latents, first=call == "first")
+        new: Groups = {}
+        for case, count in cases.items():
+            if case.place not in groups and case.fp8 <= options.fp8:
+                new.setdefault(case.place, Counter())[case] = count
+        groups |= new
+    order = sorted(groups, key=lambda key: -sum(c.operations * n for c, n in groups[key].items()))
+    return {key: groups[key] for key in order}
+
+
+def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, first: bool) -> Counter[Case]:
+    """Return the convolutions of a decoder's call that the kernel may take, with their numbers; those of residual
+    blocks also with e4m3."""
+    h, w = height // config.spatial_stride, width // config.spatial_stride
+    half = on_meta(lambda: VaeDecode(config, first=first, frames=latents))
+    blocks = [module for module in half.modules() if isinstance(module, ResidualBlock)]
+    in_blocks = {layer for block in blocks for layer in block.residual if isinstance(layer, CausalConv3d)}
+    normed, added = {half.decoder.head[-1], *in_blocks}, {block.residual[-1] for block in blocks}
+    seen: Counter[Case] = Counter()
+
+    def hook(module: nn.Module, _: Any, y: Tensor) -> None:
+        weight = module.weight
+        taps = (1, *weight.shape[2:]) if weight.dim() == 4 else tuple(weight.shape[2:])
+        if taps[-1] == 1 and taps[0] == 1:  # a matrix product
+            return
+        frames = y.shape[0] if y.dim() == 4 else y.shape[2]
+        sides = (frames, y.shape[-2], y.shape[-1])
+        case = Case(weight.shape[1], len(weight), taps, *sides, first, module in normed, module in added)
+        seen[case] += 1
+        if module in in_blocks and case.channels % 16 == 0:  # as the kernel takes e4m3
+            seen[case._replace(fp8=True)] += 1
+
+    for module in half.modules():
+        if isinstance(module, CausalConv3d | nn.Conv2d):
+            module.register_forward_hook(hook)
+    shapes = () if first else decoder_cache_shapes(config, 1, h, w)
+    half(*(torch.empty(s, device="meta") for s in ((1, config.z_dim, latents, h, w), *shapes)))
+    return seen
+
+
+def candidates(channels: int, filters: int) -> Iterator[ConvTiles]:
+    """Yield tile sizes worth a try, the likeliest first."""
+    multiple = -(-filters // 16) * 16
+    whole = max(16, min(128, 1 << (multiple.bit_length() - 1)))
+    parts = [(whole, 0)]
+    if whole < multiple <= whole * 3 // 2:  # 96 and 192
+        parts = [(whole, whole // 2)]
+    elif multiple % 256 == 0:
+        parts.append((256, 0))
+    steps = [step for step in (64, 32, 128, 16) if channels % step == 0] or [16]
+    for (rows, columns, warps), step, part in (
+        (box, step, part) for step in steps[:2] for part in parts for box in BOXES
+    ):
+        for resident in (1, 2):
+            fitting = [ConvTiles(rows, columns, *part, step, n, warps, resident) for n in (6, 5, 4, 3)]
+            fitting = [tiles for tiles in fitting if tiles.loaded_bytes * resident < SHARED_BYTES - 8192]
+            numbers = rows * columns * sum(part) / (warps * 32)  # of sums that a thread holds
+            if fitting and numbers <= (192 if resident == 1 else 96):
+                yield fitting[0]
+
+
+def kernels_of(groups: Groups, most: int) -> list[tuple[Case, ConvTiles]]:
+    """Return every case with each of its candidates."""
+    return [(case, tiles) for key, cases in groups.items() for tiles in tried(key, most) for case in cases]
+
+
+def tried(key: Convolution, most: int) -> list[ConvTiles]:
+    """Return the candidates of a convolution, at most `most`."""
+    return list(candidates(key.channels, key.filters))[:most]
+
+
+class Inputs(NamedTuple):
+    """Arguments of the kernel, in channels-last order."""
+
+    x: Tensor
+    earlier: Tensor | None
+    weight: Tensor
+    bias: Tensor
+    residual: Tensor | None
+    scale: Tensor | None
+
+
+def kernel_inputs(case: Case) -> Inputs:
+    """Return seeded random arguments whose results are about 1."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=DEVICE, dtype=DTYPE)
+
+    frame = (case.height, case.width)
+    fan_in = case.channels * math.prod(case.taps)
+    cached = case.taps[0] > 1 and not case.first
+    x = normal(1, case.frames, *frame, case.channels)
+    earlier = normal(1, case.taps[0] - 1, *frame, case.channels) if cached else None
+    weight, scale = packed_filters(normal(case.filters, case.channels, *case.taps) * fan_in**-0.5), None
+    if case.fp8:
+        x, earlier = e4m3_cast(x * FP8_FACTOR), None if earlier is None else e4m3_cast(earlier * FP8_FACTOR)
+        weight, scale = e4m3_filters(weight)
+        scale = scale / FP8_FACTOR
+    residual = normal(1, case.frames, *frame, case.filters) if case.added else None
+    return Inputs(x, earlier, weight, normal(case.filters), residual, scale)
+
+
+class Layer(nn.Module):
+    """A convolution with what the decoder has around it: norm and SiLU, or upsampling, the caches, the residual."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.norm = RmsNorm(case.channels, axes=3) if case.normed else None
+        self.enlarges, self.fp8 = case.taps[0] == 1, case.fp8
+        self.convolution: CausalConv3d | Upsample
+        if self.enlarges:
+            self.convolution = Upsample(case.channels, case.filters, temporal=False)
+        else:
+            self.convolution = CausalConv3d(case.channels, case.filters, case.taps[1])
+
+    def forward(self, x: Tensor, earlier: Tensor | None, residual: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the result [B, O, T, H, W] and the cache for the next call, if there is one."""
+        caches = FrameCaches(None if earlier is None else [earlier])
+        if self.norm is not None:
+            x = F.silu(self.norm(x))
+        if isinstance(self.convolution, Upsample):
+            return (self.convolution(x, caches),)
+        tiles = self.convolution.tiles(x, caches, fp8=self.fp8)
+        if tiles is not None:
+            largest = self.norm.largest() if self.norm is not None and self.fp8 else None
+            return (self.convolution.by_kernel(x, caches, tiles, residual, largest), *caches.kept)
+        y = self.convolution(x, caches)
+        return (y if residual is None else residual + y, *caches.kept)

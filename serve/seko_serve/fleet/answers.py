@@ -1,0 +1,86 @@
+"""Requests and answers between clients and boxes: a gateway forwards the parts of a request that a box needs, and
+adapts the box's answer for the client.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from seko_serve.fleet.boxes import Answer
+from seko_serve.fleet.directory import BoxFacts
+from seko_serve.http.videos import form_fields
+
+PASSED = ("content-type", "retry-after")
+
+
+def headers_of(request: Request) -> dict[str, str]:
+    """Return those headers of a request that a box needs."""
+    return {
+        name: request.headers[name] for name in ("authorization", "content-type") if name in request.headers
+    }
+
+
+def model_of(body: bytes, kind: str = "") -> object:
+    """Return the name of the model in a request's body; None if the body has none.
+
+    Parameters
+    ----------
+    body : bytes
+        The body of a request.
+    kind : str
+        The request's header ``Content-Type``: that of a form; other types are read as JSON.
+
+    Raises
+    ------
+    ServeError
+        If the body is a damaged form.
+    """
+    if b"model" not in body:
+        return None
+    if kind.lower().startswith("multipart/form-data"):
+        return form_fields(kind, body).get("model")
+    with suppress(ValueError, RecursionError):
+        table = json.loads(body)
+        if isinstance(table, dict):
+            return table.get("model")
+    return None
+
+
+def placed(session: dict[str, Any], box: BoxFacts) -> dict[str, Any]:
+    """Return the JSON object of a session with the complete address of its socket."""
+    return {**session, "url": box.url + session["url"]} if "url" in session else session
+
+
+def rewritten(answer: Answer, box: BoxFacts) -> Response:
+    """Return a box's answer about a session with two changes: the socket's address is complete, and a queue token
+    names the box."""
+    table = placed(answer.table, box)
+    error = table.get("error")
+    if isinstance(error, dict) and error.get("queue_token"):
+        table["error"] = {**error, "queue_token": f"{box.name}.{error['queue_token']}"}
+    if not table:
+        return passed(answer)
+    headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
+    return JSONResponse(table, answer.status, headers)
+
+
+def sent_to(box: BoxFacts, answer: Answer, query: str = "") -> Response:
+    """Return the redirect of a client, with its query, to the link in the box's answer; without a link, return the
+    box's
+    answer, which is a refusal."""
+    if answer.status >= 400:
+        return passed(answer)
+    location = f"{box.web}{answer.table['url']}{query and f'&{query}'}"
+    headers = {"location": location, "cache-control": "no-store"}
+    return Response(status_code=307, headers=headers)
+
+
+def passed(answer: Answer) -> Response:
+    """Return a box's answer unchanged."""
+    headers = {name: value for name, value in answer.headers.items() if name in PASSED}
+    return Response(answer.body, answer.status, headers)

@@ -1,0 +1,173 @@
+"""The number of boxes that a model needs, computed from the boxes' entries, the bounds, and the times of the last
+changes.
+
+The number grows at once, by as many boxes as the load needs. It shrinks by one box at a time, after a time in which one
+box less would always have been enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from seko_serve.fleet.directory import BEAT_S, BoxFacts
+
+GROW_BELOW = 0.2  # share of rows that are free, below which boxes are added
+SHRINK_ABOVE = 0.5  # share of rows that must be free with one box less
+KNOWN_S = 3 * BEAT_S  # after which a box's row shows what the box was told
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a model's number of boxes.
+
+    Parameters
+    ----------
+    least, most : int
+        The smallest and the largest number of boxes.
+    quiet_s : float
+        Seconds for which one box less must have been enough before the number shrinks by one.
+    """
+
+    least: int
+    most: int
+    quiet_s: float
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The times, in seconds, on which the next decision depends.
+
+    Parameters
+    ----------
+    changed_at : float
+        Time of the last change of the wanted number.
+    needed_at : float
+        Last time at which all boxes were needed.
+    """
+
+    changed_at: float
+    needed_at: float
+
+
+def wanted_boxes(
+    rows: Sequence[BoxFacts], boxes: int, bounds: Bounds, changes: Changes, now: float
+) -> tuple[int, Changes]:
+    """Return the wanted number of boxes that take sessions, and the times for the next call.
+
+    The load is the number of sessions, including those of boxes that take no new ones, and of requests that wait. The
+    rows of a box are its sessions and the further ones that it would admit: a measured number, perhaps below that of
+    its pool. If load and rows are constant, the number grows or shrinks to its final value and then stays, because
+    SHRINK_ABOVE is larger than GROW_BELOW.
+
+    Parameters
+    ----------
+    rows : sequence of BoxFacts
+        The rows of the model's boxes. Boxes that start, or that cannot be reached, have no row.
+    boxes : int
+        Number of boxes that take sessions, including those that start.
+    bounds : Bounds
+        Bounds of the result.
+    changes : Changes
+        The times that the last call returned; at first, twice the time ``now``.
+    now : float
+        The time in seconds.
+    """
+    taking = [row for row in rows if row.accepts]
+    wanted, all_needed = boxes, True
+    if taking:
+        load = sum(row.sessions + row.waiting for row in rows)
+        rows_each = max(1.0, sum(row.sessions + row.free for row in taking) / len(taking))
+        wanted = max(boxes, _enough(load, rows_each, GROW_BELOW))
+        all_needed = (
+            len(taking) < boxes  # what the others have is unknown
+            or any(row.waiting for row in rows)
+            or _enough(load, rows_each, SHRINK_ABOVE) >= boxes
+        )
+    needed_at = now if all_needed else changes.needed_at
+    if not all_needed and now - max(changes.changed_at, needed_at) >= bounds.quiet_s:
+        wanted = boxes - 1
+    wanted = min(max(wanted, bounds.least), bounds.most)
+    return wanted, Changes(changes.changed_at if wanted == boxes else now, needed_at)
+
+
+def _enough(load: int, rows_each: float, free: float) -> int:
+    """Return the number of boxes of which the share ``free`` of all rows stays free under a load."""
+    return ceil(load / (rows_each * (1 - free)) - 1e-9)
+
+
+def _as_told(row: BoxFacts, takes: bool) -> BoxFacts:
+    """Return a box's entry as it will be after its next renewal."""
+    if takes == row.accepts:
+        return row
+    return replace(row, accepts=takes, free=row.capacity - row.sessions if takes else 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The changes after which the wanted number of boxes accepts sessions.
+
+    Parameters
+    ----------
+    start : int
+        Number of boxes to start.
+    resume : tuple of str
+        Names of boxes that must accept sessions again.
+    close : tuple of str
+        Names of all boxes that must refuse sessions; each may be ended as soon as it has none.
+    """
+
+    start: int
+    resume: tuple[str, ...]
+    close: tuple[str, ...]
+
+
+class Scaling:
+    """The wanted number of one model's boxes over time. Boxes are named by `BoxFacts.application`.
+
+    Parameters
+    ----------
+    bounds : Bounds
+        Bounds of the number of boxes.
+    began : float
+        Time, in seconds, from which a quiet time counts.
+    """
+
+    def __init__(self, bounds: Bounds, began: float) -> None:
+        self.bounds, self._changes = bounds, Changes(began, began)
+        self._told: dict[str, tuple[bool, float]] = {}  # whether a box was told to take sessions, and when
+        self._resumed: set[str] = set()  # boxes that were told so since they were last closed
+
+    def plan(self, rows: Sequence[BoxFacts], boxes: Collection[str], now: float) -> Plan:
+        """Return the changes that are due now; the caller makes all of them.
+
+        A box that refuses sessions is reopened before another box is started. If its entry does not show within
+        `KNOWN_S` that it accepts sessions, its process is about to end, and another box is started.
+
+        Parameters
+        ----------
+        rows : sequence of BoxFacts
+            The rows of the model's boxes.
+        boxes : collection of str
+            Names of all boxes, including those that are starting.
+        now : float
+            The time in seconds.
+        """
+        told = {box: takes for box, (takes, at) in self._told.items() if now - at < KNOWN_S}
+        known = [
+            _as_told(row, told.get(row.application, row.accepts)) for row in rows if row.application in boxes
+        ]
+        self._resumed &= set(boxes)
+        closed = sorted((row for row in known if not row.accepts), key=lambda row: -row.sessions)
+        taking = sorted((row for row in known if row.accepts), key=lambda row: row.sessions + row.waiting)
+        count = len(boxes) - len(closed)
+        wanted, self._changes = wanted_boxes(known, count, self.bounds, self._changes, now)
+        able = [row.application for row in closed if row.application not in self._resumed]
+        resume = tuple(able[: max(0, wanted - count)])
+        # A box without a row takes no session yet, or perhaps no more: as many others stay open.
+        close = tuple(row.application for row in taking[: max(0, len(taking) - wanted)])
+        self._told |= dict.fromkeys(resume, (True, now)) | dict.fromkeys(close, (False, now))
+        self._resumed = (self._resumed | set(resume)) - set(close)
+        still = tuple(row.application for row in closed if row.application not in resume)
+        return Plan(max(0, wanted - count - len(resume)), resume, still + close)

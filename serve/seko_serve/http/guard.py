@@ -1,0 +1,81 @@
+"""The middleware around all routes: it refuses pages of other sites, lets pages of allowed origins read answers (CORS),
+and adds headers to every answer."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from seko_serve.errors import ServeError
+from seko_serve.http.access import Access
+from seko_serve.http.bodies import Refusals
+from seko_serve.protocol import QUEUE_HEADER
+
+POLICY = (
+    "default-src 'self'; connect-src 'self' ws: wss:{more}; media-src 'self' blob:; img-src 'self' data: blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+BOXES = " http: https:"  # where a gateway's answers send the page to
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
+    (b"access-control-allow-headers", f"authorization, content-type, range, {QUEUE_HEADER}".encode()),
+    (b"access-control-max-age", b"600"),
+)
+
+
+def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = "") -> ASGIApp:
+    """Return an application wrapped in the middleware.
+
+    Parameters
+    ----------
+    app : ASGIApp
+        The application with the routes.
+    access : Access
+        The object that checks a request's origin and host.
+    refusals : Refusals
+        The object that answers refused requests.
+    reaches : str
+        Further sources, in the words of a content security policy, that the page may send requests to.
+    """
+    fixed = [*HEADERS, (b"content-security-policy", POLICY.format(more=reaches).encode())]
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        added = list(fixed)
+
+        async def send_with_headers(answer: Message) -> None:
+            if answer["type"] == "http.response.start":
+                answer["headers"] = [*answer.get("headers", []), *added]
+            await send(answer)
+
+        if scope["type"] != "http":  # a socket is accepted before it is checked: see `serve_stream`
+            await app(scope, receive, send)
+            return
+        try:
+            access.check_page(HTTPConnection(scope))
+        except ServeError as error:
+            answer = await refusals.known(Request(scope), error)
+            await answer(scope, receive, send_with_headers)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and access.may_read(origin):
+            added += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+            added.append((b"access-control-expose-headers", b"retry-after, x-sample-rate"))
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                added += PREFLIGHT
+                await Response(status_code=204)(scope, receive, send_with_headers)
+                return
+        # Starlette raises an error again behind its answer, for a server that would write all of it to the log.
+        with suppress(Exception):
+            await app(scope, receive, send_with_headers)
+
+    return guard

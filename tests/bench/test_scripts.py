@@ -1,0 +1,88 @@
+"""Scripts that only a GPU runs whole: what they import is there, and their configurations are made."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from scripts.bench.peers import child
+from seko_export.media.taehv.vae import VAE
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+BENCH = SCRIPTS / "bench"
+OURS = ("scripts", "seko_export", "seko_kernels", "seko_runtime", "seko_serve")
+FILES = sorted(file.relative_to(SCRIPTS) for file in SCRIPTS.rglob("*.py"))
+
+
+@pytest.fixture
+def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have scripts/bench on the path, as a script that is run as a file has."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    for file in BENCH.glob("*.py"):
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+
+
+def imported(file: Path) -> set[tuple[str, str]]:
+    """Return modules of this project and the names that a script takes from them, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse((SCRIPTS / file).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            beside = file.parts[0] == "bench" and (BENCH / f"{node.module.split('.')[0]}.py").exists()
+            if beside or node.module.split(".")[0] in OURS:
+                found |= {(node.module, name.name) for name in node.names}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries, as Ray imports them
+@pytest.mark.parametrize("file", FILES, ids=str)
+@pytest.mark.usefixtures("neighbours")
+def test_every_name_that_a_script_imports_is_there(file: Path) -> None:
+    missing = []
+    for module, name in sorted(imported(file)):
+        try:
+            there = hasattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as fault:
+            if (fault.name or "").split(".")[0] in (*OURS, module.split(".")[0]):
+                missing.append(f"{module} ({fault})")
+            continue  # of a package that is not installed here
+        if not there:
+            try:
+                importlib.import_module(f"{module}.{name}")
+            except ModuleNotFoundError:
+                missing.append(f"{module}.{name}")
+    assert not missing
+
+
+@pytest.mark.parametrize("preset", VAE.presets)
+@pytest.mark.usefixtures("neighbours")
+def test_every_tiny_decoder_has_a_build_to_be_timed(preset: str) -> None:
+    script: ModuleType = importlib.import_module("tiny_decoder")
+    config, tiny = script.decoder_config(preset, 64, 96)
+    assert config.workload.vae is tiny is VAE.presets[preset]
+    assert config.workload.stream.spatial_stride == tiny.spatial_stride
+    assert config.model.out_channels == tiny.z_dim
+
+
+@pytest.mark.usefixtures("neighbours")
+def test_every_model_of_the_pipeline_has_a_small_one_to_try_the_script() -> None:
+    script: ModuleType = importlib.import_module("pipeline")
+    for name, model in script.FULL.items():
+        assert model.trial.shape.endswith("to try the script"), name
+        assert (model.trial.preset, model.trial.vae) == model.small
+    rows = [model.shape for model in script.FULL.values() if model.fps_figure == "fps_5b_704p"]
+    assert len(rows) == len(set(rows)) == 2
+
+
+def test_a_tiny_decoder_is_written_for_the_comparison(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.safetensors"
+    child.JOBS["vae_file"]({"tiny": True, "output": str(file)})
+    with safe_open(file, "pt") as opened:
+        assert opened.get_tensor("decoder.1.weight").shape == (256, 16, 3, 3)
+        assert opened.get_tensor("decoder.1.weight").dtype is torch.bfloat16

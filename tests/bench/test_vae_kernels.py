@@ -1,0 +1,174 @@
+"""The benchmark of the VAE's convolutions: its cases, its candidates, and what it writes to the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from seko_export.media.wan_vae.config import VAE_PRESETS
+from seko_export.media.wan_vae.modules import VaeDecode, decoder_cache_shapes
+from seko_kernels import conv_reference
+from seko_kernels.tuned_conv import SHARED_BYTES, read_table
+
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": "steady", "fp8": True}
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """scripts/bench/vae_kernels.py on a CPU, with the kernel's reference; a call takes a millisecond."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.syspath_prepend(str(BENCH))
+    for name in ("vae_kernels", "vae_layers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import vae_kernels
+
+    monkeypatch.setattr(vae_kernels, "milliseconds", lambda call: (call(), 1.0)[1])
+    monkeypatch.setattr(vae_kernels, "run_kernel", reference)
+    return vae_kernels
+
+
+def reference(_: Any, __: Any, given: Any) -> Tensor:
+    return conv_reference.causal_conv(
+        given.x, given.earlier, given.weight, given.scale, given.bias, given.residual
+    )
+
+
+def in_this_process(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, groups: Any) -> list[dict[str, Any]]:
+    """Children are calls; returns the list to which every printed line is added."""
+    printed: list[dict[str, Any]] = []
+    monkeypatch.setattr(bench, "emit", lambda **line: printed.append(json.loads(json.dumps(line))))
+
+    def children(tasks: list[dict[str, Any]], _: float) -> list[dict[str, Any]]:
+        start = len(printed)
+        for task in tasks:
+            bench.child(task, groups, 2)
+        return printed[start:]
+
+    monkeypatch.setattr(bench, "children", children)
+    return printed
+
+
+def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
+    """All but the matrix products, which are half a hundredth at most."""
+    config = VAE_PRESETS["wan-2.1"]
+    options = Namespace(vae="wan-2.1", height=480, width=832, latents=3, calls="steady", fp8=False)
+    groups = bench.grouped(options)
+    half = VaeDecode(config, first=False, frames=3).to("meta")
+    shapes = ((1, 16, 3, 60, 104), *decoder_cache_shapes(config, 1, 60, 104))
+    with FlopCounterMode(display=False) as counter:
+        half(*(torch.empty(shape, device="meta") for shape in shapes))
+    whole = 1e-12 * counter.get_flop_counts()["Global"][torch.ops.aten.convolution]
+    work = [sum(case.operations * count for case, count in cases.items()) for cases in groups.values()]
+    assert 0.995 * whole < sum(work) < whole
+    assert work == sorted(work, reverse=True)
+    wide = next(cases for key, cases in groups.items() if key[:2] == (96, 96))
+    assert sorted((case.normed, case.added, count) for case, count in wide.items()) == [
+        (True, False, 3),
+        (True, True, 3),
+    ]
+    with_fp8 = bench.grouped(Namespace(**{**vars(options), "fp8": True}))
+    assert groups.items() <= with_fp8.items()
+    e4m3 = {key: cases for key, cases in with_fp8.items() if key not in groups}
+    assert sum(cases.total() for cases in e4m3.values()) == 2 * 14
+    assert 0.9 * whole < sum(c.operations * n for cases in e4m3.values() for c, n in cases.items())
+    both = bench.grouped(Namespace(**{**vars(options), "calls": "steady,first"}))
+    assert groups.items() <= both.items()
+    assert all(case.first for key, cases in both.items() if key not in groups for case in cases)
+
+
+@pytest.mark.usefixtures("bench")
+@pytest.mark.parametrize(
+    ("channels", "filters"),
+    [(96, 96), (192, 192), (384, 384), (384, 768), (16, 384), (96, 3), (24, 24), (48, 48), (1024, 1024)],
+)
+def test_candidates_fit_a_multiprocessor(channels: int, filters: int) -> None:
+    tried = list(sys.modules["vae_layers"].candidates(channels, filters))
+    assert len(tried) == len(set(tried)) >= 6
+    for tiles in tried:
+        assert tiles.loaded_bytes * tiles.resident < SHARED_BYTES
+        assert tiles.filters + tiles.more_filters <= 256
+        assert filters >= 128 or tiles.filters + tiles.more_filters >= filters
+
+
+@pytest.mark.parametrize(
+    ("bf16_ms", "fp8_ms", "rows"), [(1.0, 0.5, {False, True}), (1.0, 1.0, {False}), (2.0, 2.0, set())]
+)
+def test_the_table_gets_what_was_right_and_faster(
+    bf16_ms: float,
+    fp8_ms: float,
+    rows: set[bool],
+    bench: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Faster than torch's convolution, which takes 2 ms, and e4m3 also faster than the kernel in bfloat16."""
+    groups = bench.grouped(Namespace(**TOY))
+    printed = in_this_process(bench, monkeypatch, groups)
+    runs = set(bench.kernels_of(groups, 2))
+    timed = bench.time_candidates(groups, runs, 2, float("inf"))
+    assert {len(order) for order in timed.values()} == {2}
+    admitted = bench.admit_fastest(groups, timed, 1.0)
+    assert set(admitted) == set(groups)
+    measured, file = bench.layer_milliseconds, tmp_path / "table.json"
+
+    def milliseconds(case: Any, tiles: Any) -> float:
+        assert measured(case, tiles) == 1.0
+        return 2.0 if tiles is None else fp8_ms if case.fp8 else bf16_ms
+
+    monkeypatch.setattr(bench, "layer_milliseconds", milliseconds)
+    bench.compare_layers(groups, admitted, file, float("inf"))
+    assert not [line for line in printed if line["kind"] == "failed"]
+    assert printed[-1]["kind"] == "summary"
+    table = read_table(file) if file.exists() else {}
+    assert set(table) == {("interpreter", key) for key in groups if key.fp8 in rows}
+    assert all(tiles == timed[key][0] for (_, key), tiles in table.items())
+
+
+def test_wrong_kernels_and_an_ended_budget_leave_the_table_as_it_is(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = bench.grouped(Namespace(**TOY))
+    printed = in_this_process(bench, monkeypatch, groups)
+    runs = set(bench.kernels_of(groups, 2))
+    monkeypatch.setattr(bench, "run_kernel", lambda *given: reference(*given) * 1.02)
+    assert not any(bench.time_candidates(groups, runs, 2, float("inf")).values())
+    assert {line["kind"] for line in printed} == {"failed", "alone"}
+    assert bench.time_candidates(groups, runs, 2, 0.0) == {}
+    assert printed[-1]["kind"] == "left out"
+    assert bench.admit_fastest(groups, {key: [] for key in groups}, 1.0) == {}
+
+
+@pytest.mark.slow
+def test_the_script_runs_in_the_interpreter(tmp_path: Path) -> None:
+    """Every convolution is timed by the kernel itself, and admitted."""
+    options = [f"--{name}={value}" for name, value in TOY.items() if name != "fp8"]
+    ran = subprocess.run(
+        [
+            sys.executable,
+            str(BENCH / "vae_kernels.py"),
+            *options,
+            "--tiles=1",
+            f"--admit={tmp_path / 'table.json'}",
+        ],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    printed = [json.loads(line) for line in ran.stdout.splitlines()]
+    kinds = [line["kind"] for line in printed]
+    assert not {"failed", "not ended", "not admitted", "left out"} & set(kinds)
+    assert kinds.count("alone") == kinds.count("admitted") == kinds.count("layers") == 9

@@ -1,0 +1,93 @@
+"""The study of e4m3 convolutions in the VAE: the products are those of e4m3 numbers, and the sample's pictures stay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+
+from scripts.kv_quality import fp8_vae
+from seko_export.media.wan_vae import layers
+from seko_export.media.wan_vae.layers import FrameCaches, ResidualBlock, channels_last
+from seko_export.media.wan_vae.modules import VaeDecode
+from seko_export.options.sample import SAMPLE_FOLDER
+from tests.export.vae_oracle import SMALL
+from tests.tolerances import FUSED, relative_error
+
+CHANNELS = 12
+
+
+def some_block(seed: int) -> ResidualBlock:
+    block = ResidualBlock(CHANNELS, CHANNELS).requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in block.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(noise * parameter[0].numel() ** -0.5 if parameter.dim() == 5 else noise)
+    return block
+
+
+def e4m3(x: Tensor, scale: Tensor | float) -> Tensor:
+    return (x / scale).to(torch.float8_e4m3fn).double() * scale
+
+
+def test_a_block_multiplies_e4m3_numbers() -> None:
+    """Written out in float64; frames before the call are quantised, too."""
+    block, generator = some_block(0), torch.Generator().manual_seed(1)
+    x = channels_last(torch.randn(1, CHANNELS, 3, 5, 7, generator=generator))
+    earlier = [torch.rand(1, 2, 5, 7, CHANNELS, generator=generator) for _ in range(2)]
+    y = x
+    norms, convolutions = (block.residual[0], block.residual[3]), (block.residual[2], block.residual[6])
+    for norm, convolution, frames in zip(norms, convolutions, earlier, strict=True):
+        joined = torch.cat((frames.permute(0, 4, 1, 2, 3), F.silu(norm(y))), 2)
+        largest = convolution.weight.flatten(1).abs().amax(1) / 448
+        weight = e4m3(convolution.weight, largest.view(-1, 1, 1, 1, 1))
+        values = e4m3(joined, float(norm.largest()) / 448)
+        y = F.conv3d(values, weight, convolution.bias.double(), padding=(0, 1, 1)).float()
+    with fp8_vae.in_e4m3([block]):
+        ours = block(x, FrameCaches(earlier))
+    assert relative_error(ours, x + y) <= FUSED[torch.float8_e4m3fn]
+    plain = block(x, FrameCaches(earlier))
+    assert 0.005 < relative_error(ours, plain) < 0.1
+
+
+def test_no_frame_is_larger_than_the_norm_says() -> None:
+    norm = some_block(2).residual[0]
+    channel = int(norm.gamma.abs().argmax())
+    x = torch.zeros(1, CHANNELS, 1, 1, 1)
+    x[:, channel] = 1e4
+    assert float(norm(x).abs().max()) == pytest.approx(float(norm.largest()))
+    assert float(norm(torch.randn(1, CHANNELS, 2, 30, 30)).abs().max()) < float(norm.largest())
+
+
+def test_every_block_is_of_one_part_and_layers_are_as_before() -> None:
+    decode = VaeDecode(SMALL, first=True, frames=1)
+    parts = fp8_vae.parts(decode)
+    assert {name: len(part) for name, part in parts.items()} == {
+        "blocks of 1/8 of the sides": 5,
+        "blocks of 1/4 of the sides": 3,
+        "blocks of 1/2 of the sides": 3,
+        "blocks of 1/1 of the sides": 3,
+    }
+    before, block = layers.tiles_on, parts["blocks of 1/4 of the sides"][0]
+    with fp8_vae.in_e4m3([block]):
+        assert [module for part in parts.values() for module in part if module.fp8] == [block]
+        assert layers.tiles_on is not before
+    assert not block.fp8
+    assert layers.tiles_on is before
+
+
+@pytest.mark.slow
+def test_the_shipped_sample_keeps_its_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    fp8_vae.main(["--sample", str(SAMPLE_FOLDER), "--prompts", "2", "--chunks", "1", "--rows", str(rows)])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    written = {row["shape"]: row for row in map(json.loads, rows.read_text().splitlines())}
+    row = written[f"sample's decoder, own latents, {fp8_vae.ALL}"]
+    assert fp8_vae.BAR_DB == row["bar"] <= row["value"] == round(found["own"][fp8_vae.ALL], 6)
+    for figures in found.values():
+        assert len(figures) == 6
+        assert figures[fp8_vae.ALL] < min(value for way, value in figures.items() if way != fp8_vae.ALL)

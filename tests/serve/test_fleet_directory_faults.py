@@ -1,0 +1,327 @@
+"""A directory that is killed, forgetful or cut off, and killed gateways: streams go on, and clients come back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+from seko_serve.client import AsyncClient
+from seko_serve.fleet.choice import FRESH_S
+from seko_serve.fleet.redis_directory import RedisDirectory
+
+from .fleet_soak import (
+    Viewer,
+    box_process,
+    doubles,
+    holder,
+    listed,
+    more,
+    moved,
+    nothing_left,
+    number,
+    resumed,
+    rows,
+    run,
+)
+from .fleets import Fleet
+from .test_fleet_directory import RedisServer, redis_server
+from .test_server import http
+from .toy_box import SENT
+
+pytestmark = pytest.mark.slow
+__all__ = ["redis_server"]
+LIMIT_S = 300.0
+CUT_S = 30.0  # for which a box, or a gateway, cannot reach the directory
+NO_DIRECTORY = "the directory of sessions does not answer"
+
+
+async def refusal(url: str, method: str = "GET") -> tuple[int, str, str]:
+    """Return status, code and sentence of a refused request."""
+    table = {"prompt": "a b"} if method == "POST" else None
+    status, answer = await asyncio.to_thread(http, url, method, table)
+    return status, answer["error"]["code"], answer["error"]["message"]
+
+
+def test_a_directory_that_loses_all_it_knew_ends_no_stream(redis_server: RedisServer, tmp_path: Path) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            process = stack.enter_context(box_process(directory, folder, 1))
+            await listed(directory, [process])
+            fleet = Fleet(folder, lambda: RedisDirectory(directory))
+            async with fleet.running():
+                viewer = await Viewer(AsyncClient(fleet.url), 1).open()
+                await viewer.watch(lambda: len(viewer.media) > 4)
+                redis_server.kill()
+                await more(viewer, 40)
+                assert await refusal(f"{fleet.url}/v1/sessions", "POST") == (503, "full", NO_DIRECTORY)
+                redis_server.start()
+                while await holder(directory, viewer.session) != process.pid:
+                    await asyncio.sleep(0.1)
+                await viewer.client.drop()
+                await resumed(viewer.client)
+                count = len(viewer.media)
+                await viewer.watch(lambda: len(viewer.media) > count + 4)
+                assert not viewer.waits, "no socket but the dropped one ended"
+                viewer.check()
+                await viewer.client.close()
+
+    run(test, LIMIT_S)
+
+
+class Wire:
+    """A connection to Redis that can be cut: bytes wait, as in a network that loses them."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._whole = port, asyncio.Event()
+        self._whole.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Wire:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"redis://127.0.0.1:{port}/0"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self, cut: bool) -> None:
+        """Cut the connection, or mend it."""
+        self._whole.clear() if cut else self._whole.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            to_redis = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            writer.close()
+            return
+        for source, target in ((reader, to_redis[1]), (to_redis[0], writer)):
+            task = asyncio.create_task(self._pass(source, target))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        try:
+            while content := await source.read(1 << 16):
+                await self._whole.wait()
+                target.write(content)
+                await target.drain()
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+
+def test_a_box_that_is_cut_off_from_the_directory_goes_on_until_another_box_has_its_session(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        async with Wire(redis_server.port) as wire:
+            with ExitStack() as stack:
+                first = stack.enter_context(box_process(wire.url, folder, 1))
+                await listed(directory, [first])
+                fleet = Fleet(folder, lambda: RedisDirectory(directory))
+                async with fleet.running():
+                    viewers = [await Viewer(AsyncClient(fleet.url), seed).open() for seed in (0, 1)]
+                    for viewer in viewers:
+                        await viewer.watch(lambda viewer=viewer: len(viewer.media) > 4)  # type: ignore[misc]
+                    second = stack.enter_context(box_process(directory, folder, 1))
+                    await listed(directory, [second])
+                    wire.cut(True)
+                    stays, moves = viewers
+                    until = time.monotonic() + CUT_S
+                    await stays.watch(lambda: time.monotonic() > until)
+                    assert not stays.waits
+                    (cut_off,) = {viewer.client._other_url.partition("/v1")[0] for viewer in viewers}
+                    asked = f"http{cut_off.removeprefix('ws')}/v1/sessions"
+                    assert await refusal(asked, "POST") == (503, "full", NO_DIRECTORY)
+                    await moves.client.drop()  # its client asks the gateway, which knows the second box alone
+                    count = len(moves.media)
+                    await moves.watch(lambda: len(moves.media) > count + 4)
+                    assert await holder(directory, moves.session) == second.pid
+                    wire.cut(False)
+                    while await holder(directory, stays.session) != first.pid:
+                        await asyncio.sleep(0.1)
+                    while {
+                        row.sessions for row in await rows(directory) if number(row.name) == first.pid
+                    } != {1}:
+                        await asyncio.sleep(0.1)
+                    assert await holder(directory, moves.session) == second.pid
+                    for viewer in viewers:
+                        viewer.check()
+                        await viewer.client.close()
+
+    run(test, LIMIT_S)
+
+
+def test_a_gateway_that_is_cut_off_from_the_directory_refuses_and_answers_again(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        async with Wire(redis_server.port) as wire:
+            with ExitStack() as stack:
+                process = stack.enter_context(box_process(directory, folder))
+                await listed(directory, [process])
+                async with Fleet(folder, lambda: RedisDirectory(wire.url)).running() as fleet:
+                    viewer = await Viewer(AsyncClient(fleet.url), 0).open()
+                    await more(viewer)
+                    wire.cut(True)
+                    await asyncio.sleep(2 * FRESH_S)  # rows of boxes that it has just read are used
+                    for path, method in (("", "POST"), (f"/{viewer.session}", "GET")):
+                        refused = await refusal(f"{fleet.url}/v1/sessions{path}", method)
+                        assert refused == (503, "full", NO_DIRECTORY)
+                    await more(viewer, 40)
+                    assert not viewer.waits
+                    await viewer.client.drop()
+                    coming = asyncio.create_task(moved(viewer))
+                    await asyncio.sleep(2.0)
+                    assert not coming.done()
+                    wire.cut(False)
+                    await coming
+                    viewer.check()
+                    await viewer.client.close()
+                    await nothing_left(directory)
+
+    run(test, LIMIT_S)
+
+
+@pytest.mark.parametrize("with_file", [True, False], ids=["with its file", "without"])
+def test_a_box_that_is_killed_while_redis_is_down_is_left_once_redis_is_back(
+    tmp_path: Path, with_file: bool
+) -> None:
+    """Redis starts again with all that it knew, or with nothing."""
+    folder = tmp_path / "store"
+    options = ("--appendonly", "yes", "--appendfsync", "always") if with_file else ()
+    server = RedisServer(tmp_path, *options)
+    directory = server.url
+
+    async def fence(session: str) -> int:
+        opened = RedisDirectory(directory)
+        _, lease = await opened.find(session)
+        await opened.close()
+        return 0 if lease is None else lease.fence
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            boxes = [stack.enter_context(box_process(directory, folder, desk=tmp_path))]
+            await listed(directory, boxes)
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                moves = await Viewer(AsyncClient(fleet.url), 0, folder).open()
+                await moves.watch(lambda: len({file.name for file in folder.glob("*.record*")}) > 1)
+                before = await fence(moves.session)
+                boxes.append(stack.enter_context(box_process(directory, folder, desk=tmp_path)))
+                await listed(directory, boxes)
+                stays = Viewer(AsyncClient(fleet.url), 1)
+                while not stays.client._id or await holder(directory, stays.session) != boxes[1].pid:
+                    if stays.client._id:
+                        await stays.client.close()
+                    await stays.open()  # until it is drawn
+                await more(stays)
+                server.kill()
+                boxes[0].kill()
+                coming = asyncio.create_task(moved(moves))
+                await more(stays, 20)
+                assert not stays.waits
+                assert not coming.done()
+                where = f"{fleet.url}/v1/sessions/{moves.session}"
+                assert await refusal(where) == (503, "full", NO_DIRECTORY)
+                server.start()
+                await asyncio.gather(coming, more(stays, 20))
+                for viewer in (moves, stays):
+                    while await holder(directory, viewer.session) != boxes[1].pid:
+                        await more(viewer, 1)
+                    viewer.check()
+                assert not stays.waits, "its socket never ended"
+                if with_file:
+                    assert await fence(moves.session) > before
+                for viewer in (moves, stays):
+                    await viewer.client.close()
+            await nothing_left(directory)
+            assert doubles((tmp_path / SENT).read_text().splitlines()) == 0
+
+    try:
+        run(test, LIMIT_S)
+    finally:
+        server.kill()
+
+
+@contextmanager
+def gateway_process(directory: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a gateway that answers; killed at the end."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.serve.toy_gateway", str(port), directory])
+    try:
+        while True:
+            assert process.poll() is None
+            with suppress(URLError, ConnectionError):
+                http(f"http://127.0.0.1:{port}/health")
+                break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def test_a_killed_gateway_ends_no_stream_and_another_one_knows_all_sessions(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            box = stack.enter_context(box_process(directory, folder))
+            await listed(directory, [box])
+            ports = free_ports(2)
+            first, _ = [stack.enter_context(gateway_process(directory, port)) for port in ports]
+            urls = [f"http://127.0.0.1:{port}" for port in ports]
+            viewer = await Viewer(AsyncClient(urls[0]), 0).open()
+            await more(viewer)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            await more(viewer, 40)
+            assert not viewer.waits, "its socket is at the box"
+            with pytest.raises(URLError):
+                await asyncio.to_thread(http, f"{urls[0]}/v1/sessions")
+            status, table = await asyncio.to_thread(http, f"{urls[1]}/v1/sessions")
+            assert (status, [session["id"] for session in table["data"]]) == (200, [viewer.session])
+            viewer.client._url = urls[1]
+            await viewer.client.drop()
+            await moved(viewer)
+            stack.enter_context(gateway_process(directory, ports[0]))
+            viewer.client._url = urls[0]
+            await viewer.client.drop()
+            await moved(viewer)
+            assert len(viewer.waits) == 2
+            assert viewer.again == [0, 0]
+            viewer.check()
+            await viewer.client.close()
+            await nothing_left(directory)
+
+    run(test, LIMIT_S)

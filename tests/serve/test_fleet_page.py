@@ -1,0 +1,66 @@
+"""The page of a gateway in a real browser: it plays from a box, goes on at another one, and has a model to choose."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from .browser import browser_path, open_page
+from .fleets import Fleet
+from .test_fleet_gateway import run
+from .test_page import FRAMES, begin
+from .test_speech import opener
+
+pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+]
+STATE = "document.getElementById('state').textContent"
+
+
+def test_it_plays_and_goes_on_at_another_box_when_its_own_ends(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        loop, allowed = asyncio.get_running_loop(), frozenset({fleet.url})
+        first = await fleet.box(allowed_origins=allowed)
+
+        def person() -> None:
+            with open_page(f"{fleet.url}/") as page:
+                begin(page)
+                page.until(f"{FRAMES} > 20")
+                second = asyncio.run_coroutine_threadsafe(fleet.box(allowed_origins=allowed), loop).result()
+                asyncio.run_coroutine_threadsafe(fleet.stop(first), loop).result()
+                painted = page.value(FRAMES)
+                page.until(f"{FRAMES} > {painted} + 30")
+                assert page.value(STATE) == "Live"
+                assert second.facts().sessions == 1
+                assert page.value("document.getElementById('models').children.length") == 0
+
+        await asyncio.to_thread(person)
+
+    run(tmp_path / "store", test)
+
+
+def test_a_fleet_of_two_models_has_a_page_for_each(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        allowed = frozenset({fleet.url})
+        video = await fleet.box(allowed_origins=allowed)
+        speech = await fleet.box(opener, digest="5" * 64, allowed_origins=allowed)
+
+        def person() -> None:
+            with open_page(f"{fleet.url}/?model={video.facts().model}") as page:
+                begin(page)
+                page.until(f"{FRAMES} > 5")
+                page.value("document.querySelector('#models a[href*=speech]').click(); true")
+                page.until("document.title === 'Seko speaks' && !document.getElementById('save').disabled")
+                page.value("document.getElementById('text').value = 'hallo'; true")
+                page.value("document.getElementById('save').click(); true")
+                page.until("Number(document.body.dataset.saved || 0) > 0")  # from the box, by its link
+                assert page.problems == []
+
+        await asyncio.to_thread(person)
+        assert speech.facts().model != video.facts().model
+
+    run(tmp_path / "store", test)

@@ -1,0 +1,328 @@
+"""A store of snapshots that is full, slow or damaged, below a fleet: what clients see, whose frames go on, what is
+left."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.fleet.box import Box
+from seko_serve.fleet.choice import FRESH_S
+from seko_serve.fleet.directory import BoxFacts, MemoryDirectory
+from seko_serve.live import manager
+from seko_serve.protocol import Media
+from seko_serve.store.base import Content, StoreError
+from seko_serve.store.folder import FolderStore
+
+from .fleet_soak import PROMPTS, alone
+from .fleets import KEYS, Fleet
+from .test_fleet_gateway import ask, to_the_end
+from .test_server import pictures, watch
+
+pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
+LIMIT_S = 60.0
+OTHER = "e" * 64  # digest of another artifact
+
+
+class Directory(MemoryDirectory):
+    """A directory in memory that a test may look into, and have forget everything; while it is `deaf` it hears of no
+    box.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic)
+        self.deaf = False
+
+    async def announce(self, box: BoxFacts) -> None:
+        if not self.deaf:
+            await super().announce(box)
+
+    def forget(self) -> None:
+        for table in (self._boxes, self._leases, self._places):
+            table.clear()
+
+    @property
+    def leases(self) -> set[str]:
+        return set(self._leases)
+
+
+NewClient = Callable[..., AsyncClient]
+
+
+def run(
+    folder: Path, test: Callable[[Fleet, Directory, NewClient], Awaitable[None]], keys: Sequence[str] = ()
+) -> None:
+    """Run a bounded test, with a function that makes clients of the gateway, or of an address."""
+    directory = Directory()
+
+    async def bounded() -> None:
+        async with (
+            Fleet(folder, lambda: directory).running(keys=tuple(keys)) as fleet,
+            AsyncExitStack() as clients,
+        ):
+
+            def new_client(key: str | None = None, url: str = "") -> AsyncClient:
+                client = AsyncClient(url or fleet.url, key)
+                clients.push_async_callback(client.drop)
+                return client
+
+            await asyncio.wait_for(test(fleet, directory, new_client), LIMIT_S)
+
+    asyncio.run(bounded())
+
+
+async def opened(client: AsyncClient, seed: int) -> AsyncClient:
+    return await client.open(codecs=["rgb24"], prompt=PROMPTS[seed], seed=seed)
+
+
+def check(media: Sequence[Media], seed: int) -> int:
+    """Raise an AssertionError unless all frames are those of the undisturbed stream, in an order that goes back at most
+    once; return how many came again.
+    """
+    expected = alone(seed, PROMPTS[seed], max(packet.chunk for packet in media) + 1)
+    for packet, shown in zip(media, pictures(list(media)), strict=True):
+        assert np.array_equal(shown, expected[packet.first])
+    firsts = [packet.first for packet in media]
+    assert set(firsts) == set(range(max(firsts) + 1)), "a frame is missing"
+    assert sum(after != before + 1 for before, after in itertools.pairwise(firsts)) <= 1
+    return len(firsts) - len(set(firsts))
+
+
+async def saved(folder: Path, client: AsyncClient, media: list[Media]) -> None:
+    """Watch until the session has a record."""
+    while not list(folder.glob(f"{client._id}.record*")):
+        media += (await watch(client, 1))[0]
+
+
+async def free_rows(box: Box) -> int:
+    """Return the free rows of a box's pool."""
+    return await box._manager.device.call(lambda pool: pool.free)
+
+
+@pytest.mark.parametrize("fault", ["snapshot damaged", "snapshot cut", "snapshot gone", "records damaged"])
+def test_a_damaged_session_ends_with_a_sentence_and_nobody_elses_with_it(tmp_path: Path, fault: str) -> None:
+    folder = tmp_path / "store"
+
+    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
+        first = await fleet.box(keys=KEYS)
+        damaged, other = (new_client(key) for key in KEYS)
+        media: list[Media] = []
+        for seed, client in enumerate((damaged, other)):
+            media = (await watch(await opened(client, seed), 3))[0]
+        second = await fleet.box(keys=KEYS)
+        stopping = asyncio.create_task(fleet.stop(first))
+        for client in (damaged, other):
+            rest, code = await to_the_end(client)
+            assert code == "stopping"
+        media += rest
+        await stopping
+        for file in folder.glob(f"{damaged._id}.{'record' if fault.startswith('record') else 'snapshot-'}*"):
+            content = bytearray(file.read_bytes())
+            content[-100] ^= 1
+            if fault.endswith("gone"):
+                file.unlink()
+            else:
+                file.write_bytes(content[:-1000] if fault.endswith("cut") else content)
+
+        for _ in range(3):  # also behind the second process that failed
+            with pytest.raises(ServeError, match=r"is damaged|two servers could not continue") as lost:
+                await damaged.resume()
+            assert (lost.value.kind.code, lost.value.kind.retryable) == ("lost", False)
+        await other.resume()
+        media += (await watch(other, 3))[0]
+        assert check(media, 1) == 0
+        assert (second.facts().sessions, second.facts().free) == (1, second.facts().capacity - 1)
+        assert await free_rows(second) == second.facts().capacity - 1
+        assert directory.leases == {other._id}
+        assert (await ask(fleet, f"/v1/sessions/{damaged._id}", key=KEYS[1]))[0] in (404, 410)
+        await watch(await opened(damaged, 0), 1)  # its client begins another one
+
+    run(folder, test, KEYS)
+
+
+def test_a_session_comes_back_at_its_own_artifact_alone_whatever_the_directory_remembers(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "store"
+
+    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
+        first = await fleet.box()
+        client = await opened(new_client(), 1)
+        media = (await watch(client, 3))[0]
+        other = await fleet.box(digest=OTHER)
+        stopping = asyncio.create_task(fleet.stop(first))
+        media += (await to_the_end(client))[0]
+        await stopping
+        for _ in range(3):
+            with pytest.raises(ServeError, match="no box has the session's artifact") as refused:
+                await client.resume()
+            assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+        directory.deaf = True
+        directory.forget()
+        await asyncio.sleep(2 * FRESH_S)  # rows that the gateway has just read are used
+        with pytest.raises(ServeError, match="no box answers") as refused:
+            await client.resume()
+        assert refused.value.kind.retryable
+        directory.deaf = False
+        while not await directory.boxes():
+            await asyncio.sleep(0.05)
+        for _ in range(3):
+            with pytest.raises(ServeError, match="needs another artifact") as refused:
+                await client.resume()
+            assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+        elsewhere = new_client(url=other.facts().inside)  # one that does not ask the gateway
+        elsewhere._id, elsewhere._hello, elsewhere._resume = client._id, client._hello, client._resume
+        with pytest.raises(ServeError, match="needs another artifact"):
+            await elsewhere.resume()
+        assert not list(folder.glob("*.owner-*")), "nobody took the session over"
+        assert await free_rows(other) == other.facts().capacity
+
+        await fleet.box()
+        directory.forget()
+        while len(await directory.boxes()) < 2:
+            await asyncio.sleep(0.05)
+        await client.resume()
+        media += (await watch(client, 3))[0]
+        assert check(media, 1) == 0
+
+    run(folder, test)
+
+
+def test_a_full_store_stops_no_stream_and_a_session_that_must_move_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, put, full = tmp_path / "store", FolderStore.put, [False]
+
+    def putting(store: FolderStore, name: str, pieces: Sequence[Content]) -> None:
+        if full[0]:
+            raise StoreError(f"{name} cannot be written: No space left on device")
+        put(store, name, pieces)
+
+    monkeypatch.setattr(FolderStore, "put", putting)
+
+    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
+        first = await fleet.box()
+        client = await opened(new_client(), 1)
+        media: list[Media] = []
+        await saved(folder, client, media)
+        full[0] = True
+        before = media[-1].chunk
+        media += (await watch(client, 6))[0]
+        assert media[-1].chunk == before + 6
+        second = await fleet.box()
+        newcomer = await opened(new_client(), 2)  # which is not saved either
+        await watch(newcomer, 2)
+        await newcomer.close()
+        stopping = asyncio.create_task(fleet.stop(first))
+        rest, code = await to_the_end(client)
+        media += rest
+        await stopping
+        assert code == "stopping"
+        for _ in range(3):
+            with pytest.raises(ServeError, match="store of snapshots takes no file") as refused:
+                await client.resume()
+            assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+        assert (second.facts().sessions, await free_rows(second)) == (0, second.facts().capacity)
+        assert not directory.leases
+        full[0] = False
+        await client.resume()
+        media += (await watch(client, media[-1].chunk + 4))[0]
+        assert check(media, 1) > 0, "what was made while the store was full comes again"
+
+    run(folder, test)
+
+
+def test_a_store_that_does_not_answer_delays_no_stream_and_no_drain_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, put, answers = tmp_path / "store", FolderStore.put, threading.Event()
+    answers.set()
+
+    def putting(store: FolderStore, name: str, pieces: Sequence[Content]) -> None:
+        if ".snapshot-" in name:
+            assert answers.wait(LIMIT_S)
+        put(store, name, pieces)
+
+    monkeypatch.setattr(FolderStore, "put", putting)
+    monkeypatch.setattr(manager, "DRAIN_S", 0.5)
+
+    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
+        first = await fleet.box()
+        client = await opened(new_client(), 1)
+        media: list[Media] = []
+        await saved(folder, client, media)
+        answers.clear()
+        before = media[-1].chunk
+        media += (await watch(client, 6))[0]
+        assert media[-1].chunk == before + 6
+        second = await fleet.box()
+        stopping = asyncio.create_task(fleet.stop(first))
+        rest, code = await to_the_end(client)
+        media += rest
+        assert code == "stopping"
+        assert not stopping.done(), "it waits for its snapshot"
+        while directory.leases:
+            await asyncio.sleep(0.02)
+        await client.resume()
+        assert second.facts().sessions == 1
+        media += (await watch(client, media[-1].chunk + 4))[0]
+        answers.set()  # what the first box writes now, nobody reads
+        await stopping
+        await client.drop()
+        await client.resume()
+        media += (await watch(client, 3))[0]
+        assert check(media, 1) > 0
+        assert not list(folder.glob(".writing-*"))
+        await fleet.stop(second)
+        names = {file.name for file in folder.glob("*.snapshot-*")}
+        record = await asyncio.to_thread(second._manager.saving._saved.find, client._id)  # type: ignore[union-attr]
+        assert record is not None
+        assert names == {record.snapshot}, "a snapshot that no record names"
+
+    try:
+        run(folder, test)
+    finally:
+        answers.set()
+
+
+def test_no_row_and_no_lease_is_left_of_sessions_that_nobody_comes_back_to(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+
+    async def test(fleet: Fleet, directory: Directory, new_client: NewClient) -> None:
+        boxes = [await fleet.box(lease_s=0.3) for _ in range(2)]
+        closed, dropped, moved = (new_client() for _ in range(3))
+        for seed, client in enumerate((closed, dropped, moved)):
+            await watch(await opened(client, seed), 2)
+        status, never = await ask(fleet, "/v1/sessions", "POST", {"prompt": "a b"})
+        assert status == 201
+        (holder,) = [box for box in boxes if moved._id in box._manager.sessions]
+        boxes = [box for box in boxes if box is not holder] + [await fleet.box(lease_s=0.3)]
+        await fleet.stop(holder)
+        if dropped._id not in boxes[0]._manager.sessions:
+            await dropped.resume()
+        await dropped.drop()
+        await moved.resume()
+        await moved.drop()
+        if closed._id not in boxes[0]._manager.sessions:
+            await closed.resume()
+        await closed.close()
+        while directory.leases or any(box.facts().sessions for box in boxes):
+            await asyncio.sleep(0.05)
+        for box in boxes:
+            assert (await free_rows(box), box.facts().free) == (box.facts().capacity,) * 2
+        assert (await ask(fleet, "/v1/sessions"))[1]["data"] == []
+        files = {file.name[:16] for file in folder.glob("*.snapshot-*")}
+        assert files == {dropped._id, moved._id}, "those whose clients may come back"
+        assert (await ask(fleet, f"/v1/sessions/{never['id']}"))[0] == 404
+
+    run(folder, test)
