@@ -101,7 +101,7 @@ def test_the_run_gets_the_options_of_the_video(tmp_path: Path, monkeypatch: pyte
     words: list[str] = []
     monkeypatch.setattr(trial, "load_image", lambda *_: None)
     monkeypatch.setattr(trial, "try_artifact", lambda *_: (tmp_path, True))
-    monkeypatch.setattr(trial, "write_video", lambda artifact, output, more: words.extend(more) or {})
+    monkeypatch.setattr(trial, "write_video", lambda *given: words.extend(given[-1]) or {})
     asked = ["--prompt", "a dog", "--image", "a.png", "--last-image", "b.png", "--chunks", "2", "--seed", "5"]
     done = CliRunner().invoke(main, ["try", "-o", str(tmp_path / "a.npy"), *asked])
     assert done.exit_code == 0, done.output
