@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from seko_runtime import Pool
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.live.device import Device
 from seko_serve.media.video import RawEncoder
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
@@ -239,37 +240,139 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
     run(test, server)
 
 
-def test_a_chunk_is_sent_while_the_next_one_is_made(start: Starter) -> None:
-    made, go_on = threading.Semaphore(0), threading.Event()
-    real, closed = toy_pool.pool_engines(), [False]
+class Gate:
+    """A toy pool whose calls wait for permits, once it is closed."""
 
-    def waiting(begin: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    def __init__(self) -> None:
+        self.closed, self.waits = False, 0
+        self._permits = threading.Semaphore(0)
+        real = toy_pool.pool_engines()
+        self._engines = {f"begin.{b}": self._waiting(real[f"begin.{b}"]) for b in toy_pool.BUCKETS}
+
+    def _waiting(self, begin: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
         def call(inputs: list[Any]) -> list[Any]:
-            if closed[0] and not made.acquire(blocking=False):
-                go_on.wait(30)
+            if self.closed:
+                self.waits += 1
+                self._permits.acquire(timeout=30)
+                self.waits -= 1
             return begin(inputs)
 
         return call
 
+    def let(self, calls: int = 1) -> None:
+        """Let so many calls go on."""
+        self._permits.release(calls)
+
+    def open(self) -> None:
+        """Let all calls go on."""
+        self.closed = False
+        self.let(100)
+
     @contextmanager
-    def opener() -> Iterator[Pool]:
-        engines = {f"begin.{b}": waiting(real[f"begin.{b}"]) for b in toy_pool.BUCKETS}
-        with toy_pool.open_pool(engines=engines) as pool:
+    def opener(self) -> Iterator[Pool]:
+        with toy_pool.open_pool(engines=self._engines) as pool:
             yield pool
 
-    server = start(opener)
-    closed[0] = True
-    made.release()
+
+def test_a_chunk_is_sent_while_the_next_one_is_made(start: Starter) -> None:
+    gate = Gate()
+    server = start(gate.opener)
+    gate.closed = True
+    gate.let()
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 1)  # the second chunk's call waits
-        assert not go_on.is_set()
-        go_on.set()
+        assert gate.closed
+        gate.open()
         more, _ = await watch(client, 2)
         assert np.array_equal(pictures(media + more), alone(3, {0: PROMPT})[: len(media + more)])
 
     try:
         run(test, server)
     finally:
-        go_on.set()
+        gate.open()
+
+
+def test_a_session_opens_between_two_calls_of_the_device(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needs of the device's thread is asked for once: a second request would wait for another call."""
+    server, asked = start(), []
+    real = Device.call
+
+    def call(this: Device, work: Any) -> Any:
+        asked.append(work)
+        return real(this, work)
+
+    monkeypatch.setattr(Device, "call", call)
+    assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 201
+    assert len(asked) == 1
+
+
+class Halt:
+    """An encoder that waits before a frame of each stream until it is told to go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, frame: int) -> None:
+        self.go_on = threading.Event()
+        real = RawEncoder._encode
+
+        def encode(this: RawEncoder, picture: Any, key: bool) -> Any:
+            if this._number == frame:
+                self.go_on.wait(30)
+            return real(this, picture, key)
+
+        patch.setattr(RawEncoder, "_encode", encode)
+
+
+async def frames_of(client: AsyncClient, count: int) -> list[Media]:
+    """The next media messages, unacknowledged."""
+    media: list[Media] = []
+    async for received in client.messages():
+        media += [received] if isinstance(received, Media) else []
+        if len(media) == count:
+            break
+    return media
+
+
+def test_a_frame_is_sent_before_the_next_one_is_encoded(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, halt = start(), Halt(monkeypatch, 1)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media = await frames_of(client, 1)
+        assert not halt.go_on.is_set()
+        halt.go_on.set()
+        media += (await watch(client, 3))[0]
+        assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
+
+    run(test, server)
+
+
+def test_a_socket_that_is_lost_within_a_chunk_lacks_no_frame_and_gets_none_twice(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt = Halt(monkeypatch, 2)
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media = await frames_of(client, 2)
+        await client.drop()
+        await client.resume()  # it has all frames that were sent, of a chunk that has more
+        await client.drop()
+        session = server.manager.sessions[client._id]
+        halt.go_on.set()
+        while len(session._encoder):
+            await asyncio.sleep(0.01)
+        for _ in range(2):  # the frames that it lacks stay for a socket that is lost again
+            await client.resume()
+            await client.drop()
+        await client.resume()
+        media += (await watch(client, 3))[0]
+        assert [frame.serial for frame in media] == list(range(len(media)))
+        assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
+
+    run(test, server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -121,8 +121,9 @@ class Piece(Protocol):
     def read(self) -> int:
         """Wait for the result, and return its length in units of the viewer's clock: video frames or sound samples."""
 
-    def encode(self, number: int, first: int) -> list[Media]:
-        """Return the encoded messages in the order in which they are sent; the caller sets the serial numbers.
+    def encode(self, number: int, first: int) -> Iterable[Media]:
+        """Return the encoded messages in the order in which they are sent, each as soon as it is encoded; the caller
+        sets the serial numbers.
 
         Parameters
         ----------

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from seko_serve.live.content import Piece
-from seko_serve.live.viewer import Viewer
+from seko_serve.live.viewer import Timing, Viewer
 from seko_serve.metrics import Metrics
-from seko_serve.protocol import message
+from seko_serve.protocol import Media, message
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ChunkEncoder:
     ) -> None:
         self._viewer, self._workers, self._metrics = viewer, workers, metrics
         self._failed, self._done = failed, done
-        self._opened_at = time.monotonic()
+        self._opened_at: float | None = time.monotonic()  # until the session's first media message
         self._lock = threading.Lock()
         self._chunks: deque[MadeChunk] = deque()  # the first one is being encoded
         self._running = False
@@ -106,15 +106,18 @@ class ChunkEncoder:
         self._metrics.chunks.inc()
         self._metrics.due_chunks.inc(timing.awaited)
         self._metrics.late_chunks.inc(timing.lateness > 0)
-        media = chunk.piece.encode(chunk.number, timing.first)
-        now = time.monotonic()
-        self._metrics.encode.observe(now - chunk.made_at)
-        if chunk.number == 0:
-            self._metrics.ttfc.observe(now - self._opened_at)
-        numbers = {
-            "frames": units,
-            "late_ms": round(timing.lateness * 1e3, 1),
-            "encode_ms": round((now - chunk.made_at) * 1e3, 1),
-        }
-        applied = [message("applied", id=name, chunk=chunk.number) for name in chunk.applied]
-        self._viewer.send(chunk.number, applied, media, message("chunk", chunk=chunk.number, **numbers))
+        self._viewer.send(chunk.number, self._messages(chunk, units, timing))
+
+    def _messages(self, chunk: MadeChunk, units: int, timing: Timing) -> Iterator[str | Media]:
+        """Yield the messages of a chunk; each media message is encoded when it is asked for."""
+        for name in chunk.applied:
+            yield message("applied", id=name, chunk=chunk.number)
+        for media in chunk.piece.encode(chunk.number, timing.first):
+            if self._opened_at is not None:
+                self._metrics.ttfc.observe(time.monotonic() - self._opened_at)
+                self._opened_at = None
+            yield media
+        encode_s = time.monotonic() - chunk.made_at
+        self._metrics.encode.observe(encode_s)
+        late_ms, encode_ms = round(timing.lateness * 1e3, 1), round(encode_s * 1e3, 1)
+        yield message("chunk", chunk=chunk.number, frames=units, late_ms=late_ms, encode_ms=encode_ms)

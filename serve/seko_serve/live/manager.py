@@ -236,9 +236,13 @@ class SessionManager:
         return session
 
     def _take_row(self, session: LiveSession, pool: ServedPool) -> None:
+        """Give a session a row, and serve it from now on: a second call of the device's thread would come behind a call
+        of the pool for the sessions that run.
+        """
         self.device.make_room(pool)
         began = time.monotonic()
         session.open(pool)
+        self.device.add(session)
         self.device.metrics.opening.observe(time.monotonic() - began)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
@@ -282,13 +286,12 @@ class SessionManager:
         )
 
     async def _add(self, session: LiveSession, record: Record | None) -> None:
-        """Serve a session that has a row of the pool; ServeError if the server has begun to stop meanwhile."""
+        """Let clients enter a session that is served; ServeError if the server has begun to stop meanwhile."""
         if self.stopping:
-            await self.device.call(lambda _: session.close())
+            await self.device.call(lambda _: self._free(session))
             self.check_takes()
         self.saving.begin(session, record)
         self.sessions[session.name] = session
-        await self.device.call(lambda _: self.device.add(session))
 
     async def _record(self, name: str, token: str) -> Record:
         """Return the record of the saved session to which a resume token belongs; ServeError if there is none."""
@@ -322,6 +325,7 @@ class SessionManager:
             session = await self.device.beside(lambda pool: self._restored(pool, record))
             self.device.metrics.snapshot.labels("read").observe(time.monotonic() - began)
             session.tokens = tokens
+            await self.device.call(lambda _: self.device.add(session))
             await self._add(session, record)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
@@ -400,14 +404,13 @@ class SessionManager:
         if self.sessions.pop(session.name, None) is None:
             return
         self.saving.drop(session)
-
-        def free(_: object) -> None:
-            self.device.remove(session)
-            session.close()
-
         with suppress(RuntimeError):  # the device's thread has ended, and the pool with it
-            await self.device.call(free)
+            await self.device.call(lambda _: self._free(session))
         await self._leave(session.name)
+
+    def _free(self, session: LiveSession) -> None:
+        self.device.remove(session)
+        session.close()
 
     async def _leave(self, name: str) -> None:
         """Give up a session's place in admission and its lease."""

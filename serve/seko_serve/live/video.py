@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -278,30 +278,24 @@ class VideoPiece:
             self._frames = self._chunk.video()[0]
         return len(self._frames)
 
-    def encode(self, number: int, first: int) -> list[Media]:
-        """Return the sound's packets, then a message for each frame; see `Piece.encode`."""
+    def encode(self, number: int, first: int) -> Iterator[Media]:
+        """Yield the sound's packets, then a message for each frame; see `Piece.encode`."""
         encoder, track = self._content.frames, self._content.sound
         if encoder is None or self._frames is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
-        media = (
-            []
-            if track is None or self._heard is None
-            else track.encode(self._heard, number, first * RATE // encoder.fps)
-        )
+        if track is not None and self._heard is not None:
+            yield from track.encode(self._heard, number, first * RATE // encoder.fps)
         for offset, frame in enumerate(self._frames):
             packet = encoder.encode(frame)
-            media.append(
-                Media(
-                    encoder.codec,
-                    0,
-                    number,
-                    first + offset,
-                    video.pts_us(first + offset, encoder.fps),
-                    1,
-                    packet.payload,
-                    key=packet.key,
-                    discontinuity=self._chunk.index == 0 and offset == 0 and number > 0,
-                    last=offset == len(self._frames) - 1,
-                )
+            yield Media(
+                encoder.codec,
+                0,
+                number,
+                first + offset,
+                video.pts_us(first + offset, encoder.fps),
+                1,
+                packet.payload,
+                key=packet.key,
+                discontinuity=self._chunk.index == 0 and offset == 0 and number > 0,
+                last=offset == len(self._frames) - 1,
             )
-        return media

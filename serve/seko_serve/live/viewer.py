@@ -74,6 +74,7 @@ class Viewer:
         self._connection: Connection | None = None
         self._serial = 0  # of the next binary message
         self._sent: deque[_Sent] = deque()
+        self._whole = 0  # chunks of which all messages were sent
         self._reopened = False  # from a snapshot, and no socket has come since
         self._went_back = False  # whether the next chunk is one that the viewer has seen already
 
@@ -213,35 +214,33 @@ class Viewer:
             first, awaited = self._pace.frames, self._pace.begun is not None
             return Timing(first, self._pace.made(units, time.monotonic()), awaited)
 
-    def send(self, chunk: int, before: Iterable[str], media: Iterable[Media], behind: str) -> None:
-        """Send a chunk's messages, and keep them until the chunk is shown.
+    def send(self, chunk: int, messages: Iterable[str | Media]) -> None:
+        """Send a chunk's messages, each as soon as it comes, and keep them until the chunk is shown.
 
         Parameters
         ----------
         chunk : int
             Number of the chunk in the session.
-        before : iterable of str
-            JSON messages that are sent before the media.
-        media : iterable of Media
-            The media messages of the chunk, whose serial numbers are set here.
-        behind : str
-            The JSON message that is sent after the media.
+        messages : iterable of str or Media
+            JSON messages, and media messages, whose serial numbers are set here. The last one is a JSON message.
         """
-        sent = [_Sent(chunk, self._serial, text) for text in before]
         begun = set() if self._went_back else set(Codec)
         self._went_back = False
-        for packet in media:
-            anew = packet.discontinuity or packet.codec not in begun
-            begun.add(packet.codec)
-            sent.append(
-                _Sent(chunk, self._serial, replace(packet, serial=self._serial, discontinuity=anew).pack())
-            )
-            self._serial += 1
-        # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
-        sent.append(_Sent(chunk, self._serial, behind))
+        for content in messages:
+            # The serial of a JSON message is the next one's: a client that has seen all media may still lack it.
+            serial = self._serial
+            if isinstance(content, Media):
+                anew = content.discontinuity or content.codec not in begun
+                begun.add(content.codec)
+                packed: str | bytes = replace(content, serial=serial, discontinuity=anew).pack()
+            else:
+                packed = content
+            with self._lock:
+                self._serial += isinstance(content, Media)
+                self._sent.append(_Sent(chunk, serial, packed))
+                self._deliver([packed])
         with self._lock:
-            self._sent.extend(sent)
-            self._deliver(entry.content for entry in sent)
+            self._whole = chunk + 1
 
     # -- a snapshot, taken while no chunk is being encoded -----------------------------------------------------
 
@@ -271,6 +270,7 @@ class Viewer:
             for name in _COUNTS:
                 setattr(self._pace, name, int(state[name]))
             self._pace.stop()
+            self._whole = self._pace.chunks
             self._serial, self._reopened = int(state["serial"]), True
 
     # -- with the lock held ------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Viewer:
         lacked = (
             sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial
         )
-        return next(lacked, self._pace.chunks) - 1
+        return next(lacked, self._whole) - 1
 
     def _deliver(self, messages: Iterable[str | bytes]) -> None:
         connection = self._connection
