@@ -212,10 +212,7 @@ def try_command(
     if serve:
         note(f"{artifact}: {how}")
         click.get_current_context().exit(serve_page(artifact))
-    arguments = {"--prompt": prompt, "--chunks": chunks, "--seed": seed}
-    words = [
-        word for option, value in arguments.items() if value is not None for word in (option, str(value))
-    ]
+    words = [word for option, value in given.items() for word in (option, str(value))]
     report = write_video(artifact, output, words)
     if as_json:
         print_json({**report, "artifact": str(artifact), "built": built})

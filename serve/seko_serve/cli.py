@@ -83,6 +83,12 @@ def parser() -> argparse.ArgumentParser:
 
 def settings(arguments: argparse.Namespace) -> Settings:
     """Return the settings of a command line; ValueError if an option's value is invalid."""
+    for option in ("ssl_keyfile", "ssl_certfile"):
+        file = getattr(arguments, option)
+        if file is not None and not file.is_file():
+            raise ValueError(f"--{option.replace('_', '-')} {file} is not a file")
+    if arguments.uds is not None and not arguments.uds.absolute().parent.is_dir():
+        raise ValueError(f"--uds {arguments.uds}: there is no folder {arguments.uds.absolute().parent}")
     return Settings(
         artifact=arguments.artifact,
         device=arguments.device,

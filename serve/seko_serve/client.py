@@ -215,20 +215,21 @@ class AsyncClient:
         self, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
     ) -> dict[str, Any]:
         """Return the answer to a request; ServeError if it is a refusal, with the code ``internal`` if a proxy before
-        the server refused it.
+        the server, or another server, answered.
         """
         own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        request = Request(f"{self._url}{path}", body, {**headers, **own})
+        request, status, refusal = Request(f"{self._url}{path}", body, {**headers, **own}), 200, None
         try:
-            with urlopen(request, timeout=ANSWER_S) as answer:
-                fields: dict[str, Any] = json.load(answer)
-                return fields
-        except HTTPError as refused:
             try:
-                error = json.load(refused)["error"]
-            except (ValueError, TypeError, KeyError):
-                raise ServeError("internal", f"a proxy answered {refused.code}") from None
-            raise ServeError.of_body(error) from None
+                with urlopen(request, timeout=ANSWER_S) as answer:
+                    fields: dict[str, Any] = json.load(answer)
+                    return fields
+            except HTTPError as refused:
+                status = refused.code
+                refusal = ServeError.of_body(json.load(refused)["error"])
+        except (ValueError, KeyError, TypeError):  # such as a proxy's page
+            refusal = ServeError("internal", f"a proxy answered {status}")
+        raise refusal
 
 
 class Client:

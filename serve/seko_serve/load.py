@@ -7,19 +7,22 @@ import asyncio
 import json
 import math
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import av
 from websockets.exceptions import WebSocketException
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.protocol import Codec, Media
+from seko_serve.protocol import MAX_BUFFER, Codec, Media
+from seko_serve.security.keys import read_keys
 
 PROMPT = "a small red disc bouncing and a large blue ring pulsing on a green gradient"
 DECODERS = {Codec.H264: "h264", Codec.VP8: "vp8", Codec.MJPEG: "mjpeg"}
@@ -54,6 +57,11 @@ class Load:
     at_once : bool
         Whether viewers acknowledge a chunk when it arrives, not when it was shown. This measures the server's
         greatest speed.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range, or ``url`` is no address of a server.
     """
 
     url: str
@@ -66,6 +74,28 @@ class Load:
     seed: int = 0
     api_key: str | None = None
     at_once: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # such as a port that is no number
+            is_address = False
+        if not is_address:
+            raise ValueError(
+                f"{self.url} is no address of a server, expected one such as http://127.0.0.1:8000"
+            )
+        if self.sessions < 1:
+            raise ValueError(f"--sessions {self.sessions}: expected 1 or more")
+        if not 0 <= self.arrivals < math.inf:
+            raise ValueError(f"--arrivals {self.arrivals}: expected viewers a second, or 0 for all at once")
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"--seconds {self.seconds}: expected a number above 0")
+        if not 1 <= self.buffer <= MAX_BUFFER:
+            raise ValueError(f"--buffer {self.buffer}: expected 1 to {MAX_BUFFER}")
+        fps = self.opening.get("fps", 1.0)
+        if isinstance(fps, int | float) and not 0 < fps < math.inf:
+            raise ValueError(f"--fps {fps}: expected a number above 0")
 
 
 @dataclass
@@ -334,13 +364,13 @@ def parser() -> argparse.ArgumentParser:
     )
     argument_parser.add_argument("--seconds", type=float, default=60.0, help="of video that each watches")
     argument_parser.add_argument(
-        "--buffer", type=int, default=1, help="chunks collected before playing, 1 to 8"
+        "--buffer", type=int, default=1, help=f"chunks collected before playing, 1 to {MAX_BUFFER}"
     )
     argument_parser.add_argument("--codec", choices=CODECS, default="h264")
     argument_parser.add_argument("--prompt", default=PROMPT, help="of each viewer; empty: none")
     argument_parser.add_argument("--fps", type=float, help="frames that viewers show a second")
     argument_parser.add_argument("--seed", type=int, default=0, help="of the arrivals and videos")
-    argument_parser.add_argument("--api-key-file", type=Path, help="its first line is the key")
+    argument_parser.add_argument("--api-key-file", type=Path, help="its first line is the key; mode 0600")
     argument_parser.add_argument(
         "--at-once", action="store_true", help="acknowledge chunks unshown: how fast the server can be"
     )
@@ -349,24 +379,28 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``seko-serve load``; return the exit code: 1 if no viewer was served."""
+    """Run ``seko-serve load``; return the exit code: 1 if no viewer was served, 2 if an option is impossible."""
     chosen = parser().parse_args(arguments)
     opening: dict[str, object] = {"prompt": chosen.prompt} if chosen.prompt else {}
     if chosen.fps is not None:
         opening["fps"] = chosen.fps
-    key = None if chosen.api_key_file is None else chosen.api_key_file.read_text().splitlines()[0].strip()
-    load = Load(
-        chosen.url,
-        chosen.sessions,
-        chosen.arrivals,
-        chosen.seconds,
-        chosen.buffer,
-        chosen.codec,
-        opening,
-        chosen.seed,
-        key,
-        chosen.at_once,
-    )
+    try:
+        keys = read_keys([], chosen.api_key_file, {})
+        load = Load(
+            chosen.url,
+            chosen.sessions,
+            chosen.arrivals,
+            chosen.seconds,
+            chosen.buffer,
+            chosen.codec,
+            opening,
+            chosen.seed,
+            keys[0] if keys else None,
+            chosen.at_once,
+        )
+    except (ValueError, OSError) as error:
+        print(f"seko-serve: {error}", file=sys.stderr)
+        return 2
     report = Report.of(asyncio.run(run_load(load)), load.buffer)
     print(json.dumps(asdict(report)) if chosen.json else report.text())
     return 0 if report.served else 1

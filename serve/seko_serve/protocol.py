@@ -22,6 +22,7 @@ VERSION = 1
 HEADER = struct.Struct("<BBBBIIIQII")
 MAX_CONTROL_BYTES = 64 << 10  # a JSON message of a client
 MAX_ID_LETTERS, MAX_KEYS = 64, 32
+MAX_BUFFER = 8  # chunks that a viewer collects before it plays
 MAX_AUDIO_BYTES = 128 << 10  # of a binary message of a client: 4 s of one voice
 _UNSIGNED_32, _UNSIGNED_64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -240,7 +241,7 @@ class Shape:
 CONTROLS: Mapping[str, Shape] = {
     "hello": Shape(
         (("codecs", _list_of(_text(16), 16)),),
-        (("audio", _list_of(_text(16), 16)), ("buffer", _whole(1, 8))),
+        (("audio", _list_of(_text(16), 16)), ("buffer", _whole(1, MAX_BUFFER))),
     ),
     "ack": Shape((("chunk", _whole(0, _UNSIGNED_32)),)),
     "prompt": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("recache", _flag),)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,8 @@ class Server(uvicorn.Server):
     ----------
     application : Application
         The routes of the server.
+    announce : callable, optional
+        Function that is called once the server listens.
     **options
         Options of `uvicorn.Config`, in addition to `SERVER_LIMITS`.
 
@@ -54,15 +57,19 @@ class Server(uvicorn.Server):
         The routes of the server.
     """
 
-    def __init__(self, application: Application, **options: Any) -> None:
+    def __init__(
+        self, application: Application, *, announce: Callable[[Server], None] | None = None, **options: Any
+    ) -> None:
         super().__init__(uvicorn.Config(application.app(), **SERVER_LIMITS, **options))
-        self.application = application
+        self.application, self._announce = application, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen; errors of the application's start are raised unchanged."""
         await self.application.start()
         try:
             await super().startup(sockets)
+            if self._announce is not None:
+                self._announce(self)
         except BaseException:  # such as the SystemExit with which uvicorn says that the port is taken
             await self.application.stop()
             raise
@@ -82,11 +89,17 @@ def device(settings: Settings) -> Device:
     return Device(partial(pool_of, settings.artifact, settings.device, settings.snapshot_key))
 
 
-def server(settings: Settings, manager: SessionManager | None = None) -> Server:
-    """Return a server that has not been started yet. ``manager`` has its sessions, if the caller needs them."""
+def server(
+    settings: Settings,
+    manager: SessionManager | None = None,
+    announce: Callable[[Server], None] | None = None,
+) -> Server:
+    """Return a server that has not been started yet. ``manager`` has its sessions, if the caller needs them;
+    ``announce`` is called once the server listens."""
     manager = manager or SessionManager(settings, device(settings))
     return Server(
         Application(settings, manager),
+        announce=announce,
         host=settings.host,
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
@@ -98,21 +111,34 @@ def server(settings: Settings, manager: SessionManager | None = None) -> Server:
     )
 
 
+def _address(settings: Settings, port: int) -> str:
+    """Return the address of the page."""
+    if settings.uds is not None:
+        return f"unix:{settings.uds}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'http' if settings.tls_key is None else 'https'}://{host}:{port}/"
+
+
 def serve(settings: Settings) -> int:
     """Run the server until a signal comes; return the exit code."""
     set_up(settings.log_level)
-    scheme = "http" if settings.tls_key is None else "https"
-    where = f"unix:{settings.uds}" if settings.uds else f"{scheme}://{settings.host}:{settings.port}/"
-    print(f"seko-serve: opening {settings.artifact}; the page will be at {where}", file=sys.stderr)
+    print(f"seko-serve: opening {settings.artifact}", file=sys.stderr)
     if not settings.keys and settings.uds is None and settings.host in LOOPBACK:
         print("seko-serve: no API key, so only this machine is answered", file=sys.stderr)
-    http_server = server(settings)
+
+    def announce(started: Server) -> None:
+        (listener, *_) = started.servers
+        page = _address(settings, listener.sockets[0].getsockname()[1])
+        print(f"seko-serve: the page is at {page}", file=sys.stderr, flush=True)
+
+    http_server = server(settings, announce=announce)
     try:
         asyncio.run(http_server.serve())
     except (SekoRuntimeError, StoreError, OSError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
     except SystemExit:  # uvicorn's, which has written why to the log
+        where = _address(settings, settings.port)
         print(f"seko-serve: {where} cannot be listened on; another process may have it", file=sys.stderr)
         return 3
     except KeyboardInterrupt:

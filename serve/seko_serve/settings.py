@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 LEAST_KEY_BYTES = 32
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -102,6 +103,12 @@ class Settings:
             raise ValueError(f"--snapshot-every {self.snapshot_every}: expected 0 or more")
         if not self.snapshot_keep_s > 0:
             raise ValueError(f"--snapshot-keep {self.snapshot_keep_s}: expected seconds above 0")
+        for origin in self.allowed_origins - {"*"}:
+            parts = urlsplit(origin)
+            if not parts.netloc or origin != f"{parts.scheme}://{parts.netloc}":
+                raise ValueError(
+                    f"--allowed-origins {origin}: expected an origin such as https://video.example.org"
+                )
         if self.snapshot_key is not None and len(self.snapshot_key) < LEAST_KEY_BYTES:
             raise ValueError(
                 f"--snapshot-key-file has {len(self.snapshot_key)} bytes, expected {LEAST_KEY_BYTES} or more"

@@ -97,6 +97,17 @@ def test_what_cannot_be_shown_is_told_before_the_build(
         check_shown(None)
 
 
+def test_the_run_gets_the_options_of_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str] = []
+    monkeypatch.setattr(trial, "load_image", lambda *_: None)
+    monkeypatch.setattr(trial, "try_artifact", lambda *_: (tmp_path, True))
+    monkeypatch.setattr(trial, "write_video", lambda *given: words.extend(given[-1]) or {})
+    asked = ["--prompt", "a dog", "--image", "a.png", "--last-image", "b.png", "--chunks", "2", "--seed", "5"]
+    done = CliRunner().invoke(main, ["try", "-o", str(tmp_path / "a.npy"), *asked])
+    assert done.exit_code == 0, done.output
+    assert dict(zip(words[::2], words[1::2], strict=True)) == dict(zip(asked[::2], asked[1::2], strict=True))
+
+
 @pytest.mark.slow
 def test_a_video_of_an_artifact(small_artifact: Path, tmp_path: Path) -> None:
     report = write_video(small_artifact, tmp_path / "video.npy", ["--chunks", "1"])

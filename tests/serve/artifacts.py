@@ -43,6 +43,13 @@ def make_world(folder: Path) -> None:
     (folder / "prompt.txt").write_text(prompts[0]["prompt"])
 
 
+def make_sample(folder: Path) -> None:
+    """The trained sample, as the quick start serves it but for its compiled code: one row, an FP4 cache."""
+    made = resolved(None, kv="fp4")
+    assert made.checkpoint is not None
+    _build(made.config, made.checkpoint, folder, made.media)
+
+
 def make_talk(folder: Path) -> None:
     """A tiny talking portrait of random weights, which reads sentences and hears sound, and a picture for it."""
     folder.mkdir()
@@ -64,14 +71,23 @@ def make_talk(folder: Path) -> None:
 
 def make_film(folder: Path) -> None:
     """A tiny model of random weights that makes video from sentences, the quickest one to open."""
+    _make_film(folder, POOL)
+
+
+def _make_film(folder: Path, pool: PoolConfig | None) -> None:
     folder.mkdir()
     model = replace(MODEL, name="film", in_channels=16, out_channels=16, text_dim=TEXT.dim)
     config = VideoBuild(model, VideoConfig(STREAM, Schedule.warped(), "fp32"), TargetConfig("cpu"))
-    config = config.changed(vae=VAE, text=TEXT, pool=POOL)
+    config = config.changed(vae=VAE, text=TEXT, pool=pool)
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     text = write_text_encoder(folder / "text")
     media = MediaSources(vae=write_vae(folder / "vae"), text_encoder=text, tokenizer=text / "tokenizer.json")
     _build(config, folder / "tiny.pt", folder, media)
+
+
+def make_single(folder: Path) -> None:
+    """The same model, built without ``--sessions``: a pool of one row."""
+    _make_film(folder, None)
 
 
 def make_way(folder: Path) -> None:

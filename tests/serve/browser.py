@@ -78,6 +78,31 @@ class Page:
         kind = "keyDown" if down else "keyUp"
         self.call("Input.dispatchKeyEvent", type=kind, code=code, key=code.removeprefix("Key").lower())
 
+    def press(self, key: str, text: str = "", *, shift: bool = False) -> None:
+        """Press a key and release it, as a keyboard does; Tab, Enter and Space act on what has the focus."""
+        number = {"Tab": 9, "Enter": 13, " ": 32}[key]
+        fields: dict[str, object] = {"key": key, "windowsVirtualKeyCode": number, "modifiers": 8 * shift}
+        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **fields)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **fields)
+
+    def prefer(self, scheme: str) -> None:
+        """Let the browser say that its user prefers a dark or a light scheme."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page a size in pixels; a narrow one is that of a phone."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+
+    def save_into(self, folder: Path) -> None:
+        """Save what the page downloads into a folder."""
+        self.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
     def upload(self, selector: str, file: Path) -> None:
         """Choose a file in an input."""
         root = self.call("DOM.getDocument")["root"]["nodeId"]
@@ -97,13 +122,7 @@ class Page:
 
     def screenshot(self, path: Path, width: int = 1000, height: int = 1200) -> None:
         """Write a picture of the page."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        self.resize(width, height)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
 

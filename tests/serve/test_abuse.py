@@ -36,14 +36,22 @@ def raw(server: Running) -> socket.socket:
 
 
 async def undisturbed(new_client: Callable[[], AsyncClient], during: Callable[[], Any]) -> None:
-    """Check that a viewer's stream is the runtime's own, byte for byte, while something else goes on."""
+    """Check that a viewer's stream is the runtime's own, byte for byte and chunk for chunk, while something else goes
+    on and behind it."""
     viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
     media, _ = await watch(viewer, 2)
-    await during()
-    more, _ = await watch(viewer, 3)
-    seen = pictures(media + more)
-    assert np.array_equal(seen, alone(5 + 4, {0: PROMPT})[: len(seen)])
+    other = asyncio.ensure_future(during())
+    try:
+        while not other.done():
+            media += (await watch(viewer, 1))[0]
+            await asyncio.sleep(0.02)  # else its own acknowledgements exceed the rate
+        await other
+    finally:
+        other.cancel()
+    media += (await watch(viewer, 3))[0]
     await viewer.close()
+    assert [frame.serial for frame in media] == list(range(len(media)))
+    assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT}))
 
 
 async def stream_socket(server: Running, *entrance: str, name: str, **further: Any) -> ClientConnection:
@@ -62,11 +70,13 @@ async def last_words(stream: ClientConnection) -> tuple[str, int]:
     return told["code"], stream.close_code or 0
 
 
-async def refused(server: Running, *entrance: str, name: str, **further: Any) -> tuple[str, int]:
+async def refused(
+    server: Running, *entrance: str, name: str, hello: str = HELLO, **further: Any
+) -> tuple[str, int]:
     """Return the code and the close code with which a socket is refused."""
     async with await stream_socket(server, *entrance, name=name, **further) as stream:
         with suppress(ConnectionClosed):  # by the refusal, which is read next
-            await stream.send(HELLO)
+            await stream.send(hello)
         return await last_words(stream)
 
 
@@ -108,10 +118,19 @@ def test_a_request_whose_headers_trickle_in_is_cut_off(
 def test_a_body_that_trickles_in_is_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seko_serve.http.bodies, "BODY_S", 0.2)
     server = start()
-    with raw(server) as connection:
-        connection.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
-        answer = connection.recv(4096)
-    assert answer.startswith(b"HTTP/1.1 408")
+
+    def trickle() -> None:
+        with raw(server) as connection:
+            head = b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
+            connection.sendall(head)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        await undisturbed(new_client, lambda: asyncio.to_thread(trickle))
+        while server.manager.sessions:
+            await asyncio.sleep(0.02)
+
+    run(test, server)
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
@@ -133,6 +152,26 @@ def test_two_hundred_idle_connections_change_nothing(start: Starter, monkeypatch
     finally:
         for connection in idle:
             connection.close()
+
+
+def test_two_hundred_idle_sockets_change_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may enter and says nothing, the others have made their tickets up; none reads what it is told."""
+    monkeypatch.setattr(seko_serve.http.access, "SOCKETS", (1e6, 1e6))
+    monkeypatch.setattr(seko_serve.http.stream, "HELLO_S", 1.0)
+    server = start()
+    session, idle = opened(server), []
+    entrances = [f"seko.ticket.{ticket}" for ticket in (session["ticket"], *range(199))]
+
+    async def open_all() -> None:
+        for entrance in entrances:
+            idle.append(await stream_socket(server, entrance, name=session["id"]))
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        await undisturbed(new_client, open_all)
+        answers = [await last_words(stream) for stream in idle]
+        assert answers == [("bad_request", 1008), *[("unauthorized", 1008)] * 199]
+
+    run(test, server)
 
 
 def test_a_viewer_that_reads_a_byte_now_and_then_stops_its_own_row_only(start: Starter) -> None:
@@ -213,7 +252,7 @@ def test_messages_that_cannot_be_read_end_the_socket_by_name(
     server = start()
     session = opened(server)
 
-    async def test(_: Callable[[], AsyncClient]) -> None:
+    async def send() -> None:
         async with await stream_socket(
             server, f"seko.ticket.{session['ticket']}", name=session["id"]
         ) as stream:
@@ -222,17 +261,20 @@ def test_messages_that_cannot_be_read_end_the_socket_by_name(
             await stream.send(say)
             assert await last_words(stream) == (code, close)
 
-    run(test, server)
+    run(lambda new_client: undisturbed(new_client, send), server)
     assert http(f"{server.url}/v1/sessions/{session['id']}")[0] == 200  # it may come back
 
 
 def test_a_megabyte_of_prompt_is_refused_wherever_it_comes(start: Starter) -> None:
     server = start()
-    assert http(f"{server.url}/v1/sessions", "POST", {"prompt": "x" * (1 << 20)})[0] == 413
     session = opened(server)
-    assert http(f"{server.url}/v1/sessions/{session['id']}", "PATCH", {"prompt": "x" * 100_000})[0] == 413
 
-    async def test(_: Callable[[], AsyncClient]) -> None:
+    async def send() -> None:
+        for method, url, letters in (
+            ("POST", f"{server.url}/v1/sessions", 1 << 20),
+            ("PATCH", f"{server.url}/v1/sessions/{session['id']}", 100_000),
+        ):
+            assert (await asyncio.to_thread(http, url, method, {"prompt": "x" * letters}))[0] == 413
         async with await stream_socket(
             server, f"seko.ticket.{session['ticket']}", name=session["id"]
         ) as stream:
@@ -241,7 +283,7 @@ def test_a_megabyte_of_prompt_is_refused_wherever_it_comes(start: Starter) -> No
             await stream.wait_closed()
             assert stream.close_code == 1009  # message too big, which the library says by itself
 
-    run(test, server)
+    run(lambda new_client: undisturbed(new_client, send), server)
 
 
 def test_a_ticket_opens_its_own_session_and_once(start: Starter) -> None:
@@ -249,7 +291,7 @@ def test_a_ticket_opens_its_own_session_and_once(start: Starter) -> None:
     mine, other = opened(server), opened(server)
     entrance = f"seko.ticket.{mine['ticket']}"
 
-    async def test(_: Callable[[], AsyncClient]) -> None:
+    async def enter() -> None:
         assert await refused(server, entrance, name=other["id"]) == ("unauthorized", 1008)
         fresh = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
         entrances = [f"seko.ticket.{fresh['ticket']}"]
@@ -258,21 +300,26 @@ def test_a_ticket_opens_its_own_session_and_once(start: Starter) -> None:
             assert json.loads(await stream.recv())["type"] == "ready"
             assert await refused(server, *entrances, name=fresh["id"]) == ("unauthorized", 1008)
 
-    run(test, server)
+    run(lambda new_client: undisturbed(new_client, enter), server)
 
 
 def test_a_second_control_of_one_id_is_rejected(start: Starter) -> None:
     server = start()
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
-        for text in ("c", "b"):
-            assert client._socket is not None
-            await client._socket.send(json.dumps({"type": "prompt", "id": "same", "text": text}))
-        _, told = await watch(client, 4)
-        receipts = [(message["type"], message.get("code")) for message in told if message.get("id") == "same"]
-        assert receipts.count(("rejected", "conflict")) == 1
-        assert receipts.count(("applied", None)) == 1
+        async def send() -> None:
+            client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+            for text in ("c", "b"):
+                assert client._socket is not None
+                await client._socket.send(json.dumps({"type": "prompt", "id": "same", "text": text}))
+            _, told = await watch(client, 4)
+            receipts = [
+                (message["type"], message.get("code")) for message in told if message.get("id") == "same"
+            ]
+            assert receipts.count(("rejected", "conflict")) == 1
+            assert receipts.count(("applied", None)) == 1
+
+        await undisturbed(new_client, send)
 
     run(test, server)
 
@@ -293,7 +340,7 @@ def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter)
     assert b" 400 " in post(Host=f"localhost:{port}", Origin=f"http://localhost:{port}")
     assert b" 400 " in post(Host="good.example", Origin="https://good.example")
 
-    async def test(_: Callable[[], AsyncClient]) -> None:
+    async def enter() -> None:
         entrance = f"seko.ticket.{session['ticket']}"
         foreign = {"origin": "https://evil.example"}
         assert await refused(server, entrance, name=session["id"], **foreign) == ("forbidden", 1008)
@@ -304,7 +351,7 @@ def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter)
             await stream.send(HELLO)
             assert json.loads(await stream.recv())["type"] == "ready"
 
-    run(test, server)
+    run(lambda new_client: undisturbed(new_client, enter), server)
 
 
 def test_sockets_and_messages_of_one_caller_have_rates(

@@ -181,8 +181,13 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
         (["--videos", "-1"], "--videos"),
         (["--opens-per-second", "0"], "--opens-per-second"),
         (["--queue", "-1"], "--queue"),
-        (["--ssl-keyfile", "x"], "--ssl-certfile"),
+        (["--ssl-keyfile", __file__], "--ssl-certfile"),
+        (["--ssl-keyfile", "/nowhere/key", "--ssl-certfile", __file__], "--ssl-keyfile /nowhere/key"),
+        (["--ssl-keyfile", __file__, "--ssl-certfile", "/nowhere/it"], "--ssl-certfile /nowhere/it"),
+        (["--uds", "/nowhere/socket"], "no folder /nowhere"),
         (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
+        (["--lease", "nan"], "--lease"),
+        (["--allowed-origins", "video.example.org"], "video.example.org"),
     ],
 )
 def test_options_that_cannot_be_are_named(

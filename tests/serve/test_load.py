@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -69,3 +72,74 @@ def test_viewers_are_served_refused_and_counted(start: Starter, capsys: pytest.C
     assert server.manager.sessions == {}
     assert main(["load", server.url, "--sessions", "1", "--prompt", "x" * 5000]) == 1
     assert "1 too_large" in capsys.readouterr().out
+
+
+URL = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["localhost:8000"], "localhost:8000 is no address"),
+        (["ftp://localhost"], "ftp://localhost is no address"),
+        (["http://"], "http:// is no address"),
+        (["http://localhost:port"], "http://localhost:port is no address"),
+        ([URL, "--sessions", "-1"], "--sessions -1"),
+        ([URL, "--sessions", "0"], "--sessions 0"),
+        ([URL, "--arrivals", "-0.5"], "--arrivals -0.5"),
+        ([URL, "--arrivals", "nan"], "--arrivals nan"),
+        ([URL, "--arrivals", "inf"], "--arrivals inf"),
+        ([URL, "--seconds", "0"], "--seconds 0.0"),
+        ([URL, "--seconds", "nan"], "--seconds nan"),
+        ([URL, "--buffer", "0"], "--buffer 0"),
+        ([URL, "--buffer", "9"], "--buffer 9"),
+        ([URL, "--fps", "nan"], "--fps nan"),
+        ([URL, "--fps", "-4"], "--fps -4.0"),
+        ([URL, "--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
+    ],
+)
+def test_options_that_cannot_be_are_named(
+    options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["load", *options]) == 2
+    told = capsys.readouterr()
+    assert named in told.err
+    assert (told.err.count("\n"), told.out) == (1, "")
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_of_keys_without_a_key_is_refused(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    file.chmod(0o600)
+    for command in (["load", URL], ["toy"]):
+        assert main([*command, "--api-key-file", str(file)]) == 2
+        assert "--api-key-file keys has no key" in capsys.readouterr().err
+
+
+def test_where_nobody_listens_or_something_else_does_nobody_is_served(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["load", URL, "--sessions", "1", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["refused"] == {"URLError": 1}
+
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(self.server.status)  # type: ignore[attr-defined]
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever).start()
+        try:
+            for other.status in (200, 502):  # type: ignore[attr-defined]
+                url = f"http://127.0.0.1:{other.server_port}"
+                assert main(["load", url, "--sessions", "1", "--json"]) == 1
+                assert json.loads(capsys.readouterr().out)["refused"] == {"internal": 1}
+        finally:
+            other.shutdown()

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import base64
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 import wave
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -27,9 +19,10 @@ from tests.shared import made_once
 from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_sessions import opened as opened_speech
 
-from .artifacts import ENVIRONMENT, make_talk, make_way, make_world
+from .artifacts import ENVIRONMENT, make_sample, make_talk, make_way, make_world
 from .browser import Page, browser_path, open_page
 from .conftest import Starter
+from .processes import free_port, served
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,36 +46,6 @@ WATCH = """
   return true;
 })()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@contextmanager
-def served(artifact: Path, *options: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server of its own process, as the command starts it."""
-    port = port or free_port()
-    command = [sys.executable, "-m", "seko_serve", str(artifact), "--port", str(port), *options]
-    with subprocess.Popen(command, env=os.environ | ENVIRONMENT) as process:
-        try:
-            url = f"http://127.0.0.1:{port}/"
-            end = time.monotonic() + 120
-            while True:
-                try:
-                    urlopen(f"{url}ready", timeout=5).close()
-                    break
-                except URLError:
-                    assert process.poll() is None, "the server has ended"
-                    assert time.monotonic() < end, "the server does not start"
-                    time.sleep(0.1)
-            yield url, process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +101,33 @@ def moved(before: np.ndarray, after: np.ndarray) -> tuple[int, int]:
 def share(picture: np.ndarray, colour: tuple[int, int, int]) -> float:
     """The share of pixels that are nearly of a colour."""
     return float((np.abs(picture.astype(int) - colour).max(-1) < 70).mean())
+
+
+def test_the_sample_plays_for_ten_seconds_and_its_disc_changes_colour(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    sample = made_once(tmp_path_factory, "serve-sample", make_sample)
+    red, blue = (230, 60, 40), (50, 90, 230)
+    with served(sample / "artifact", "--snapshots", "none") as (url, _), open_page(url) as page:
+        page.until("!document.getElementById('start').disabled")
+        write(page, "a red disc bouncing on a dark background")
+        page.until(f"{FRAMES} > 0")
+        count = 10 * page.value(
+            "Number(document.getElementById('model').textContent.match(/(\\d+) frames/)[1])"
+        )
+        numbers, pictures = watched(page, count)
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert len({picture.tobytes() for picture in pictures}) > 0.9 * count
+        assert min(share(picture, red) for picture in pictures[count // 4 :: 8]) > 0.01
+        page.value("document.getElementById('recache').checked = true")
+        write(page, "a blue disc bouncing on a dark background")
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 60")
+        picture = page.pixels()
+        page.screenshot(tmp_path / "sample.png")
+        assert share(picture, blue) > 0.01
+        assert share(picture, red) < 0.005
+        assert page.problems == []
 
 
 def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(world: Path) -> None:

@@ -56,7 +56,25 @@ def test_keys_come_from_the_line_a_private_file_and_the_environment(tmp_path: Pa
     with pytest.raises(ValueError, match="mode 0600"):
         read_keys([], file, {})
     file.chmod(0o600)
-    assert read_keys(["x"], file, {"SEKO_SERVE_API_KEY": "y"}) == ["x", *KEYS, "y"]
+    first, last = "the-first-key-of-all", "the-last-key-of-all"
+    assert read_keys([first], file, {"SEKO_SERVE_API_KEY": last}) == [first, *KEYS, last]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "keys has no key"),
+        (b"\n \n", "keys has no key"),
+        (b"short\n", "5 letters"),
+        (b"\xff" * 20, "no text"),
+    ],
+)
+def test_a_file_without_a_usable_key_is_refused(content: bytes, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    with pytest.raises(ValueError, match=named):
+        read_keys([], file, {})
 
 
 def test_a_ticket_opens_one_session_once_and_soon() -> None:

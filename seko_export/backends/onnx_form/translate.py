@@ -17,7 +17,6 @@ from seko_export.backends.onnx_form.bits import view_as
 from seko_export.backends.onnx_form.fold import fold_constants
 from seko_export.backends.onnx_form.functional import FunctionalModule, functional_piece
 from seko_export.backends.onnx_form.kept_ops import DOMAIN, KeptOp, KeptOps
-from seko_export.backends.onnx_form.pair_rules import pair_rules_look_first
 from seko_export.engines.piece import Piece
 from seko_export.errors import LoweringError, MachineError
 from seko_export.lowering.trace import trace
@@ -335,14 +334,13 @@ def _shifts() -> dict[Any, Any]:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Suppress messages of torch's exporter and its packages about themselves and about packages that are not used, and
-    have its optimiser skip what takes half of its time."""
+    """Suppress messages of torch's exporter and its packages about themselves and about packages that are not used."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), pair_rules_look_first():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
             yield
     finally:

@@ -237,12 +237,22 @@ def _schemas() -> Table:
         "Ready": _object({"status": {"const": "ready"}, "free": WHOLE, "capacity": WHOLE}),
         "Version": _object({"version": TEXT}),
         "Models": _list_of(
-            _object({"id": TEXT, "object": {"const": "model"}, "owned_by": TEXT}, further=True)
+            _object(
+                {"id": TEXT, "object": {"const": "model"}, "owned_by": TEXT, "limits": _named("Limits")},
+                further=True,
+            )
         ),
         "SessionRequest": _object({}, {"model": TEXT, "fps": fps, "last_s": last_s, **begins, **guidance}),
         "SessionChange": _object({}, {"prompt": PROMPT, "recache": FLAG, "paused": FLAG}),
         "Session": _object(opened, counts),
-        "OpenedSession": _object({**opened, **counts, "ticket": TEXT, "ticket_s": NUMBER}),
+        "OpenedSession": _object(
+            {**opened, **counts, "ticket": TEXT, "ticket_s": NUMBER, "limits": _named("Limits")}
+        ),
+        "Limits": {
+            "type": "object",
+            "description": "Largest sizes, numbers and rates that the server takes; docs/serving.md explains each.",
+            "additionalProperties": NUMBER,
+        },
         "Sessions": _list_of(_named("Session")),
         "Place": {"type": "object"},
         "Link": _object({"object": {"const": "link"}, "url": TEXT, "ticket_s": NUMBER}),

@@ -8,6 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 import seko_serve
 from seko_serve.http.access import Access
+from seko_serve.http.limits import limits_of
 from seko_serve.live.kinds import facts_of
 from seko_serve.live.manager import SessionManager
 
@@ -44,4 +45,5 @@ class ServiceRoutes:
         self._access.tenant(request)
         manifest = self._manager.device.manifest
         model = {"id": manifest.name, "object": "model", "owned_by": "seko", **facts_of(manifest)}
+        model["limits"] = limits_of(manifest)
         return JSONResponse({"object": "list", "data": [model]})

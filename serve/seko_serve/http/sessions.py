@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
+from seko_serve.http.limits import limits_of
 from seko_serve.http.openings import MAX_OPENING_BYTES, session_opening_of
 from seko_serve.http.stream import serve_stream
 from seko_serve.live.manager import SessionManager
@@ -52,10 +53,12 @@ class SessionRoutes:
         if not self._manager.waits(tenant, queue_token):
             self._access.opener(request)
         table = await json_body(request, MAX_OPENING_BYTES)
-        opening = await asyncio.to_thread(session_opening_of, table, self._manager.device.manifest)
+        manifest = self._manager.device.manifest
+        opening = await asyncio.to_thread(session_opening_of, table, manifest)
         session = await self._manager.open(tenant, opening, queue_token)
         ticket = self._manager.tickets.issue(session.name)
-        return JSONResponse({**self._facts(session), "ticket": ticket, "ticket_s": TICKET_S}, 201)
+        entrance = {"ticket": ticket, "ticket_s": TICKET_S, "limits": limits_of(manifest)}
+        return JSONResponse({**self._facts(session), **entrance}, 201)
 
     async def _place(self, request: Request) -> Response:
         tenant = self._access.tenant(request)

@@ -2,7 +2,6 @@
 const DECODERS = { opus: "opus", aac: "mp4a.40.2" };
 export const VOICE_RATE = 16_000;
 const PIECE = 1_600; // samples of a microphone in one message: 0.1 s
-const FILE_PIECE = 32_000;
 
 /** Return the sound codecs that this page can play, the best first; none where a page is not secure. */
 export async function playable() {
@@ -109,8 +108,8 @@ export class Microphone {
   }
 }
 
-/** Read a sound file as one voice, and send it in pieces; the last one ends the voice. */
-export async function sendFile(file, send) {
+/** Read a sound file as one voice, and send it in pieces within the server's limits; the last one ends the voice. */
+export async function sendFile(file, limits, send) {
   const context = new OfflineAudioContext(1, 1, VOICE_RATE);
   const decoded = await context.decodeAudioData(await file.arrayBuffer())
     .catch(() => { throw new Error(`${file.name} cannot be read as sound`); });
@@ -119,8 +118,10 @@ export async function sendFile(file, send) {
   source.connect(mixed.destination);
   source.start();
   const samples = whole((await mixed.startRendering()).getChannelData(0));
-  for (let at = 0; at < samples.length; at += FILE_PIECE) {
-    send(samples.subarray(at, at + FILE_PIECE), at + FILE_PIECE >= samples.length);
+  const piece = limits.audio_bytes / samples.BYTES_PER_ELEMENT;
+  for (let at = 0; at < samples.length; at += piece) {
+    send(samples.subarray(at, at + piece), at + piece >= samples.length);
+    await new Promise((resolve) => { setTimeout(resolve, 2000 / limits.messages_per_s); }); // half of them: acks need the rest
   }
   return samples.length / VOICE_RATE;
 }

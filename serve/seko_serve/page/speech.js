@@ -26,6 +26,8 @@ async function meet() {
   find("model").textContent = `${model.id}, ${model.rate / 1000} kHz`;
   find("start").disabled = find("save").disabled = false;
   find("text").disabled = false;
+  find("text").maxLength = model.limits.waiting_letters;
+  find("words").maxLength = model.limits.text_letters;
   say("Ready");
   find("text").focus();
 }
@@ -136,7 +138,11 @@ function write(last = false) {
   if (same < sent.length) sent = text.slice(0, Math.max(same, text.lastIndexOf(" ", same) + 1));
   const piece = text.slice(sent.length);
   if (!piece && !last) return;
-  connection.send("text", { text: piece, ...(last && { last }) });
+  const letters = [...piece], most = model.limits.text_letters;
+  for (let at = 0; at < Math.max(1, letters.length); at += most) {
+    const end = last && at + most >= letters.length;
+    connection.send("text", { text: letters.slice(at, at + most).join(""), ...(end && { last: true }) });
+  }
   written ??= performance.now();
   sent = text;
 }
@@ -176,7 +182,7 @@ find("save").onclick = () => attempted(async () => {
 });
 find("voice").addEventListener("change", ({ target }) => attempted(async () => {
   if (!target.files[0]) return;
-  voice = await dataUrl(target.files[0]);
+  voice = await dataUrl(target.files[0], model.limits.voice_bytes);
   find("voice-name").textContent = target.files[0].name;
   if (connection) { connection.close(); ended(); await start(); }
 }));

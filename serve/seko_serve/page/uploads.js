@@ -1,5 +1,6 @@
 // Files that a session begins with, as data URLs.
 const LONGEST_SIDE = 1280;
+const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
 
 /** Read any picture that the browser knows, turned as its camera says, small enough to upload. */
 export async function pictureUrl(file) {
@@ -10,8 +11,13 @@ export async function pictureUrl(file) {
   return dataUrl(await canvas.convertToBlob({ type: "image/png" }));
 }
 
-export function dataUrl(blob) {
+/** Read a file as a data URL; an error says so if it has more bytes than the server takes. */
+export function dataUrl(blob, most = Infinity) {
   return new Promise((resolve, reject) => {
+    if (blob.size > most) {
+      reject(new Error(`${blob.name} has ${megabytes(blob.size)} MB, and at most ${megabytes(most)} MB are taken`));
+      return;
+    }
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
     reader.onerror = () => reject(new Error("The file cannot be read"));

@@ -302,10 +302,10 @@ async function take(file, last = false) {
     if (!connection) invite();
   } else {
     if (connection) {
-      const seconds = await sendFile(file, (samples, last) => connection?.sendVoice(samples, last));
+      const seconds = await sendFile(file, model.limits, (samples, last) => connection?.sendVoice(samples, last));
       find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
     } else {
-      voice = await dataUrl(file);
+      voice = await dataUrl(file, model.limits.voice_bytes);
       find("voice-name").textContent = file.name;
     }
   }
@@ -359,12 +359,14 @@ async function meet() {
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
   find("prompt-box").hidden = !model.takes.prompt;
+  if (model.takes.prompt) find("prompt").maxLength = model.limits.prompt_letters;
   find("picture-box").hidden = model.takes.image === "no";
   find("last-box").hidden = !model.takes.last_image;
   find("voice-box").hidden = !model.takes.voice;
   find("picture-legend").textContent = model.takes.voice ? "Portrait"
     : `Picture to begin with${model.takes.image === "may" ? ", if you like" : ""}`;
   if (model.takes.keys) find("reaction-name").textContent = "Key to picture";
+  if (model.takes.image === "may") find("start").before(find("picture-box")); // what every session has comes first
   find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
   showRunning(Boolean(connection));
   invite();

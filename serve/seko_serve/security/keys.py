@@ -37,8 +37,7 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = []
         for key in keys:
-            if len(key) < LEAST_LETTERS:
-                raise ValueError(f"an API key has {len(key)} letters, expected {LEAST_LETTERS} or more")
+            _check(key)
             self._digests.append(digest(key))
 
     def __bool__(self) -> bool:
@@ -89,12 +88,28 @@ def read_keys(
     Raises
     ------
     ValueError
-        If users other than the owner may read the file of keys.
+        If users other than the owner may read the file of keys, the file has no key or is no text, or a key is too
+        short.
+    OSError
+        If the file cannot be read.
     """
     keys = [*from_command_line]
     if file is not None:
-        content = private_bytes(file, "--api-key-file").decode()
-        keys += [line.strip() for line in content.splitlines() if line.strip()]
+        try:
+            lines = private_bytes(file, "--api-key-file").decode().splitlines()
+        except UnicodeDecodeError:
+            raise ValueError(f"--api-key-file {file.name} is no text, expected one key a line") from None
+        in_file = [line.strip() for line in lines if line.strip()]
+        if not in_file:
+            raise ValueError(f"--api-key-file {file.name} has no key, expected one a line")
+        keys += in_file
     if environment.get(ENVIRONMENT):
         keys.append(environment[ENVIRONMENT])
+    for key in keys:
+        _check(key)
     return keys
+
+
+def _check(key: str) -> None:
+    if len(key) < LEAST_LETTERS:
+        raise ValueError(f"an API key has {len(key)} letters, expected {LEAST_LETTERS} or more")

@@ -1,0 +1,232 @@
+"""The page as people use it: by keyboard alone, in the dark, on a phone; and what it records plays."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from tests.runtime import toy_whole
+
+from .browser import Page, browser_path, open_page
+from .conftest import Starter
+from .test_controls import wav
+from .test_page import FRAMES, begin
+from .toys import talk_opener, world_opener
+
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+FOCUS = "document.activeElement.id || document.activeElement.tagName"
+MOST_TABS = 60
+# The least contrast of the texts that are seen, and the text that has it; WCAG 2.2 wants 4.5.
+CONTRAST = """
+(() => {
+  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => {
+    const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+    const [r, g, b] = channels(colour).map((v) => linear(v / 255));
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor, alpha = channels(colour)[3] ?? 1;
+      if (alpha === 1) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  let least = [99, ""];
+  const texts = "h1, h2, span, label, legend, summary, dt, dd, p, textarea, button:enabled";
+  for (const e of document.querySelectorAll(texts)) {
+    if (!e.checkVisibility() || !(e.textContent.trim() || e.value) || e.closest("#hint")) continue;
+    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
+    const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (contrast < least[0]) least = [contrast, `${e.tagName} ${e.id} ${e.textContent.slice(0, 30)}`];
+  }
+  return [...least, light(ground(document.body))];
+})()
+"""
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Press Tab until an element has the focus, which is seen."""
+    for _ in range(MOST_TABS):
+        page.press("Tab")
+        if page.value(FOCUS) == name:
+            assert page.value("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            return
+    raise AssertionError(f"{name} cannot be reached by Tab")
+
+
+def test_everything_can_be_done_by_keyboard_alone(start: Starter, tmp_path: Path) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.save_into(tmp_path)
+        page.until("!document.getElementById('start').disabled")
+        tab_to(page, "prompt")
+        page.value("document.getElementById('prompt').value = ''")
+        page.call("Input.insertText", text="a b")
+        page.press("Enter", "\r")
+        page.until(f"{FRAMES} > 5")
+        assert page.value("document.getElementById('state').textContent") == "Live"
+        tab_to(page, "pause")
+        page.press("Enter", "\r")
+        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.press(" ", " ")
+        page.until("document.getElementById('state').textContent === 'Live'")
+        tab_to(page, "record")
+        page.press("Enter", "\r")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
+        page.press("Enter", "\r")
+        page.until("Number(document.body.dataset.saved) > 100")
+        tab_to(page, "prompt")
+        page.call("Input.insertText", text=" c")
+        page.press("Enter", "\r")
+        page.until("document.querySelectorAll('#history button').length === 2")
+        reached = set()
+        for _ in range(MOST_TABS):
+            page.press("Tab")
+            reached.add(page.value(FOCUS))
+        seen = page.value(
+            "[...document.querySelectorAll('button, input, textarea, summary, canvas')].filter((e) => !e.disabled &&"
+            " e.checkVisibility({checkVisibilityCSS: true}) && e.tabIndex >= 0 && e.closest('details')?.open !== false)"
+            ".map((e) => e.id).filter(Boolean)"
+        )
+        assert len(seen) > 8
+        assert set(seen) <= reached
+        tab_to(page, "stop")
+        page.press("Enter", "\r")
+        page.until("document.getElementById('start').textContent === 'Start'")
+        assert page.problems == []
+    while server.manager.sessions:
+        time.sleep(0.02)
+
+
+def test_keys_steer_from_wherever_nobody_writes(start: Starter) -> None:
+    server = start(world_opener)
+    lit = "[...document.querySelectorAll('.keys .held')].map((e) => e.dataset.code).join()"
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        assert page.value(FOCUS) == "video"
+        page.key("KeyW", down=True)
+        page.key("ArrowLeft", down=True)
+        assert page.value(lit) == "KeyW,KeyJ"
+        page.key("KeyW", down=False)
+        page.key("ArrowLeft", down=False)
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.value("document.getElementById('prompt').focus()")
+        page.key("KeyW", down=True)
+        assert page.value(lit) == ""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_texts_can_be_read(start: Starter, tmp_path: Path, scheme: str, width: int) -> None:
+    server = start(world_opener)
+    with open_page(f"{server.url}/") as page:
+        page.prefer(scheme)
+        page.resize(width, 844)
+        page.until("!document.getElementById('start').disabled")
+        for state in ("before", "live"):
+            if state == "live":
+                begin(page)
+                page.until(f"{FRAMES} > 5")
+            contrast, text, ground = page.value(CONTRAST)
+            assert contrast >= 4.5, text
+            assert (ground < 0.1) == (scheme == "dark")
+            page.screenshot(tmp_path / f"{state}.png", width, 844)
+        page.value("document.getElementById('state').className = 'error'")
+        assert page.value(CONTRAST)[0] >= 4.5
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (844, 390)])
+def test_the_whole_picture_is_on_the_screen(start: Starter, width: int, height: int) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.resize(width, height)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        for aspect in (
+            page.value("(({width, height}) => width / height)(document.getElementById('video'))"),
+            1,
+            0.5,
+        ):
+            page.value(f"document.querySelector('.screen').style.setProperty('--aspect', '{aspect} / 1')")
+            inner, outer = page.value(
+                "['#video', '.screen'].map((name) => document.querySelector(name).getBoundingClientRect())"
+                ".map(({left, top, right, bottom}) => [left, top, right, bottom])"
+            )
+            assert np.abs(np.subtract(inner, outer)).max() < 1
+            left, top, right, bottom = outer
+            assert (right - left) / (bottom - top) == pytest.approx(aspect, rel=0.02)
+            assert left >= 0
+            assert right <= width
+            assert bottom - top <= height
+            assert page.value("document.documentElement.scrollWidth") <= width
+
+
+def test_on_a_phone_what_to_do_is_seen_without_scrolling(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.resize(390, 844)
+        page.until("!document.getElementById('start').disabled")
+        for name in ("hint-text", "prompt"):
+            assert page.value(f"document.getElementById('{name}').getBoundingClientRect().bottom") <= 844
+        small = page.value(
+            "[...document.querySelectorAll('button:not(#history button), .button')].filter((e) => e.checkVisibility())"
+            ".filter((e) => e.getBoundingClientRect().height < 44).map((e) => e.id)"
+        )
+        assert small == []
+
+
+def recorded(page: Page, folder: Path) -> Path:
+    """Record for a while by the button; return the file that the browser saved."""
+    page.save_into(folder)
+    page.until(f"{FRAMES} > 5")
+    page.value("document.getElementById('record').click(); true")
+    page.until("!document.getElementById('recording').hidden")
+    page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")
+    page.value("document.getElementById('record').click(); true")
+    page.until("Number(document.body.dataset.saved) > 100")
+    while True:
+        files = [file for file in folder.glob("seko.*") if file.suffix in (".mp4", ".webm")]
+        if files and files[0].stat().st_size == page.value("Number(document.body.dataset.saved)"):
+            return files[0]
+        time.sleep(0.05)
+
+
+def test_a_recording_plays_what_was_shown(start: Starter, tmp_path: Path) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        file = recorded(page, tmp_path)
+        assert page.problems == []
+    with av.open(str(file)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) >= 15
+    assert {frame.shape for frame in frames} == {(toy_whole.HEIGHT, toy_whole.WIDTH, 3)}
+    assert len({frame.tobytes() for frame in frames}) > 10
+    assert np.mean([frame.std() for frame in frames]) > 5  # pictures, not black
+
+
+def test_a_recording_has_the_sound_that_was_heard(start: Starter, tmp_path: Path) -> None:
+    tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
+    (tmp_path / "tone.wav").write_bytes(wav(tone, 16_000))
+    server = start(talk_opener)
+    with open_page(f"{server.url}/") as page:
+        page.until("document.getElementById('model').textContent")
+        page.upload("#voice", tmp_path / "tone.wav")
+        page.until("document.getElementById('voice-name').textContent === 'tone.wav'")
+        begin(page)
+        file = recorded(page, tmp_path)
+    with av.open(str(file)) as container:
+        assert container.streams.video
+        (stream,) = container.streams.audio
+        samples = np.concatenate([frame.to_ndarray().reshape(-1) for frame in container.decode(stream)])
+        rate = stream.rate * stream.channels
+    loud = samples[np.abs(samples).argmax() // 2 :][: 1 << 14].astype(float)
+    assert 0.2 < np.abs(loud).max() < 0.6  # 12,000 / 32,768
+    strongest = np.abs(np.fft.rfft(loud * np.hanning(len(loud)))).argmax() * rate / len(loud)
+    assert strongest / stream.channels == pytest.approx(440, rel=0.05)

@@ -1,0 +1,66 @@
+"""The command with real artifacts: what cannot be served is refused by a sentence; without a pool there is one row."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seko_serve.client import Client
+from tests.shared import made_once
+from tests.small_artifact import small_artifact_once
+
+from .artifacts import ENVIRONMENT, make_single
+from .processes import served
+from .test_client import watched
+from .test_server import http
+
+
+def refused(*arguments: object) -> tuple[int, str]:
+    """The exit code of the command, and what it wrote."""
+    command = [sys.executable, "-m", "seko_serve", *map(str, arguments), "--snapshots", "none"]
+    done = subprocess.run(
+        command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_an_artifact_without_a_vae_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    code, told = refused(small_artifact_once(tmp_path_factory), "--port", 0)
+    assert code == 3
+    assert told.endswith("seko-serve: this artifact has no VAE and makes no video; rebuild it with --vae\n")
+
+
+def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
+    code, told = refused(tmp_path, "--port", 0)
+    assert code == 3
+    assert "manifest.json" in told
+
+
+def test_a_start_says_where_its_page_is_and_a_taken_port_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
+    with served(single, "--snapshots", "none", log=tmp_path / "log") as (url, process):
+        while (said := f"seko-serve: the page is at {url}\n") not in (tmp_path / "log").read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert (tmp_path / "log").read_text().splitlines(keepends=True)[-1] == said
+        code, told = refused(single, "--port", url.rsplit(":", 1)[1].strip("/"))
+    assert code == 3
+    assert f"{url} cannot be listened on" in told
+
+
+def test_an_artifact_without_a_pool_serves_one_viewer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
+    with served(single, "--snapshots", "none") as (url, _), Client(url) as client:
+        assert http(f"{url}ready")[1] == {"status": "ready", "free": 1, "capacity": 1}
+        client.open(codecs=["rgb24"], prompt="a red disc")
+        assert http(f"{url}v1/sessions", "POST", {"prompt": "a red disc"})[0] == 503
+        assert len(watched(client, 2)) == client.ready["first_frames"] + client.ready["chunk_frames"]
+        client.close()
