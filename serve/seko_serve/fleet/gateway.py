@@ -255,6 +255,7 @@ class Gateway:
             # Its process has ended, or was silent for longer than its row lasts: others need not wait for the lease.
             await self._directory.release(name, "" if place is None else place.tenant, lease)
         if place is not None:
+            boxes = await self._known(fresh=True)  # older rows may lack the box that replaces the session's
             candidates = in_order(boxes, self._promised(), digest=place.digest, dice=self._dice)
             if not candidates:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
@@ -348,10 +349,10 @@ class Gateway:
 
     # -- boxes -------------------------------------------------------------------------------------------------
 
-    async def _known(self) -> list[BoxFacts]:
+    async def _known(self, *, fresh: bool = False) -> list[BoxFacts]:
         """Return the entries of all boxes, which are at most `FRESH_S` seconds old."""
         async with self._reading:
-            if self._rows.stale(time.monotonic()):
+            if fresh or self._rows.stale(time.monotonic()):
                 self._rows.update(await self._directory.boxes(), time.monotonic())
             return self._rows.rows
 
