@@ -97,12 +97,13 @@ export class Microphone {
     this.input = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: true } });
     this.context = new AudioContext({ sampleRate: VOICE_RATE });
     await this.context.audioWorklet.addModule(new URL("./speaker.js", import.meta.url));
-    const node = new AudioWorkletNode(this.context, "listener", { processorOptions: { piece: PIECE } });
-    node.port.onmessage = ({ data }) => send(whole(data));
-    new MediaStreamAudioSourceNode(this.context, { mediaStream: this.input }).connect(node);
+    this.node = new AudioWorkletNode(this.context, "listener", { processorOptions: { piece: PIECE } });
+    this.node.port.onmessage = ({ data }) => send(whole(data));
+    new MediaStreamAudioSourceNode(this.context, { mediaStream: this.input }).connect(this.node);
   }
 
   async stop() {
+    if (this.node) this.node.port.onmessage = null; // a piece that is under way would begin another voice
     for (const track of this.input?.getTracks() ?? []) track.stop();
     await this.context?.close();
   }
