@@ -382,10 +382,7 @@ def test_an_output_that_cannot_be_written(workplace, invoke, parent):
 
 def test_a_compiler_that_fails(workplace, invoke, monkeypatch):
     """Found after the workers were started: they are ended."""
-    import torch._inductor.config as compiler_options
-
-    assert compiler_options.cpp.cxx  # torch has read CXX, once for all builds of this process
-    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setattr(environment, "compiler_command", lambda: "false")  # CXX is read once in a process
     result = invoke("build", "--preset", "tiny", "--target", "cpu", "-o", workplace / "out/x")
     assert_refused(result, ENVIRONMENT, "cannot build a shared library", "set CXX")
     assert_nothing_left(workplace)
