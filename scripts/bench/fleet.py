@@ -295,10 +295,11 @@ class WaitingReplica:
 
     def __init__(self, config: Any, model: Any) -> None:
         from seko_serve.fleet import deployments
+        from tests.runtime.toy_pool import pool_manifest
         from tests.serve.fleets import DIGEST
 
         deployments.artifact_folder = lambda source, _: Path(source)
-        deployments.read_manifest = lambda _: (None, DIGEST)  # type: ignore[assignment, return-value]
+        deployments.read_manifest = lambda _: (pool_manifest(), DIGEST)  # type: ignore[assignment, return-value]
         deployments.device = lambda _: Device(waiting_pool)
         self._replica = deployments.Replica(config, model)
 
