@@ -218,6 +218,17 @@ MISSED: tuple[Said, ...] = (
         "{:.0f}",
         (("h200", "vox_first_audio_busy_ms", "voxcpm2"),),
     ),
+    (
+        "simulated fleet: points between the shares of chunks in time of the simulation and of three boxes",
+        "{:.1f}",
+        (
+            (
+                "cpu",
+                "fleet_simulated_cpr",
+                "three boxes of the toy model, 60 viewers, 0.6 a second, 20 s, 1 collected",
+            ),
+        ),
+    ),
 )
 MORE_IS_BETTER = {
     "vae_fp8_psnr",
