@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
-from seko_export.checkpoints.random import RandomFile, random_weight, write_random_folder
+from seko_export.checkpoints.random import RandomFile, random_weight, write_random_folder, write_tensor_file
 from seko_export.config.media import ClipConfig
 from seko_export.errors import UsageError
 from seko_export.media.clip.files import TRANSFORMERS, WAN, clip_shapes
@@ -57,7 +56,7 @@ def write_random_clip(
     UsageError
         If the path exists, or the form is unknown.
     MachineError
-        If the folder cannot be written.
+        If the file or folder cannot be written.
     """
     if form not in FORMS:
         raise UsageError(f"--format {form}: a CLIP image encoder is written as {' or '.join(FORMS)}")
@@ -75,11 +74,7 @@ def write_random_clip(
     stored["visual.head"] = _drawn("head", (config.dim, _PROJECTION), seed, dtype, device)
     stored["log_scale"] = torch.zeros((), dtype=dtype)
     stored["textual.token_embedding.weight"] = _drawn("textual", (8, config.dim), seed, dtype, device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".safetensors":
-        save_file(stored, path)
-    else:
-        torch.save(stored, path)
+    write_tensor_file(path, stored)
     return len(stored)
 
 

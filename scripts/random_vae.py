@@ -7,11 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
-from seko_export.checkpoints.random import STEM, RandomFile, random_weight, write_random_folder
+from seko_export.checkpoints.random import (
+    STEM,
+    RandomFile,
+    random_weight,
+    write_random_folder,
+    write_tensor_file,
+)
 from seko_export.errors import UsageError
 from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.vae import VAE as TINY
@@ -62,7 +67,7 @@ def write_random_vae(
     UsageError
         If the path exists, or the form is not one of the VAE's.
     MachineError
-        If the folder cannot be written.
+        If the file or folder cannot be written.
     """
     forms = (WAN,) if isinstance(config, TaehvConfig) else FORMS
     if form not in forms:
@@ -76,11 +81,7 @@ def write_random_vae(
         documents = {CONFIG_FILE: vae_diffusers_config(config)}
         write_random_folder(path, {f"{STEM}.safetensors": file}, documents, seed=seed, device=device)
         return len(weights)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".safetensors":
-        save_file(weights, path)
-    else:
-        torch.save(weights, path)
+    write_tensor_file(path, weights)
     return len(weights)
 
 

@@ -137,7 +137,9 @@ def soak(load: Load, options: argparse.Namespace, shape: str) -> None:
                 continue
             elif action == "run":
                 chosen = rng.sample(running, rng.randint(1, min(load.size, len(running))))
-                for (_, story), chunk in zip(chosen, load.run([one for one, _ in chosen]), strict=True):
+                for (_, story), chunk in zip(
+                    chosen, load.run([session for session, _ in chosen]), strict=True
+                ):
                     story.asked.append("run")
                     story.gave.append(chunk)
             else:

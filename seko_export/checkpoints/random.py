@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 import torch
+from safetensors.torch import save_file
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.key_table import KeyTable, RandomForm, plain_spread
@@ -140,6 +141,23 @@ def write_random_folder(
             _write_safetensors(temporary / name, content)
         for name, document in documents.items():
             _write_json(temporary / name, document)
+
+
+def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors to a file: in safetensors if its name ends so, else torch's. It appears complete or not at all.
+
+    Raises
+    ------
+    UsageError
+        If the path exists.
+    MachineError
+        If the file cannot be written.
+    """
+    with _appearing_whole(path, sum(tensor.nbytes for tensor in tensors.values())) as temporary:
+        if path.suffix == ".safetensors":
+            save_file(dict(tensors), temporary)
+        else:
+            torch.save(dict(tensors), temporary)
 
 
 @contextmanager

@@ -218,15 +218,17 @@ class AsyncClient:
         the server, or another server, answered.
         """
         own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        request, status, refusal = Request(f"{self._url}{path}", body, {**headers, **own}), 200, None
+        request = Request(f"{self._url}{path}", body, {**headers, **own})
         try:
-            try:
-                with urlopen(request, timeout=ANSWER_S) as answer:
-                    fields: dict[str, Any] = json.load(answer)
-                    return fields
-            except HTTPError as refused:
-                status = refused.code
-                refusal = ServeError.of_body(json.load(refused)["error"])
+            with urlopen(request, timeout=ANSWER_S) as answer:
+                status, content = answer.status, answer.read()
+        except HTTPError as refused:
+            status, content = refused.code, refused.read()
+        try:
+            fields: dict[str, Any] = json.loads(content)
+            if status < 300:
+                return fields
+            refusal = ServeError.of_body(fields["error"])
         except (ValueError, KeyError, TypeError):  # such as a proxy's page
             refusal = ServeError("internal", f"a proxy answered {status}")
         raise refusal

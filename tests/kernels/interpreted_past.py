@@ -27,7 +27,7 @@ def test_the_past_is_expanded_as_the_op_expands_it() -> None:
     tensors = {**poisoned(ring, clean), **places, **rotation._asdict()}
     given = {name: tensors[name] for name in plugin.inputs}
     sizes = {name: tuple(one.shape) for name, one in given.items()}
-    assert [output.shape(sizes) for output in plugin.outputs] == [tuple(one.shape) for one in made]
+    assert [output.shape(sizes) for output in plugin.outputs] == [tuple(tensor.shape) for tensor in made]
     launch = plugin.launch(sizes, ceil_div)
     constants = plugin.constants(sizes) | {"INTEGER": True}
     fp8_expand_entry[launch.grid](*given.values(), *launch.scalars, *made, **constants)

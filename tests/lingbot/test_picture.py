@@ -171,8 +171,8 @@ def test_a_camera_is_taken_by_each_chunk(weights) -> None:
         with pytest.raises(UsageError, match="camera is a dict, expected a KeyboardCamera or CameraPath"):
             session.run_chunk(camera={})  # type: ignore[arg-type]
     with opened(weights, image=PICTURE) as session:
-        for one in made:
-            assert np.array_equal(session.run_chunk(cameras[1].next_chunk()).to_host(), one)
+        for latents in made:
+            assert np.array_equal(session.run_chunk(cameras[1].next_chunk()).to_host(), latents)
 
 
 def test_a_path_goes_on_from_its_state() -> None:

@@ -110,6 +110,7 @@ def test_the_quick_starts_files_belong_together():
     prompts = json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))
     encoder = PromptTexts(SAMPLE_FOLDER, "cpu")
     assert all(
-        2 not in one.ids for one in encoder.tokenizer.encode_batch([prompt["prompt"] for prompt in prompts])
+        2 not in encoding.ids
+        for encoding in encoder.tokenizer.encode_batch([prompt["prompt"] for prompt in prompts])
     )
     assert sum(file.stat().st_size for file in (*WORLD.iterdir(), *SAMPLE_FOLDER.iterdir())) <= 50_000_000

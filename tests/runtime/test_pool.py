@@ -65,7 +65,9 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
             elif what == "run" and running:
                 chosen = [running[i] for i in dict.fromkeys(one % len(running) for one in rest[0])]
                 for _ in range(rest[1]):
-                    for (_, story), chunk in zip(chosen, pool.run([one for one, _ in chosen]), strict=True):
+                    for (_, story), chunk in zip(
+                        chosen, pool.run([session for session, _ in chosen]), strict=True
+                    ):
                         story.asked.append(("run",))
                         story.gave.append(take(chunk))
             elif what == "close" and stories:

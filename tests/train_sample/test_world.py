@@ -75,7 +75,7 @@ def test_a_switch_begins_with_its_chunk():
 
 def test_the_tokenizer_knows_every_word():
     texts = captions_of(draw_worlds(64, torch.Generator().manual_seed(0)))
-    assert all(2 not in one.ids for one in make_tokenizer().encode_batch(texts))
+    assert all(2 not in encoding.ids for encoding in make_tokenizer().encode_batch(texts))
 
 
 def trained(config) -> tuple[CameraDit, dict]:

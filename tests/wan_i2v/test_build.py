@@ -115,7 +115,7 @@ def test_compiled_engines_make_the_eager_models_chunks(
     checkpoint = load_checkpoint(resolved.checkpoint, config.model)
     weights = weights_of(config, checkpoint, workload_of(config).open_media(config, resolved.media))
     with opened(config, weights, **given) as session:
-        for one in made:
-            error = relative_error(torch.from_numpy(one), torch.from_numpy(session.run_chunk().to_host()))
+        for latents in made:
+            error = relative_error(torch.from_numpy(latents), torch.from_numpy(session.run_chunk().to_host()))
             worst("image to video by AOTInductor against the eager model", error)
             assert error <= STREAM_BAR

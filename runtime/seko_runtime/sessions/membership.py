@@ -37,18 +37,7 @@ ResultT = TypeVar("ResultT")
 class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
     """The sessions of a pool and their rows: the part of a pool that makes no engine call.
 
-    Parameters
-    ----------
-    rows : Rows
-        The rows of the pool, ready to run. The pool owns them.
-    kind : type
-        Class of the sessions that the pool opens.
-    digests : sequence of str
-        The artifact's digest and its `content_digest`, which snapshots contain.
-    clock : callable
-        Function that returns the time in seconds, used for leases and due times.
-    snapshot_key : bytes, optional
-        Key of the snapshots that sessions save and the pool restores: a secret of at least 32 bytes.
+    The parameters are those of `RowPool`, the one class that derives from this.
     """
 
     def __init__(

@@ -70,9 +70,9 @@ def rewritten(answer: Answer, box: BoxFacts) -> Response:
 
 
 def sent_to(box: BoxFacts, answer: Answer, query: str = "") -> Response:
-    """Return the redirect of a client, with its query, to the link in the box's answer; without a link, return the
-    box's
-    answer, which is a refusal."""
+    """Return the redirect of a client, with its query, to the link in the box's answer. If the box refused, return its
+    answer.
+    """
     if answer.status >= 400:
         return passed(answer)
     location = f"{box.web}{answer.table['url']}{query and f'&{query}'}"
