@@ -207,11 +207,8 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         with self.settled([row]):
             self.launches += device.begin(row, prompt.context)
         speech_row.filled, speech_row.pending = 0, prompt
-        speech_row.patches, speech_row.limit, speech_row.ending = (
-            0,
-            min(limit, speech_row.positions - count),
-            None,
-        )
+        speech_row.patches, speech_row.ending = 0, None
+        speech_row.limit = min(limit, speech_row.positions - count)
         self.inconsistent.discard(row)
 
     def end_text(self, row: int) -> None:
@@ -375,10 +372,8 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         with self.settled([row]):
             self.launches += self.device().prefill(row, speech_row.start, speech_row.filled, part)
         with self.counted([row]):
-            speech_row.filled, speech_row.pending = (
-                speech_row.filled + len(part.ids),
-                rest if len(rest.ids) else None,
-            )
+            speech_row.filled += len(part.ids)
+            speech_row.pending = rest if len(rest.ids) else None
 
     def _start(self, positions: int) -> int:
         start = free_start(self._taken(), positions, self.manifest.workload.places - 1)
