@@ -42,8 +42,8 @@ from seko_serve.run import device
 
 GATEWAY, SCALER, BOX, BOXES = "seko", "seko-scaler", "box", "seko-box-"  # names in Ray
 GATEWAY_REQUESTS = 1000  # that a gateway answers at a time
-ADMIT_S = 5.0  # for which the answer of a box to `Replica.admit` is waited for
-FAILED_S = 60.0  # after which another box is started in place of one that could not start
+ADMIT_S = 5.0  # wait for a box's answer to `Replica.admit`
+FAILED_S = 60.0  # from a box's failed start to its removal, after which another box is started
 STOP_S = DRAIN_S + CLOSING_S + 30.0  # behind which Ray kills a box that saves its sessions
 _LOG = logging.getLogger("seko_serve")
 
@@ -254,7 +254,7 @@ class ScalerReplica:
                     if not self._stopped.is_set():
                         await scaler.step(rows)
             except (DirectoryError, RayError, RayServeException, RuntimeError) as error:
-                _LOG.error("the number of boxes is not looked at: %s", str(error).splitlines()[-1:])
+                _LOG.error("the number of boxes could not be adapted, and is tried again: %s", str(error).splitlines()[-1:])
             await asyncio.to_thread(self._stopped.wait, BEAT_S)
 
 
