@@ -254,7 +254,7 @@ class ScalerReplica:
                     if not self._stopped.is_set():
                         await scaler.step(rows)
             except (DirectoryError, RayError, RayServeException, RuntimeError) as error:
-                _LOG.error("the number of boxes could not be adapted, and is tried again: %s", str(error).splitlines()[-1:])
+                _LOG.error("the number of boxes could not be adapted: %s", str(error).splitlines()[-1:])
             await asyncio.to_thread(self._stopped.wait, BEAT_S)
 
 
