@@ -18,6 +18,7 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
+LEFT = ("navigated or closed", "context was destroyed", "Cannot find default execution context")
 START_S, WAIT_S = 120.0, 120.0
 
 
@@ -64,14 +65,27 @@ class Page:
             raise RuntimeError(json.dumps(found["exceptionDetails"])[:800])
         return found["result"].get("value")
 
+    def follow(self, selector: str) -> None:
+        """Click a link to another page, once the click's own call was answered."""
+        self.value(f"setTimeout(() => document.querySelector({json.dumps(selector)}).click()); true")
+
     def until(self, expression: str) -> Any:
-        """Wait until an expression is true; return its value."""
+        """Wait until an expression is true, also of the page that a link leads to; return its value."""
         end = time.monotonic() + WAIT_S
-        while not (value := self.value(expression)):
+        while not (value := self._value_of_this_page(expression)):
             if time.monotonic() > end:
                 raise AssertionError(f"not in {WAIT_S:.0f} s: {expression}; the page says {self.problems}")
             time.sleep(0.05)
         return value
+
+    def _value_of_this_page(self, expression: str) -> Any:
+        """The value of an expression; None if the browser left the page before it had the value."""
+        try:
+            return self.value(expression)
+        except RuntimeError as fault:
+            if not any(sentence in str(fault) for sentence in LEFT):
+                raise
+            return None
 
     def key(self, code: str, *, down: bool) -> None:
         """Press or release a key."""

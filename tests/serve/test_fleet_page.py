@@ -53,7 +53,7 @@ def test_a_fleet_of_two_models_has_a_page_for_each(tmp_path: Path) -> None:
             with open_page(f"{fleet.url}/?model={video.facts().model}") as page:
                 begin(page)
                 page.until(f"{FRAMES} > 5")
-                page.value("document.querySelector('#models a[href*=speech]').click(); true")
+                page.follow("#models a[href*=speech]")
                 page.until("document.title === 'Seko speaks' && !document.getElementById('save').disabled")
                 page.value("document.getElementById('text').value = 'hallo'; true")
                 page.value("document.getElementById('save').click(); true")
