@@ -52,6 +52,9 @@ RESIDUAL_SIGNS = (
     "decoder.up_blocks.0.upsampler.",
 )
 
+# Of Matrix-Game's LightVAE: layers that only its training used.
+_UNUSED = "dynamic_feature_projection_heads."
+
 
 def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
     """Return every tensor that a checkpoint of this VAE holds, under Wan's names.
@@ -176,7 +179,7 @@ def match_vae_sources(
         naming,
         vae_shapes(config, half),
         hints=lambda: _vae_hints(opened, naming, config),
-        passed_over=names,
+        passed_over=(*names, *(source.key for source in opened.sources if source.key.startswith(_UNUSED))),
     )
     return naming.name, sources
 
