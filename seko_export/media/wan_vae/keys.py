@@ -7,7 +7,7 @@ diffusers follow by rule, and its shapes are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -166,6 +166,8 @@ def match_vae_sources(
     WeightKeysError
         If a key is unknown, missing, misshapen or doubled; one error lists all of them.
     """
+    used = tuple(source for source in opened.sources if not source.key.startswith(_UNUSED))
+    opened = replace(opened, sources=used)
     names = vae_diffusers_names(config)
     signs = ("mid_block.", "quant_conv.", "up_blocks.", "down_blocks.")
     ours = {theirs: name for name, theirs in names.items()}
@@ -179,7 +181,7 @@ def match_vae_sources(
         naming,
         vae_shapes(config, half),
         hints=lambda: _vae_hints(opened, naming, config),
-        passed_over=(*names, *(source.key for source in opened.sources if source.key.startswith(_UNUSED))),
+        passed_over=names,
     )
     return naming.name, sources
 
