@@ -172,6 +172,7 @@ def test_matrix_game_is_named_although_it_has_the_keys_of_a_picture_branch(
         ("patch_embedding_global.weight", "WanDancer"),
         ("music_injector.q.weight", "WanDancer"),
         ("blocks.0.audio_cross_attn.kv_linear.weight", "MultiTalk"),
+        ("audio_proj.proj1.weight", "MultiTalk"),
         ("fps_embedding.weight", "SkyReels-V2"),
         ("blocks.0.cam_self_attn.q.weight", "DreamX-World"),
         ("patch_short.weight", "Helios"),

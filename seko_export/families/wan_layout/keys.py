@@ -29,7 +29,7 @@ OTHER_MODELS = (
     (("face_adapter.", "motion_encoder.", "pose_patch_embedding"), "Wan 2.2 Animate"),
     (("patch_embedding_pose", "patch_embedding_mask"), "SCAIL"),
     (("patch_embedding_global", "music_injector."), "WanDancer"),
-    (("audio_cross_attn",), "MultiTalk"),
+    (("audio_cross_attn", "audio_proj.proj1"), "MultiTalk"),
     (("fps_embedding.", "fps_projection."), "SkyReels-V2"),
     (("action_model.",), "Matrix-Game"),
     (("cam_self_attn.",), "DreamX-World"),
