@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from scripts.random_vae import write_random_vae
 from seko_export.checkpoints.errors import UnknownModelError
 from seko_export.checkpoints.lora_files import open_lora
 from seko_export.config.model import ModelConfig
@@ -17,8 +18,12 @@ from seko_export.families.model_files import load_checkpoint, recognise_checkpoi
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
 
 Weights = dict[str, torch.Tensor]
+VAE = WanVaeConfig(base_dim=4)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +134,11 @@ def test_two_experts(names: tuple[str, str], tmp_path: Path, weights: Weights) -
     with pytest.raises(CheckpointError, match=f"two experts, {names[0]} and {names[1]}"):
         recognise_checkpoint(tmp_path)
     recognise_checkpoint(tmp_path / names[0])
+    # as a pipeline with a VAE, and as a folder of all files; one expert is a checkpoint
+    write_random_vae(tmp_path / "vae", VAE, "diffusers", seed=0, dtype=torch.float32, device="cpu")
+    for options in (BuildOptions(tmp_path, target="cpu"), BuildOptions(model_folder=tmp_path, target="cpu")):
+        with pytest.raises(CheckpointError, match=f"two experts, {names[0]} and {names[1]}"):
+            resolve_build(options)
 
 
 def test_quantisation_of_another_library(tmp_path: Path, weights: Weights) -> None:
