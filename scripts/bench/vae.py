@@ -34,10 +34,10 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.host.environment import resolve_target
+from seko_export.host.environment import local_gpu_arch, resolve_target
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
-from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
+from seko_export.media.wan_vae.modules import VaeDecode, VaeTensors, latent_statistics
 from seko_kernels.tuned_conv import has_fp8_convolutions
 
 PIECES = ("vae_decode_first", "vae_decode")
@@ -140,7 +140,9 @@ def build_config(
     scheme = "bf16" if device == "cuda" else "fp32"
     model = PRESETS[case.preset].model
     return VideoBuild(
-        model, VideoConfig(stream, Schedule.warped(), scheme, vae=vae), TargetConfig(device, ranks=ranks)
+        model,
+        VideoConfig(stream, Schedule.warped(), scheme, vae=vae),
+        TargetConfig(device, ranks=ranks, convolutions=local_gpu_arch() or ""),
     ), vae
 
 
@@ -288,7 +290,9 @@ class EngineSession:
         self._decoded = 0  # chunks of the stream
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        pieces = make_pieces(config)
+        vae = config.workload.vae
+        assert isinstance(vae, WanVaeConfig)
+        pieces, packed = make_pieces(config), VaeTensors(weights, vae)
         self.buffers: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.runs: dict[str, Callable[[], None]] = {}
@@ -299,7 +303,7 @@ class EngineSession:
                 self.buffers.setdefault(argument.ref, place)
             for argument in piece.parameters:
                 key = argument.ref.removeprefix("weight:vae.")
-                self.tensors.setdefault(argument.ref, weights[key].to(self.device, argument.dtype))
+                self.tensors.setdefault(argument.ref, packed[key].to(self.device, argument.dtype))
             if "buffer:rank" in self.buffers:
                 self.buffers["buffer:rank"].fill_(rank)
             self.runs[name] = self._run_of(piece, None if eager else work / f"{name}.pt2")
