@@ -22,6 +22,7 @@ from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.video.artifact import video_artifact
+from seko_runtime.video.chunk_programs import variant_starts
 from seko_serve.errors import ServeError
 from seko_serve.metrics import Metrics
 
@@ -144,6 +145,11 @@ class Device:
         if isinstance(self.manifest, VideoManifest):
             return self.manifest
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
+
+    @property
+    def variant_starts(self) -> tuple[int, ...]:
+        """Numbers of the chunks with which a stream begins another launch variant; see `chunk_programs.variant_starts`."""
+        return variant_starts(self.manifest) if isinstance(self.manifest, VideoManifest) else ()
 
     async def start(self) -> None:
         """Open the artifact; errors of opening it, such as an ArtifactError, are raised unchanged."""

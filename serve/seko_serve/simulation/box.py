@@ -256,8 +256,14 @@ class Box:
         if len(waiting) == 1:
             chosen, bucket = waiting, min(self._expected)
         else:
+            variants = [session.variant for session in waiting]
             call = next_call(
-                [Waiting(self._asked[session]) for session in waiting], {None: self._expected}, self._env.now
+                [
+                    Waiting(self._asked[session], variant)
+                    for session, variant in zip(waiting, variants, strict=True)
+                ],
+                dict.fromkeys(variants, self._expected),
+                self._env.now,
             )
             assert call is not None  # sessions wait
             chosen, bucket = [waiting[place] for place in call.sessions], call.bucket

@@ -4,6 +4,7 @@ received."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -81,6 +82,11 @@ class Session:
     def made_chunks(self) -> int:
         """Number of chunks that were made."""
         return self._pace.chunks
+
+    @property
+    def variant(self) -> int:
+        """Number of the launch variant of the session's next chunk."""
+        return bisect_right(self._times.variant_starts, self.made_chunks)
 
     def frames(self, chunks: int) -> int:
         """Return the video frames of the first chunks of a stream."""
