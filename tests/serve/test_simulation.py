@@ -59,8 +59,9 @@ def test_two_viewers_share_the_device_as_the_scheduler_says() -> None:
 
 
 def test_rows_of_two_launch_variants_share_no_call() -> None:
-    # With this seed two viewers ask for a chunk at 0.1 s, one at 0.3 s. First chunks play for 0.5 s, and a call takes 0.4 s. Chunks 0
-    # of the two are made by 0.5 s; their chunks 1 are due at 1.0 s, while the third one waits for chunk 0.
+    # With this seed two viewers ask for a chunk at 0.1 s, one at 0.3 s. First chunks play for 0.5 s, and a call takes
+    # 0.4 s. Chunks 0 of the two are made by 0.5 s; their chunks 1 are due at 1.0 s, while the third one waits for
+    # chunk 0.
     calls: Mapping[int, tuple[float, ...]] = {1: (0.4,), 2: (0.4,)}
     times = replace(QUICK, rows=3, first_frames=8, call_s=calls, connect_s=(0.1, 0.3))
     scenario = replace(AT_ONCE, sessions=3, seconds=1, seed=4)
@@ -123,6 +124,10 @@ def test_equal_seeds_give_equal_figures() -> None:
     figures = simulate(scenario, times)
     assert figures == simulate(scenario, times)
     assert figures != simulate(replace(scenario, seed=1), times)
+    another = simulate(scenario, times, draw=1)
+    assert another != figures
+    assert another.span_s == figures.span_s  # the viewers arrive at the same times
+    assert simulate(replace(scenario, seed=1), times).span_s != figures.span_s
 
 
 FAILING = Scenario(boxes=6, sessions=150, arrivals=0.3, seconds=30, snapshot_every=4)

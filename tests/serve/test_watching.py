@@ -19,8 +19,8 @@ from seko_serve.client import AsyncClient
 from seko_serve.http.access import Access
 from seko_serve.logs import JsonFormatter
 from seko_serve.settings import Settings
+from tests.runtime.pool_stories import FILL_CHUNKS
 
-from ..runtime.pool_stories import FILL_CHUNKS
 from .conftest import Starter
 from .test_server import PROMPT, http, watch
 

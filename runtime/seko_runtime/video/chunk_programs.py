@@ -107,7 +107,9 @@ def variant_starts(manifest: VideoManifest) -> tuple[int, ...]:
     stream, starts = manifest.workload.stream, set()
     if manifest.workload.schedule.first_timesteps:
         starts.add(1)
-    if any(ProgramKey("denoise", bucket, full=True).name in manifest.programs for bucket in manifest.pool.buckets):
+    if any(
+        ProgramKey("denoise", bucket, full=True).name in manifest.programs for bucket in manifest.pool.buckets
+    ):
         ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)
         starts.add(-(-(ring.cache_frames - ring.valid_frames(0)) // stream.chunk_frames))
     return tuple(sorted(starts - {0}))

@@ -148,7 +148,7 @@ class Device:
 
     @property
     def variant_starts(self) -> tuple[int, ...]:
-        """Numbers of the chunks with which a stream begins another launch variant; see `chunk_programs.variant_starts`."""
+        """Numbers of the chunks with which a stream begins another launch variant."""
         return variant_starts(self.manifest) if isinstance(self.manifest, VideoManifest) else ()
 
     async def start(self) -> None:

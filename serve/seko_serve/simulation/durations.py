@@ -73,7 +73,10 @@ class BoxTimes:
         for name, least in (("rows", 1), ("fps", 1e-3), ("chunk_frames", 1), ("first_frames", 0)):
             if not least <= getattr(self, name) < 1e6:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {least} or more")
-        if list(self.variant_starts) != sorted({*self.variant_starts}) or min(self.variant_starts, default=1) < 1:
+        if (
+            list(self.variant_starts) != sorted({*self.variant_starts})
+            or min(self.variant_starts, default=1) < 1
+        ):
             raise ValueError("variant_starts are no ascending numbers of chunks from 1 on")
         if not self.call_s or min(self.call_s) < 1:
             raise ValueError("call_s is empty, expected seconds by number of rows, from 1 on")
