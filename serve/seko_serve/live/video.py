@@ -188,7 +188,11 @@ class VideoContent:
         )
         self._beside = row.decodes_beside
         if self._voice is not None:
-            self._voice.begin(row)
+            try:
+                self._voice.begin(row)
+            except BaseException:
+                row.close()
+                raise
         return row
 
     def apply(self, row: Session, control: Control) -> None:
