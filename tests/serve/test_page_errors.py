@@ -1,4 +1,4 @@
-"""What a person sees on the page when something goes wrong: a sentence that says what to do, and a page that works on."""
+"""What a person sees on the page when something goes wrong: what to do, on a page that goes on."""
 
 from __future__ import annotations
 
