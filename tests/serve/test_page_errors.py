@@ -35,7 +35,9 @@ def test_a_page_asks_for_a_key_and_says_when_it_is_wrong(start: Starter) -> None
         for wrong in ("another key of 16", "schlüssel → falsch"):
             write_key(page, wrong)
             page.until(f"{IS_ERROR} && {STATE} === 'The server does not know this API key'")
-            assert page.value(HINT) == "The server does not know this API key. Write another one under API key."
+            assert (
+                page.value(HINT) == "The server does not know this API key. Write another one under API key."
+            )
             write_key(page, "")
             page.until(f"{STATE} === 'This server asks for an API key'")
         write_key(page, f" {KEY} ")  # as it was copied
@@ -115,7 +117,10 @@ def test_a_file_that_is_no_picture_is_told(start: Starter, tmp_path: Path) -> No
     ("answer", "sentence"),
     [
         ("Promise.reject(new TypeError('Failed to fetch'))", "The server does not answer"),
-        ("Promise.resolve(new Response('<h1>', {status: 502}))", "The server is not reached: a proxy answers 502"),
+        (
+            "Promise.resolve(new Response('<h1>', {status: 502}))",
+            "The server is not reached: a proxy answers 502",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_reached_is_told(start: Starter, answer: str, sentence: str) -> None:
