@@ -26,6 +26,9 @@ CONV_HISTORY = 2  # earlier frames that a causal kernel of size 3 reads
 # (docs/LOG.md).
 CHANNELS_IN_TIME = 192
 FEWEST_FILTERS = 8  # number of output channels from which cuDNN has a fast kernel
+# Number of float32 values, counted without columns, up to which torch convolves one row in 3D on a CPU without oneDNN.
+# It then copies each pixel once for each tap, which took 3 to 20 times as long as a 2D convolution.
+MOST_WITHOUT_ONEDNN = 20480
 FUSED_HEAD = 256  # most channels of a head in torch's fused attention on CUDA
 
 
@@ -139,9 +142,11 @@ class CausalConv3d(Streamed):
 
         ``padding`` is the number of rows and columns of zeros on either side. cuDNN is used only where it is fast: a
         convolution with few filters is a matmul instead, and most convolutions in time are a 2D convolution for each
-        tap.
+        tap. On a CPU a small convolution is one 2D convolution.
         """
         if not by_cudnn(x):
+            if weight.shape[-1] > 1 and x.shape[0] == 1 and without_onednn(x):
+                return self._taps_as_channels(x, weight, padding)
             return F.conv3d(x, weight, self.bias, padding=(0, *padding))
         if len(weight) < FEWEST_FILTERS:
             return conv_of_few_filters(x, weight, self.bias, padding)
@@ -154,8 +159,8 @@ class CausalConv3d(Streamed):
         """Compute the convolution of one row as a sum of 2D convolutions, one for each tap in time, which is mostly
         faster in cuDNN.
 
-        The sum is fused with the following ops. On a CPU this is slower for few channels. The taps' windows are views
-        made with strides, because torch's compiler copies a slice of a tensor that is not computed yet.
+        The sum is fused with the following ops. On a CPU this is slower than oneDNN's 3D convolution. The taps' windows
+        are views made with strides, because torch's compiler copies a slice of a tensor that is not computed yet.
         """
         _, channels, frames, height, width = x.shape
         memory = x.permute(0, 2, 3, 4, 1).contiguous()
@@ -170,6 +175,14 @@ class CausalConv3d(Streamed):
             for at in range(1 + CONV_HISTORY)
         ]
         return as_clip(sum(taps[1:], taps[0]) + self.bias.view(-1, 1, 1), 1)
+
+    def _taps_as_channels(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
+        """Compute the convolution of one row as one 2D convolution, whose input channels are those of all frames that a
+        result reads."""
+        pictures, taps = as_images(x), weight.shape[2]
+        frames = len(pictures) - taps + 1
+        windows = torch.cat([pictures[at : at + frames] for at in range(taps)], dim=1)
+        return as_clip(F.conv2d(windows, weight.transpose(1, 2).flatten(1, 2), self.bias, padding=padding), 1)
 
 
 class RmsNorm(nn.Module):
@@ -352,6 +365,11 @@ def by_cudnn(x: Tensor) -> bool:
     plain maths.
     """
     return x.is_cuda
+
+
+def without_onednn(x: Tensor) -> bool:
+    """Return whether torch convolves one row ``x`` [1, C, T, H, W] on a CPU without oneDNN, which is slow in 3D."""
+    return x.dtype == torch.float32 and x.shape[:-1].numel() <= MOST_WITHOUT_ONEDNN
 
 
 def conv_of_few_filters(
