@@ -246,11 +246,16 @@ def _checkpoint(
         "bytes": opened.file_bytes,
         "fingerprint": _fingerprint(sources),
     }
-    notes: tuple[str, ...] = ()
-    if opened.other_parts:
-        others = " or ".join(f"--entry {name}" for name in opened.other_parts)
-        notes = (f"the entry {opened.part} of {path} is taken; it could also be {others}",)
-    return Checkpoint(config, format_name, identity, dtype, sources, notes=notes)
+    return Checkpoint(config, format_name, identity, dtype, sources, notes=entry_notes(path, opened))
+
+
+def entry_notes(path: Path, opened: OpenedFiles) -> tuple[str, ...]:
+    """Return a sentence that names the entry of a `.pt` that was read and the options that select others; none if there
+    is no choice."""
+    if not opened.other_parts:
+        return ()
+    others = " or ".join(f"--entry {name}" for name in opened.other_parts)
+    return (f"the entry {opened.part} of {path} is taken; it could also be {others}",)
 
 
 def is_finite(weight: torch.Tensor) -> bool:

@@ -244,7 +244,7 @@ class _Module:
             self._refuse(f"up {[*up.shape]} and down {[*down.shape]} do not change a weight of {[*shape]}")
         self.rank = down.shape[0]
         if up.shape[1] != self.rank or self.rank < 1 or math.prod(up.shape[2:]) != 1:
-            self._refuse(f"down {[*down.shape]} and up {[*up.shape]} have different ranks")
+            self._refuse(f"down {[*down.shape]} and up {[*up.shape]} have different ranks; take another file")
         if (up.shape[0], math.prod(down.shape[1:])) != (shape[0], math.prod(shape[1:])):
             self._refuse(
                 f"its matrices are for a weight of {[up.shape[0], *down.shape[1:]]}, the model's has {[*shape]}: it is "

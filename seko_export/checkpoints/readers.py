@@ -25,10 +25,16 @@ from seko_export.checkpoints.errors import (
     NotACheckpointError,
 )
 from seko_export.checkpoints.json_files import read_json
-from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
+from seko_export.checkpoints.pickles import (
+    SCANNED_BYTES,
+    globals_of_pickle,
+    open_pt,
+    unmapped,
+    unsafe_pickle,
+)
 from seko_export.checkpoints.quantised import with_quantised
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
-from seko_export.errors import CheckpointError, MachineError
+from seko_export.errors import CheckpointError
 
 # The index of shards, diffusers' variant behind it; a shard's number; a variant at the end of a file's stem.
 _INDEX = re.compile(r"(.+)\.safetensors\.index(?:\.([\w-]+))?\.json", re.ASCII)
@@ -282,10 +288,7 @@ def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, .
             f"({path.stat().st_size} bytes found; {shown(str(fault))}); fetch it again"
         ) from fault
     except RuntimeError as fault:  # of mmap: the kernel promises no more memory than there is
-        raise MachineError(
-            f"{path} cannot be mapped ({shown(str(fault))}): use a machine with more memory, or save the checkpoint in "
-            "smaller shards"
-        ) from fault
+        raise unmapped(path, fault) from fault
 
 
 def _places_in(path: Path) -> dict[str, int]:

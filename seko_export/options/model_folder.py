@@ -19,7 +19,7 @@ from seko_export.checkpoints.json_files import CONFIG_FILE, read_config, read_js
 from seko_export.checkpoints.readers import variant_file
 from seko_export.checkpoints.sources import Layout
 from seko_export.errors import CheckpointError
-from seko_export.families.model_files import recognise_checkpoint
+from seko_export.families.model_files import recognise_checkpoint, refuse_experts
 from seko_export.families.registry import families
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.clip.layout import CLIP_LAYOUT
@@ -195,6 +195,8 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     """
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"--model-folder {folder} is no folder: give that of a model's files")
+    if transformer:
+        refuse_experts(folder)
     places = [path for path in _places(folder) if adapter is None or path.resolve() != adapter.resolve()]
     taken: set[Path] = set()
     audio = _the_one("an audio encoder", [path for path in places if _hears(path)], taken)

@@ -241,6 +241,18 @@ def test_a_file_larger_than_the_kernel_maps(
         load_checkpoint(path, model)
 
 
+def test_a_pt_larger_than_the_kernel_maps(
+    write: Callable[..., Path], model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 40000000096 bytes: Cannot allocate memory (12)")
+
+    path = write("self-forcing")
+    monkeypatch.setattr(torch, "load", refused)
+    with pytest.raises(MachineError, match=r"cannot be mapped \(unable to mmap .* smaller shards"):
+        load_checkpoint(path, model)
+
+
 def test_truncated_shard(write: Callable[..., Path], model: ModelConfig) -> None:
     folder = write("wan-sharded")
     shard = folder / "diffusion_pytorch_model-00002-of-00002.safetensors"
