@@ -114,8 +114,6 @@ class Device:
     opener : callable
         Function that returns a context manager, which opens the pool at its beginning and closes the pool at its end;
         see `pool_of`.
-    metrics : Metrics, optional
-        The server's Prometheus metrics.
 
     Attributes
     ----------
@@ -134,10 +132,8 @@ class Device:
     manifest: VideoManifest | SpeechManifest
     capacity: int
 
-    def __init__(
-        self, opener: Callable[[], AbstractContextManager[ServedPool]], metrics: Metrics | None = None
-    ) -> None:
-        self._opener, self.metrics = opener, metrics or Metrics()
+    def __init__(self, opener: Callable[[], AbstractContextManager[ServedPool]]) -> None:
+        self._opener, self.metrics = opener, Metrics()
         self.call_seconds: Mapping[int, float] = {}
         self._pool: ServedPool | None = None
         self._desk = threading.Condition()
