@@ -276,6 +276,7 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
         async def sockets() -> None:
             while not over.is_set():
                 async with AsyncClient(server.url) as again:
+                    again._stream = client._stream
                     again._id, again._hello, again._resume = client._id, client._hello, newest[0]
                     with suppress(ServeError, ConnectionClosed, InvalidHandshake, OSError):
                         await again.resume()

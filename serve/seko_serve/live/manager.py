@@ -265,9 +265,9 @@ class SessionManager:
         self._check_artifact(record)
         return record
 
-    async def close(self, session: LiveSession, reason: str = "closed") -> None:
+    async def close(self, session: LiveSession) -> None:
         """End a session for good: free its row, and remove its record and snapshot. A second call does nothing."""
-        session.finish(ServeError("conflict", f"the session has ended: {reason}"))
+        session.finish(ServeError("conflict", "the session has ended: closed"))
         await self.saving.forget(session.name)
         await self._drop(session)
 
