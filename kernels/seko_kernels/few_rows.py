@@ -190,8 +190,10 @@ def _few_rows_cuda(
     out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
     tiles = _tiles(x, Weight(weight, scale), _form(norm_weight is not None, gated))
     assert tiles is not None
+    # By their names: torch reads an op's kernels off the source of its function.
+    kernel = wrap_triton(warpgroup_rows_kernel) if tiles.warpgroup else wrap_triton(few_rows_kernel)
     launch_few_rows(
-        wrap_triton(kernel_of(tiles)),
+        kernel,
         *(x, norm_weight, weight, scale, hidden, out, tickets),
         *(eps, branch_scale, gated, makes_tickets),
         tiles,

@@ -17,7 +17,6 @@ mean nothing, and nothing is compiled.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -49,10 +48,10 @@ from vae_layers import (
     tried,
 )
 
-from seko_export.media.wan_vae import layers
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
 from seko_kernels.admission_conv import admit_conv
 from seko_kernels.causal_conv import launch_causal_conv
+from seko_kernels.parts import use_torchs_memory
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import Convolution, ConvTiles, write_table
 
@@ -96,9 +95,13 @@ def main() -> None:
     if not INTERPRETED:
         shares = [{"compile": share, "of": options.processes} for share in range(options.processes)]
         lines = children(shares, options.seconds * COMPILE_SHARE)
-        compiled = {(json.dumps(line["case"]), ConvTiles(**line["tiles"])) for line in lines}
+        ended = [line for line in lines if line["kind"] == "compiled"]
+        compiled = {(json.dumps(line["case"]), ConvTiles(**line["tiles"])) for line in ended}
         failed = {pair for pair in running if (json.dumps(pair[0]), pair[1]) not in compiled}
-        emit(kind="not compiled", kernels=[(case, asdict(tiles)) for case, tiles in failed])
+        errors = Counter(line["error"] for line in lines if line["kind"] == "failed")
+        emit(kind="not compiled", kernels=len(failed), of=len(running), errors=errors.most_common(5))
+        if failed == running:
+            raise SystemExit("no candidate compiled")
         running -= failed
     timed = time_candidates(groups, running, options.tiles, deadline)
     admissions = admit_fastest(groups, timed, options.seconds * ADMIT_SHARE)
@@ -139,9 +142,13 @@ def child(task: dict[str, Any], groups: Groups, most: int) -> None:
     """Run a share of the candidates, or admit tile sizes of some convolutions; print what was right."""
     if "compile" in task:
         for case, tiles in kernels_of(groups, most)[task["compile"] :: task["of"]]:
-            with contextlib.suppress(Exception):  # what is not printed is not timed
+            try:
                 run_kernel(case, tiles, kernel_inputs(case))
                 torch.cuda.synchronize()
+            except Exception as fault:  # whatever a compiler or a kernel raises is the result
+                error = f"{type(fault).__name__}: {fault}"[:200]
+                emit(kind="failed", case=case, tiles=asdict(tiles), error=error)
+            else:
                 emit(kind="compiled", case=case, tiles=asdict(tiles))
         return
     for number, order in task["admit"]:
@@ -165,6 +172,7 @@ def run_kernel(case: Case, tiles: ConvTiles, inputs: Inputs) -> Tensor:
     """Call the kernel, without the op around it."""
     out = inputs.bias.new_empty((1, case.frames, case.height, case.width, case.filters))
     processors = 4 if INTERPRETED else torch.cuda.get_device_properties(0).multi_processor_count
+    use_torchs_memory()  # of the kernel's tensor descriptors, as the op does
     launch_causal_conv(
         *(
             causal_conv_kernel,
@@ -330,12 +338,9 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
     x = inputs.x[:, :, ::2, ::2].contiguous() if layer.enlarges else inputs.x
     residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
     given = (x.permute(0, 4, 1, 2, 3), inputs.earlier, residual)
-    chosen = layers.tiles_on
-    layers.tiles_on = lambda *_, **__: tiles
-    try:
-        graph = torch.export.export(layer, given, strict=False).module()
-    finally:
-        layers.tiles_on = chosen
+    if tiles is not None:
+        layer.use_kernel(tiles)
+    graph = torch.export.export(layer, given, strict=False).module()
     call = graph if INTERPRETED else torch._inductor.compile(graph, list(given))
     return milliseconds(lambda: call(*given))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from seko_export.checkpoints.parts import part_of
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.config.model import ModelConfig
@@ -220,7 +221,9 @@ class KeyTable:
         entries = (
             self.entries if first is None else (first, *(name for name in self.entries if name != first))
         )
-        return Layout(self.formats, self.subfolders, entries, entry, self.companions, self.prefixes)
+        return Layout(
+            self.formats, self.subfolders, entries, entry, self.companions, self.prefixes, "--entry"
+        )
 
     def companion_of(self, name: str) -> Companion | None:
         """Return the companion file that holds a key (exporter's name), or None if the checkpoint itself holds the
@@ -281,9 +284,10 @@ class KeyTable:
             [hint for parts, hint in pairs if any(part in key for part in parts for key in keys)]
             for pairs in (self.telltales, self.relatives)
         )
-        hints = told or related
+        part = part_of(keys)
+        hints = told or ([part] if part else related)
         prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(f".{self.landmark}")}
-        if prefixes:
+        if prefixes and not hints:
             hints.append(f"the keys carry the prefix {shown(min(prefixes))!r}; save them without it")
         if wanted is None:
             return hints

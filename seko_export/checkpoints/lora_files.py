@@ -20,6 +20,7 @@ from typing import Any
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import read_json_object
+from seko_export.checkpoints.parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
 from seko_export.errors import CheckpointError
@@ -29,7 +30,7 @@ PEFT_CONFIG = "adapter_config.json"
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
 _HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
-_KOHYA_ALPHA, _KOHYA_RANK = "ss_network_alpha", "ss_network_dim"
+_KOHYA_ALPHA = "ss_network_alpha"
 _MAX_PATTERN, _MAX_REPEATS = (
     200,
     4,
@@ -69,7 +70,8 @@ _ROLES: tuple[tuple[str, Role], ...] = (
     (r"\.reshape_weight", Role.RESHAPE),
 )
 _COMPILED = tuple((re.compile(rf"(.+?){suffix}", re.ASCII), role) for suffix, role in _ROLES)
-_OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", "lora_mid": "a LoCon with a middle matrix"}
+_MIDDLE = "lora_mid"
+_OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", _MIDDLE: "a LoCon with a middle matrix"}
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,6 @@ class OpenedLora:
     strange: tuple[str, ...] = ()
 
 
-def looks_like_lora(keys: tuple[str, ...]) -> bool:
-    """Return whether keys belong to a LoRA: every key has a known role, and some keys are low-rank factors or
-    differences.
-    """
-    roles = [_role_of(key) for key in keys]
-    return bool(roles) and all(roles) and any(found and found[1] is not Role.ALPHA for found in roles)
-
-
 def open_lora(path: Path) -> OpenedLora:
     """Open a LoRA and sort its tensors.
 
@@ -182,11 +176,19 @@ def _opened(path: Path) -> OpenedLora:
         if role in modules.setdefault(module, {}):
             raise CheckpointError(f"{shown(module)} has {role} twice; keep one")
         modules[module][role] = source
+    if middle := [key for key in strange if _MIDDLE in key]:
+        raise NotACheckpointError(
+            f"{file} is {_OTHER_KINDS[_MIDDLE]} ({shown(middle[0])}), without which the others give wrong numbers; "
+            f"expected {FORMATS}"
+        )
     if not any({*roles} - {Role.ALPHA} for roles in modules.values()):
         kinds = [kind for part, kind in _OTHER_KINDS.items() if any(part in key for key in strange)]
         what = kinds[0] if kinds else "no LoRA: it has alphas without matrices" if modules else "no LoRA"
         listed = ", ".join(shown(source.file_key) for source in opened.sources[:5]) or "none"
-        raise NotACheckpointError(f"{file} is {what}; expected {FORMATS}; its keys begin with {listed}")
+        other = "" if kinds or modules else looks_like(strange)
+        raise NotACheckpointError(
+            f"{file} is {what}; expected {FORMATS}; its keys begin with {listed}{other}"
+        )
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     return OpenedLora(path, digest, modules, _scaling(config_json, opened.metadata), tuple(strange))

@@ -10,12 +10,14 @@ import pickletools
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from seko_export.checkpoints.errors import DamagedCheckpointError, MissingEntryError, NotACheckpointError
+from seko_export.checkpoints.parts import looks_like
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
-from seko_export.errors import CheckpointError
+from seko_export.errors import CheckpointError, MachineError
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 MAX_PICKLE_BYTES = 8 << 20  # names and shapes of tensors; those of a model of 14B take 0.5 MB
@@ -57,14 +59,22 @@ def open_pt(path: Path, layout: Layout) -> OpenedFiles:
         )
     if entry is None and layout.entries and not _is_state(table):
         tops = ", ".join(repr(key)[:80] for key in list(table)[:20])
+        advice = looks_like(_keys_in(table))
+        if not advice and layout.entry_option:
+            advice = f": name the entry that holds the weights with {layout.entry_option}"
         raise MissingEntryError(
-            f"{path} holds {len(table)} keys: {tops}; none is one of {', '.join(layout.entries)}: name the entry that "
-            "holds the weights with --entry"
+            f"{path} holds {len(table)} keys: {tops}; none is one of {', '.join(layout.entries)}{advice}"
         )
     state = content if entry is None else table[entry]
     sources = _pt_sources(path, layout, "the top" if entry is None else repr(entry), state)
     others = tuple(name for name in entries if table[name] is not state)
     return OpenedFiles("pt", entry or "all", path.stat().st_size, sources, other_parts=others)
+
+
+def _keys_in(table: dict[Any, object]) -> list[str]:
+    """Return the keys of a dict, and those of the dicts in it."""
+    inner = (key for value in table.values() if isinstance(value, dict) for key in value)
+    return [key for key in (*table, *inner) if isinstance(key, str)]
 
 
 def _is_state(content: dict[object, object]) -> bool:
@@ -80,7 +90,7 @@ def _pt_sources(path: Path, layout: Layout, part: str, state: object) -> tuple[T
     if strangers:
         raise NotACheckpointError(
             f"{part} in {path} holds {len(strangers)} entries that are no tensors: "
-            f"{', '.join(map(shown, strangers[:20]))}; expected {layout.formats}"
+            f"{', '.join(map(shown, strangers[:20]))}; expected {layout.formats}{looks_like(_keys_in(state))}"
         )
     return tuple(_pt_source(layout, key, tensor) for key, tensor in state.items())
 
@@ -102,6 +112,8 @@ def _load_pt(path: Path, layout: Layout) -> object:
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as fault:
+        if "unable to mmap" in str(fault):
+            raise unmapped(path, fault) from fault
         # A damaged file makes the unpickler raise anything at all; all of it is the file's fault.
         globals_named = globals_of_pickle(pickled)
         if isinstance(fault, pickle.UnpicklingError) and globals_named:
@@ -138,6 +150,14 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
             f"{path} begins as a .pt and is cut short or damaged "
             f"({path.stat().st_size} bytes found; {fault}); fetch it again"
         ) from fault
+
+
+def unmapped(path: Path, fault: Exception) -> MachineError:
+    """Return the error for a file that the kernel does not map, because it promises no more memory than there is."""
+    return MachineError(
+        f"{path} cannot be mapped ({shown(str(fault))}): use a machine with more memory, or save the checkpoint in "
+        "smaller shards"
+    )
 
 
 def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:

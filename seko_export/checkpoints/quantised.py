@@ -51,6 +51,7 @@ _FOREIGN = {
     ".weight.quant_map": "bitsandbytes",
     ".weight._data": "quanto",
     ".weight._scale": "quanto",
+    "._extra_state": "TransformerEngine",
 }
 
 
@@ -123,7 +124,7 @@ def _stated_formats(
         layers = table.get(_LAYERS)
         if not isinstance(layers, dict):
             raise CheckpointError(f"{_HEADER} of the header has no {_LAYERS!r}; fetch the file again")
-        stated |= layers
+        stated |= {_base_in_file(base, opened): about for base, about in layers.items()}
     for key, source in sources.items():
         if key.endswith(_FORMAT):
             if source.dtype_name not in _PACKED or len(source.shape) != 1:
@@ -139,6 +140,17 @@ def _stated_formats(
         if not isinstance(about, dict):
             raise CheckpointError(f"the format of {shown(base)} is {shown(repr(about))}, expected an object")
     return stated  # type: ignore[return-value]
+
+
+def _base_in_file(base: str, opened: OpenedFiles) -> str:
+    """Return a matrix's name as the file's keys spell it; a header may leave out the prefix of all keys."""
+    names = {f"{base}{_WEIGHT}", f"{base}{_FORMAT}"}
+    spelled = [source.file_key for source in opened.sources if {source.file_key, source.key} & names]
+    if not spelled:
+        raise CheckpointError(
+            f"{_HEADER} of the header names {shown(base)}, which is not in the file; fetch the file again"
+        )
+    return spelled[0].removesuffix(_WEIGHT).removesuffix(_FORMAT)
 
 
 def _json(key: str, content: bytes) -> dict[str, object]:

@@ -99,6 +99,8 @@ class Layout:
         Further files with weights of the same model.
     prefixes : tuple of str
         Prefixes that may precede every key in a file.
+    entry_option : str
+        The command-line option that names an entry; empty if there is none.
     """
 
     formats: str
@@ -107,6 +109,7 @@ class Layout:
     entry: str | None = None
     companions: tuple[Companion, ...] = ()
     prefixes: tuple[str, ...] = ()
+    entry_option: str = ""
 
     def bare(self, key: str) -> str:
         """Return a key without prefixes, such as those of training wrappers."""

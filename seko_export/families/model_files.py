@@ -110,7 +110,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     opened: OpenedFiles | None = None
     nearest: ModelFile | None = None
     known = families()
-    _refuse_experts(path)
+    refuse_experts(path)
     for family in known.values():
         layout = family.keys.layout(entry)
         try:
@@ -143,13 +143,13 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     )
 
 
-def _refuse_experts(path: Path) -> None:
-    """Refuse a folder with two transformers for different times, as Wan 2.2 A14B has them."""
+def refuse_experts(path: Path) -> None:
+    """Raise a CheckpointError for a folder with two transformers for different times, as Wan 2.2 A14B has them."""
     for pair in _EXPERTS:
         if all((path / name).is_dir() for name in pair):
             raise CheckpointError(
                 f"{path} holds two experts, {pair[0]} and {pair[1]}, as Wan 2.2 A14B does; models of two experts are "
-                "not built: each of their passes would name its expert"
+                "not built, as each of their passes would name its expert; one of the two folders builds, named itself"
             )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.parts import looks_like
+from seko_export.checkpoints.readers import open_files
 from seko_export.config.media import VaeConfig
 from seko_export.config.named import find_named
 from seko_export.errors import UsageError
@@ -55,7 +57,10 @@ def vae_config_of(path: Path) -> VaeConfig:
         config: VaeConfig | None = vae.recognise(path)
         if config is not None:
             return config
-    raise NotACheckpointError(f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}")
+    keys = [source.key for source in open_files(path, vae.layout).sources]
+    raise NotACheckpointError(
+        f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}{looks_like(keys)}"
+    )
 
 
 def vae_of_kind(config: VaeConfig, kind: str, path: Path) -> VaeConfig:

@@ -378,8 +378,9 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
             if facts.preset.is_named(checkpoint)
             else "and its file is named otherwise"
         )
+        have = "has" if len(facts.alike) == 2 else "have"
         notes.append(
-            f"stream and passes are those of {facts.name}, {why}; {others} have the same sizes: --preset names one"
+            f"stream and passes are those of {facts.name}, {why}; {others} {have} the same sizes: --preset names one"
         )
     notes += _unused_note(checkpoint, facts.recognised)
     if facts.file.ignored_config is not None:

@@ -174,11 +174,13 @@ ROWS_SHARE = 0.31
 # Of the bf16 peak, in the VAE's convolutions: row vae_vs_eager of docs/benchmarks/h200.jsonl, without cudnn.benchmark.
 CONVOLUTION_SHARE = 0.51
 # Scratch of a piece with convolutions, in units of what lies between its launches: engine_peak_bytes of the same row.
-# What is more than 1 has not been taken apart: cuDNN's workspaces, or copies into the order that it wants.
-CONVOLUTION_SCRATCH = 1.36
-# The fixed time of a product of few rows, and the share of the bandwidth at which weights are read: 624 products with
-# 7.64 GB took 6.1 ms, and those of a layer of the base model, with 94 MB, 60 us (docs/LOG.md, 2026-11-25, one H200).
-FEW_ROW_S, FEW_ROW_SHARE = 5.5e-6, 0.6
+# What is more than 1 has not been taken apart: cuDNN's workspaces, copies into another order, and the packed weights of
+# Seko's own convolution, which each call packs.
+CONVOLUTION_SCRATCH = 1.9
+# The fixed time of a product of few rows, and the share of the bandwidth at which weights are read: a fit to `us` of
+# kernels/seko_kernels/tuned_rows.json, whose products of 8 rows it meets within 20 %. Weights in e4m3 are converted.
+FEW_ROW_S, FEW_ROW_SHARE = 4e-6, 0.89
+FEW_ROW_FP8_S, FEW_ROW_FP8_SHARE = 4.4e-6, 0.58
 # Of the attention of few tokens: 120 launches took 0.47 ms for 2 x 11 tokens and 1.2 ms for 128 x 11 (same entry).
 LOCAL_ATTENTION_S, LOCAL_ATTENTION_SHARE = 3.9e-6, 0.41
 TOKEN_ATTENTION_S = 6.4e-6  # 36 launches took 0.23 ms at one row of 600 positions (same entry)

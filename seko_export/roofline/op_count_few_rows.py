@@ -14,11 +14,13 @@ from torch import Tensor
 from seko_export.families.layers.few_row_ops import FewRowOps
 from seko_export.roofline.op_count_fused import RecordOp
 from seko_kernels import few_rows_reference as reference
-from seko_kernels.few_rows import FEW_ROWS, TICKETS, Weight
+from seko_kernels.few_rows import TICKETS, Weight
 from seko_kernels.few_tokens import QuantisedCache
+from seko_kernels.tuned_rows import MOST_ROWS
 
-FEW_ROW_PRODUCT, LOCAL_ATTENTION, TOKEN_ATTENTION = (
+FEW_ROW_PRODUCT, FEW_ROW_FP8_PRODUCT, LOCAL_ATTENTION, TOKEN_ATTENTION = (
     "product of few rows",
+    "product of few rows, fp8 weight",
     "attention, local",
     "attention, token",
 )
@@ -124,9 +126,11 @@ class CountedFewRowOps(FewRowOps):
         scales = [] if weight.scale is None else [weight.scale]
         rows = x.numel() // x.shape[-1]
         flops = 2 * rows * weight.values.numel()
-        self._record(FEW_ROW_PRODUCT, [*ins, weight.values, *scales], [out], flops=flops)
+        kind = FEW_ROW_FP8_PRODUCT if scales else FEW_ROW_PRODUCT
+        self._record(kind, [*ins, weight.values, *scales], [out], flops=flops)
         return out
 
 
 def _is_few(x: Tensor) -> bool:
-    return x.numel() // x.shape[-1] <= FEW_ROWS
+    """Whether a kernel of few rows takes a product, on a GPU whose table has products of all numbers of rows."""
+    return x.numel() // x.shape[-1] <= MOST_ROWS

@@ -15,6 +15,8 @@ from seko_export.roofline.gpus import (
     CONVOLUTION_SHARE,
     EXCHANGE_S,
     EXPAND_SHARE,
+    FEW_ROW_FP8_S,
+    FEW_ROW_FP8_SHARE,
     FEW_ROW_S,
     FEW_ROW_SHARE,
     FP8_ATTENTION_SHARE,
@@ -44,7 +46,12 @@ from seko_export.roofline.op_count import (
     ROWS,
     Launch,
 )
-from seko_export.roofline.op_count_few_rows import FEW_ROW_PRODUCT, LOCAL_ATTENTION, TOKEN_ATTENTION
+from seko_export.roofline.op_count_few_rows import (
+    FEW_ROW_FP8_PRODUCT,
+    FEW_ROW_PRODUCT,
+    LOCAL_ATTENTION,
+    TOKEN_ATTENTION,
+)
 from seko_export.roofline.op_count_fused import (
     BF16_ATTENTION,
     FP8_ATTENTION,
@@ -57,6 +64,7 @@ from seko_export.roofline.work import Work
 # Launches too short for one fixed time to fit all: their own fixed time, and share of the bandwidth.
 _SHORT = {
     FEW_ROW_PRODUCT: (FEW_ROW_S, FEW_ROW_SHARE),
+    FEW_ROW_FP8_PRODUCT: (FEW_ROW_FP8_S, FEW_ROW_FP8_SHARE),
     LOCAL_ATTENTION: (LOCAL_ATTENTION_S, LOCAL_ATTENTION_SHARE),
     TOKEN_ATTENTION: (TOKEN_ATTENTION_S, EXPAND_SHARE),
 }

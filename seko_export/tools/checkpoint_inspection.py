@@ -13,7 +13,9 @@ from typing import Any
 from seko_export.checkpoints.errors import AmbiguousCheckpointError, NotACheckpointError
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.keycheck import match_sources
+from seko_export.checkpoints.load import entry_notes
 from seko_export.checkpoints.lora_files import Role, open_lora
+from seko_export.checkpoints.readers import open_files
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import CHOSEN, Fact
@@ -112,14 +114,17 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
             odd += folder.notes
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
     facts = read_facts(options, path, known)
-    recognised, sources = facts.recognised, facts.file.opened.sources
-    notes, preset = [*notes_on(path, facts), *odd], None
+    recognised, keys = facts.recognised, family_named(facts.recognised.family).keys
+    # A preset's authors run an entry of their own, which decides what a build reads.
+    entry = None if facts.preset is None else facts.preset.entry
+    opened = open_files(path, keys.layout(None, entry), adapter)
+    notes, preset = [*notes_on(path, facts), *entry_notes(path, opened), *odd], None
     if recognised.lacking:
         notes.append(f"{path} {lacking_sentence(recognised)}; its keys were not compared")
     else:
         model = model_of(path, facts)
         preset = _preset_of(model, facts.name, known)
-        match_sources(path, facts.file.opened, model, family_named(recognised.family).keys)
+        match_sources(path, opened, model, keys)
     missing = "" if facts.preset is None else facts.preset.missing
     if missing:
         notes.append(f"{facts.name} is not built yet: it needs {missing}")
@@ -128,10 +133,10 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
         "checkpoint": path.name or path.resolve().name,
         "family": recognised.family,
         "format": recognised.format,
-        "part": facts.file.opened.part,
-        "bytes": facts.file.opened.file_bytes,
-        "parameters": sum(math.prod(source.shape) for source in sources),
-        "dtypes": dict(Counter(source.dtype_name for source in sources)),
+        "part": opened.part,
+        "bytes": opened.file_bytes,
+        "parameters": sum(math.prod(source.shape) for source in opened.sources),
+        "dtypes": dict(Counter(source.dtype_name for source in opened.sources)),
         "model": _shown(recognised.model),
         "stream": _shown(recognised.stream),
         "preset": preset,

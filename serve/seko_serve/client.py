@@ -36,7 +36,6 @@ from seko_serve.protocol import (
 ANSWER_S, CLOSE_S = 30.0, 10.0  # for the server's answer to a request, and to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 Received = Media | dict[str, Any]
-NO_HEADERS: Mapping[str, str] = {}
 ResultT = TypeVar("ResultT")
 
 
@@ -60,7 +59,7 @@ class AsyncClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
-        self._id = self._resume = self._other_url = ""
+        self._id = self._stream = self._resume = ""
         self._serial, self._controls = NONE_SEEN, 0
         self._hello: dict[str, object] = {}
         self.ready: dict[str, Any] = {}
@@ -102,26 +101,24 @@ class AsyncClient:
         queue, opened = JOIN if wait else "", None
         while opened is None:
             try:
-                opened = await asyncio.to_thread(self._post, session, queue)
+                opened = await self._ask("/v1/sessions", session, queue)
             except ServeError as refused:
                 queue = str(refused.facts.get("queue_token", ""))
                 if not queue:
                     raise
                 await asyncio.sleep(refused.retry_after or 1.0)
-        self._id = str(opened["id"])
-        self._take_url(opened)
-        self._hello = {"codecs": list(codecs), "audio": list(audio), "buffer": buffer}
-        await self._connect(f"{TICKET_PREFIX}{opened['ticket']}")
+        self._id, self._hello = str(opened["id"]), {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}
+        await self._connect(str(opened["url"]), f"{TICKET_PREFIX}{opened['ticket']}")
         return self
 
     async def resume(self) -> None:
         """Reconnect after the socket was lost; the server sends the missed messages again. A gateway of several
         servers is asked first which of them has the session, or can continue it.
         """
-        if self._other_url:
-            self._take_url(await asyncio.to_thread(self._asked, f"/v1/sessions/{self._id}", None))
+        if self._stream.startswith("ws"):  # a gateway gave the whole address, of another server
+            self._stream = str((await self._ask(f"/v1/sessions/{self._id}"))["url"])
         seen = "" if self._serial == NONE_SEEN else self._serial
-        await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}")
+        await self._connect(self._stream, f"{RESUME_PREFIX}{self._resume}.{seen}")
 
     async def messages(self) -> AsyncIterator[Received]:
         """Yield media and JSON messages as they arrive, until the socket closes.
@@ -173,10 +170,12 @@ class AsyncClient:
                         pass
             await self.drop()
 
-    async def _connect(self, entrance: str) -> None:
+    async def _connect(self, url: str, entrance: str) -> None:
+        """Open the session's socket at an address, or at a path of this server, with a ticket or resume token."""
         await self.drop()
+        self._stream = url
         self._socket = await connect(
-            self._other_url or f"ws{self._url.removeprefix('http')}/v1/sessions/{self._id}/stream",
+            url if url.startswith("ws") else f"ws{self._url.removeprefix('http')}{url}",
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
             max_size=MOST_BYTES,
             compression=None,
@@ -186,11 +185,6 @@ class AsyncClient:
         ready = self._parsed(await self._socket.recv())
         assert isinstance(ready, dict), "media before the message `ready`"
         self.ready, self._resume = ready, str(ready["resume"])
-
-    def _take_url(self, session: Mapping[str, Any]) -> None:
-        """Note the address of the socket, if it is at another server: a gateway gives the whole address."""
-        url = str(session["url"])
-        self._other_url = url if url.startswith("ws") else ""
 
     def _opened(self) -> ClientConnection:
         if self._socket is None:
@@ -207,31 +201,32 @@ class AsyncClient:
             raise ServeError.of_body(table)
         return table
 
-    def _post(self, session: Mapping[str, object], queue: str) -> dict[str, Any]:
-        headers = {"content-type": "application/json", QUEUE_HEADER: queue}
-        return self._asked("/v1/sessions", json.dumps(session).encode(), headers)
-
-    def _asked(
-        self, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
+    async def _ask(
+        self, path: str, body: Mapping[str, object] | None = None, queue: str = ""
     ) -> dict[str, Any]:
-        """Return the answer to a request; ServeError if it is a refusal, with the code ``internal`` if a proxy before
-        the server, or another server, answered.
-        """
-        own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        request = Request(f"{self._url}{path}", body, {**headers, **own})
+        """Return the answer to a request, as `_answer` does."""
+        headers = {"content-type": "application/json", QUEUE_HEADER: queue}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        content = None if body is None else json.dumps(body).encode()
+        return await asyncio.to_thread(_answer, Request(f"{self._url}{path}", content, headers))
+
+
+def _answer(request: Request) -> dict[str, Any]:
+    """Return the answer to a request; ServeError if it is a refusal, with the code ``internal`` if a proxy before the
+    server, or another server, answered.
+    """
+    with suppress(ValueError, KeyError, TypeError):  # such as a proxy's page
         try:
             with urlopen(request, timeout=ANSWER_S) as answer:
-                status, content = answer.status, answer.read()
-        except HTTPError as refused:
-            status, content = refused.code, refused.read()
-        try:
-            fields: dict[str, Any] = json.loads(content)
-            if status < 300:
+                status = answer.status
+                fields: dict[str, Any] = json.load(answer)
                 return fields
-            refusal = ServeError.of_body(fields["error"])
-        except (ValueError, KeyError, TypeError):  # such as a proxy's page
-            refusal = ServeError("internal", f"a proxy answered {status}")
+        except HTTPError as refused:
+            status = refused.code
+            refusal = ServeError.of_body(json.load(refused)["error"])
         raise refusal
+    raise ServeError("internal", f"a proxy answered {status}")
 
 
 class Client:
@@ -249,7 +244,7 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait(self._client.drop())
+        self.drop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -282,6 +277,10 @@ class Client:
     def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
         """Send audio samples of the voice; see `AsyncClient.send_audio`."""
         return self._wait(self._client.send_audio(samples, last=last))
+
+    def drop(self) -> None:
+        """Close the socket without ending the session; see `AsyncClient.drop`."""
+        self._wait(self._client.drop())
 
     def close(self) -> None:
         """End the session on the server."""

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 from seko_serve.errors import ServeError
 from seko_serve.live.behind import VideoBehind
 from seko_serve.live.content import Opening
-from seko_serve.live.device import Device
+from seko_serve.live.device import Device, DeviceEndedError
 
 MAX_FOLDER_BYTES = 1 << 30
 KEPT_S = 3600.0  # from a video's end to its removal
@@ -86,14 +85,10 @@ class VideoJobs:
         Largest number of videos that are waiting, running or finished at a time; 0: requests for videos are refused.
     folder : Path, optional
         Folder of the video files; default: a temporary folder, which `stop` removes.
-    clock : callable
-        Function that returns the time in seconds since 1970.
     """
 
-    def __init__(
-        self, device: Device, most: int, folder: Path | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._device, self._most, self._clock = device, most, clock
+    def __init__(self, device: Device, most: int, folder: Path | None = None) -> None:
+        self._device, self._most = device, most
         self._chosen, self._folder = folder, Path()
         self._videos: dict[str, Video] = {}
         self._worker = ThreadPoolExecutor(
@@ -125,9 +120,7 @@ class VideoJobs:
         """End the running job, and remove a temporary folder."""
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._current is not None:
             await self._free(self._current.stream)
         await asyncio.to_thread(self._worker.shutdown)
@@ -148,12 +141,11 @@ class VideoJobs:
             raise ServeError("unsupported", "this server makes no videos (--videos 0)")
         if manifest.pool is None and self._device.capacity > 1:
             raise ServeError("unsupported", "all rows of this artifact run together: it makes no videos")
-        size = sum(file.stat().st_size for file in self._folder.iterdir())
-        if len(self._videos) >= self._most or size >= MAX_FOLDER_BYTES:
+        if len(self._videos) >= self._most or _bytes_in(self._folder) >= MAX_FOLDER_BYTES:
             expiries = [video.expires for video in self._videos.values() if video.expires is not None]
-            wait = max(1.0, min(expiries) - self._clock()) if expiries else 60.0
+            wait = max(1.0, min(expiries) - time.time()) if expiries else 60.0
             raise ServeError("full", "too many videos wait or are kept; delete some", retry_after=wait)
-        video = Video(ID + secrets.token_urlsafe(12), tenant, opening, frames, self._clock())
+        video = Video(ID + secrets.token_urlsafe(12), tenant, opening, frames, time.time())
         self._videos[video.id] = video
         self._news.set()
         return video
@@ -186,7 +178,12 @@ class VideoJobs:
         if self._current is not None and self._current.video is video:
             self._current.over.set()
             await self._free(self._current.stream)
-        self._path(video).unlink(missing_ok=True)
+        await self._remove_file(video)
+
+    async def _remove_file(self, video: Video) -> None:
+        """Remove a video's file in the thread that writes it, so that the file does not get its name afterwards."""
+        remove = partial(self._path(video).unlink, missing_ok=True)
+        await asyncio.get_running_loop().run_in_executor(self._worker, remove)
 
     def _path(self, video: Video) -> Path:
         return self._folder / f"{video.id}.mp4"
@@ -231,15 +228,15 @@ class VideoJobs:
         await self._free(stream)
         self._current = None
         if video.id not in self._videos:  # it was removed meanwhile
-            self._path(video).unlink(missing_ok=True)
+            await self._remove_file(video)
 
     def _note(self, video: Video, written: int, over: asyncio.Event | None, error: ServeError | None) -> None:
-        """Note how much of a video is written; if ``event`` says so, that the video has ended."""
+        """Record how much of a video is written; with ``over``, the event of its job, also that it has ended."""
         video.status, video.written = "in_progress", written
         if over is None:
             return
         video.status, video.error = ("completed" if error is None else "failed"), error
-        video.ended = self._clock()
+        video.ended = time.time()
         _LOG.info("video ended", extra={"video": video.id, "status": video.status})
         over.set()
 
@@ -251,14 +248,23 @@ class VideoJobs:
             stream.failed(ServeError("conflict", "the video was removed"))
             stream.close()
 
-        with suppress(RuntimeError):  # the device's thread has ended, and the pool with it
+        with suppress(DeviceEndedError):  # and the pool with it
             await self._device.call(close)
 
     async def _reap(self) -> None:
         """Remove the videos whose files have expired."""
         while True:
             await asyncio.sleep(REAP_S)
-            now = self._clock()
+            now = time.time()
             for video in list(self._videos.values()):
                 if video.expires is not None and video.expires <= now:
                     await self.remove(video)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the size of all files in a folder; files that another thread renames or removes meanwhile count as 0."""
+    size = 0
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            size += file.stat().st_size
+    return size

@@ -40,7 +40,8 @@ SERVER_LIMITS: dict[str, Any] = {
 
 
 class Server(uvicorn.Server):
-    """A server that opens its artifact before it listens, and saves its sessions before it closes their sockets.
+    """A server that opens its artifact before it listens, and saves its sessions before it closes their sockets. The
+    server ends by itself when the device is lost.
 
     Parameters
     ----------
@@ -73,6 +74,10 @@ class Server(uvicorn.Server):
         except BaseException:  # such as the SystemExit with which uvicorn says that the port is taken
             await self.application.stop()
             raise
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the server ends: after a signal, or because the device is lost."""
+        return await super().on_tick(counter) or self.application.lost
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Save and end the sessions, then close connections and artifact; after a second signal sessions are ended
@@ -120,7 +125,7 @@ def _address(settings: Settings, port: int) -> str:
 
 
 def serve(settings: Settings) -> int:
-    """Run the server until a signal comes; return the exit code."""
+    """Run the server until a signal comes or the device is lost; return the exit code."""
     set_up(settings.log_level)
     print(f"seko-serve: opening {settings.artifact}", file=sys.stderr)
     if not settings.keys and settings.uds is None and settings.host in LOOPBACK:
@@ -143,4 +148,7 @@ def serve(settings: Settings) -> int:
         return 3
     except KeyboardInterrupt:
         return 0
+    if http_server.application.lost:
+        print("seko-serve: the device is lost; start the server again", file=sys.stderr)
+        return 3
     return 0 if http_server.started else 3

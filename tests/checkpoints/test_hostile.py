@@ -183,6 +183,10 @@ def test_folders_without_a_checkpoint_or_with_several(
 ) -> None:
     (tmp_path / "empty").mkdir()
     refusal(tmp_path / "empty", model, errors.NotACheckpointError)
+    (tmp_path / "empty" / "chunkwise").mkdir()
+    (tmp_path / "empty" / "chunkwise" / "model.pt").touch()
+    message = str(refusal(tmp_path / "empty", model, errors.NotACheckpointError))
+    assert message.endswith(f"named itself, not its folder: {tmp_path / 'empty' / 'chunkwise' / 'model.pt'})")
     folder = write("wan-sharded")
     (folder / "diffusion_pytorch_model.safetensors.index.json").unlink()
     assert "00002-of-00002" in str(refusal(folder, model, errors.AmbiguousCheckpointError))
@@ -237,6 +241,18 @@ def test_a_file_larger_than_the_kernel_maps(
 
     path = write("wan")
     monkeypatch.setattr(readers, "safe_open", refused)
+    with pytest.raises(MachineError, match=r"cannot be mapped \(unable to mmap .* smaller shards"):
+        load_checkpoint(path, model)
+
+
+def test_a_pt_larger_than_the_kernel_maps(
+    write: Callable[..., Path], model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 40000000096 bytes: Cannot allocate memory (12)")
+
+    path = write("self-forcing")
+    monkeypatch.setattr(torch, "load", refused)
     with pytest.raises(MachineError, match=r"cannot be mapped \(unable to mmap .* smaller shards"):
         load_checkpoint(path, model)
 

@@ -282,7 +282,8 @@ def _refusals() -> dict[str, tuple[dict[str, torch.Tensor], str]]:
         "magnitude of columns": ({**pair, "q.dora_scale": ones(1, 32)}, "expected one number a row"),
         "integers": ({**pair, "q.lora_A.weight": ones(4, 32, dtype=torch.int32)}, "expected float32"),
         "LoHa": ({"q.hada_w1_a": ones(4, 4)}, "a LoHa"),
-        "weights": ({"q.weight": ones(32, 32)}, "no LoRA"),
+        "LoCon": ({**pair, "q.lora_mid.weight": ones(4, 4)}, "a LoCon with a middle matrix"),
+        "weights": ({"q.weight": ones(32, 32)}, "no LoRA.*a video model's transformer; give it as the checkpoint"),
     }  # fmt: skip
 
 
@@ -293,6 +294,9 @@ def test_files_that_do_not_fit(fault: str, tmp_path: Path, load: Load) -> None:
     save_file({f"diffusion_model.blocks.0.self_attn.{key}": tensor for key, tensor in state.items()}, path)
     with pytest.raises(CheckpointError, match=sentence) as caught:
         load(path)
+    if fault == "LoCon":  # it would be merged without its middle
+        with pytest.raises(CheckpointError, match=sentence):
+            load(path, partial=True)
     assert str(caught.value).startswith(f"--lora {path}")
     assert caught.value.exit_code == 3
 
@@ -302,6 +306,17 @@ def test_numbers_are_checked_when_they_are_read(tmp_path: Path, load: Load, pair
     write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
     checkpoint = load(tmp_path / "lora")
     with pytest.raises(CheckpointError, match=r"--lora .*lora_up.weight holds NaN"):
+        checkpoint[f"{Q}.weight"]
+
+
+def test_numbers_that_overflow_in_the_merge(tmp_path: Path, load: Load, pairs: dict[str, Pair]) -> None:
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    with pytest.raises(CheckpointError, match=r"weight 1e\+39 times its scale 1.5 is no float32 number"):
+        load(LoraFile(tmp_path / "lora", 1e39))
+    pairs[Q].up.fill_(1e30)
+    write_lora(tmp_path / "large", pairs, "comfyui", ALPHA)
+    checkpoint = load(LoraFile(tmp_path / "large", 1e20))
+    with pytest.raises(CheckpointError, match=r"when LoRAs are merged; .* smaller weights of --lora"):
         checkpoint[f"{Q}.weight"]
 
 

@@ -131,6 +131,11 @@ _FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
     ),
     "no scale": ("lightx2v-fp8", {f"{BASE}.weight_scale": None}, "has no scale"),
     "no matrix": ("lightx2v-fp8", {f"{BASE}.weight": None}, "without their matrices"),
+    "TransformerEngine": (
+        "lightx2v-fp8",
+        {f"{BASE}._extra_state": torch.ones(3, dtype=torch.uint8)},
+        "TransformerEngine",
+    ),
     "bitsandbytes": ("lightx2v-fp8", {f"{BASE}.weight.absmax": torch.ones(3)}, "bitsandbytes"),
 }
 
@@ -157,14 +162,20 @@ def test_the_header_names_formats_too(tmp_path: Path, model: ModelConfig, weight
         for name in state
         if name.endswith("_scale")
     }
-    for format, sentence in (("float8_e4m3fn", None), ("mxfp8", "'mxfp8'")):
-        layers[f"{PREFIX}{BASE}"] = {"format": format}
+    for name, format, sentence in (
+        (f"{PREFIX}{BASE}", "float8_e4m3fn", None),
+        (f"{PREFIX}{BASE}", "mxfp8", "'mxfp8'"),
+        (BASE, "nvfp4", "'nvfp4'"),  # without the prefix of the keys
+        ("blocks.99.ffn.0", "float8_e4m3fn", "blocks.99.ffn.0, which is not in the file"),
+    ):
+        layers[name] = {"format": format}
         save_file(state, tmp_path / "file", {"_quantization_metadata": json.dumps({"layers": layers})})
         if sentence is None:
             assert load_checkpoint(tmp_path / "file", model).coded
         else:
             with pytest.raises(CheckpointError, match=sentence):
                 load_checkpoint(tmp_path / "file", model)
+            del layers[name]
 
 
 @pytest.mark.parametrize("content", ["[", "[]", "{}", '{"layers": 3}', '{"layers": {"x": 1}}'])

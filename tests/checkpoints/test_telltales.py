@@ -9,12 +9,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from scripts.random_vae import write_random_vae
 from seko_export.checkpoints.errors import UnknownModelError
+from seko_export.checkpoints.lora_files import open_lora
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
+from seko_export.media.clip.files import clip_config_of
+from seko_export.media.umt5.dimensions import text_config_of
+from seko_export.media.vaes import vae_config_of
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
 
 Weights = dict[str, torch.Tensor]
+VAE = WanVaeConfig(base_dim=4)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,7 @@ def test_wan_with_more_keys(
         ("decoder.up_blocks.0.resnets.0.conv1.weight", "--vae"),
         ("decoder.3.conv.0.weight", "TAEHV"),
         ("visual.transformer.0.norm1.weight", "--image-encoder"),
+        ("vision_model.pre_layrnorm.weight", "--image-encoder"),
         ("token_embedding.weight", "--text-encoder"),
         ("encoder.block.0.layer.0.SelfAttention.q.weight", "--text-encoder"),
         ("txt_in.individual_token_refiner.blocks.0.norm1.weight", "HunyuanVideo"),
@@ -57,6 +67,65 @@ def test_another_model_or_part(key: str, sentence: str, tmp_path: Path) -> None:
     assert str(caught.value).count("hint:") <= 1
 
 
+@pytest.mark.parametrize(
+    ("keys", "option"),
+    [
+        (("patch_embedding.weight", "blocks.0.self_attn.q.weight"), "as the checkpoint"),
+        (("condition_embedder.time_embedder.linear_1.weight",), "as the checkpoint"),
+        (("decoder.middle.0.residual.0.gamma",), "--vae"),
+        (("decoder.3.conv.0.weight", "decoder.conv1.weight"), "--vae"),
+        (("visual.transformer.0.norm1.weight", "textual.token_embedding.weight"), "--image-encoder"),
+        (("encoder.block.0.layer.0.SelfAttention.q.weight",), "--text-encoder"),
+        (("diffusion_model.blocks.0.self_attn.q.lora_A.weight",), "--lora"),
+    ],
+)
+@pytest.mark.parametrize("entry", [None, "generator"])
+def test_a_part_in_the_place_of_another(
+    keys: tuple[str, ...], option: str, entry: str | None, tmp_path: Path
+) -> None:
+    """Each option names the option that takes the file, whether its weights lie at the top or in an entry."""
+    state = {key: torch.ones(2, 2) for key in keys}
+    torch.save(state if entry is None else {entry: state}, tmp_path / "file.pt")
+    for wrong in (vae_config_of, text_config_of, clip_config_of):
+        if {vae_config_of: "--vae", text_config_of: "--text-encoder", clip_config_of: "--image-encoder"}[
+            wrong
+        ] == option:
+            continue
+        with pytest.raises(CheckpointError) as caught:
+            wrong(tmp_path / "file.pt")
+        assert str(caught.value).count("give it") + str(caught.value).count("with --lora") == 1
+        assert option in str(caught.value)
+
+
+def test_a_clip_has_the_keys_of_a_text_encoder_and_one_hint(tmp_path: Path) -> None:
+    keys = (
+        "visual.transformer.0.norm1.weight",
+        "visual.patch_embedding.weight",
+        "textual.token_embedding.weight",
+    )
+    torch.save({key: torch.ones(2) for key in keys}, tmp_path / "clip.pth")
+    with pytest.raises(UnknownModelError) as caught:
+        recognise_checkpoint(tmp_path / "clip.pth")
+    hints = [line for line in str(caught.value).splitlines() if "hint:" in line]
+    assert hints == ["  hint: it is a CLIP image encoder; give it with --image-encoder beside a model"]
+
+
+def test_entries_of_a_lora_and_of_a_model_are_told_apart(tmp_path: Path) -> None:
+    """A `.pt` of the other kind names no entry of the kind that was expected; it says what its keys are."""
+    torch.save(
+        {"generator_lora": {"blocks.0.self_attn.q.lora_A.weight": torch.ones(2, 2)}}, tmp_path / "lora.pt"
+    )
+    with pytest.raises(CheckpointError, match="the LoRA with --lora"):
+        recognise_checkpoint(tmp_path / "lora.pt")
+    torch.save({"generator": {"model.blocks.0.self_attn.q.weight": torch.ones(2, 2)}}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"--lora .*give it as the checkpoint") as caught:
+        open_lora(tmp_path / "model.pt")
+    assert "--entry" not in str(caught.value)
+    torch.save({"weights": {"x": torch.ones(2)}}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="with --entry"):
+        recognise_checkpoint(tmp_path / "other.pt")
+
+
 @pytest.mark.parametrize("names", [("transformer", "transformer_2"), ("high_noise_model", "low_noise_model")])
 def test_two_experts(names: tuple[str, str], tmp_path: Path, weights: Weights) -> None:
     for name in names:
@@ -65,6 +134,11 @@ def test_two_experts(names: tuple[str, str], tmp_path: Path, weights: Weights) -
     with pytest.raises(CheckpointError, match=f"two experts, {names[0]} and {names[1]}"):
         recognise_checkpoint(tmp_path)
     recognise_checkpoint(tmp_path / names[0])
+    # as a pipeline with a VAE, and as a folder of all files; one expert is a checkpoint
+    write_random_vae(tmp_path / "vae", VAE, "diffusers", seed=0, dtype=torch.float32, device="cpu")
+    for options in (BuildOptions(tmp_path, target="cpu"), BuildOptions(model_folder=tmp_path, target="cpu")):
+        with pytest.raises(CheckpointError, match=f"two experts, {names[0]} and {names[1]}"):
+            resolve_build(options)
 
 
 def test_quantisation_of_another_library(tmp_path: Path, weights: Weights) -> None:
@@ -108,6 +182,7 @@ def test_matrix_game_is_named_although_it_has_the_keys_of_a_picture_branch(
         ("patch_embedding_global.weight", "WanDancer"),
         ("music_injector.q.weight", "WanDancer"),
         ("blocks.0.audio_cross_attn.kv_linear.weight", "MultiTalk"),
+        ("audio_proj.proj1.weight", "MultiTalk"),
         ("fps_embedding.weight", "SkyReels-V2"),
         ("blocks.0.cam_self_attn.q.weight", "DreamX-World"),
         ("patch_short.weight", "Helios"),

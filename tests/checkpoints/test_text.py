@@ -82,6 +82,17 @@ def test_every_form_gives_the_same_tensors(tmp_path: Path, weights: Weights) -> 
         assert load_text_encoder(path, SMALL).format == "transformers"
 
 
+def test_comfyuis_scaled_fp8_with_the_bytes_of_its_tokenizer(tmp_path: Path, weights: Weights) -> None:
+    state = in_transformers(weights) | {"spiece_model": torch.zeros(9, dtype=torch.uint8)}
+    name = "encoder.block.0.layer.0.SelfAttention.q"
+    codes = state[f"{name}.weight"].to(torch.float8_e4m3fn)
+    state |= {f"{name}.weight": codes, f"{name}.scale_weight": torch.tensor(0.5)}
+    state["scaled_fp8"] = torch.zeros(2, dtype=torch.float8_e4m3fn)
+    save_file(state, tmp_path / "umt5_xxl_fp8_e4m3fn_scaled.safetensors")
+    expected = weights | {"blocks.0.attn.q.weight": codes.float() * 0.5}
+    assert_holds(tmp_path / "umt5_xxl_fp8_e4m3fn_scaled.safetensors", expected)
+
+
 def test_a_whole_umt5_holds_its_encoder(tmp_path: Path, weights: Weights) -> None:
     """The decoder is passed over; the embedding's second name too, if it is the same tensor."""
     whole = in_transformers(weights) | {

@@ -148,6 +148,16 @@ def test_a_file_of_wan_2_2_is_told_by_its_keys(tmp_path: Path) -> None:
     assert vae_config_of(tmp_path / "pipeline") == replace(small, latents_std=(0.5,) * 48)
 
 
+def test_layers_of_training_in_matrix_games_lightvae_are_left_out(tmp_path: Path) -> None:
+    pruned = replace(VAE_PRESETS["wan-2.2"], base_dim=4, decoder_base_dim=8)
+    names = vae_diffusers_names(pruned)
+    state = {names[name]: torch.zeros(shape) for name, shape in vae_shapes(pruned, "both").items()}
+    state["dynamic_feature_projection_heads.0.weight"] = torch.zeros(2, 2)
+    save_file(state, tmp_path / "file")
+    assert vae_config_of(tmp_path / "file") == pruned
+    assert {*load_vae(tmp_path / "file", pruned).sources} == {*vae_shapes(pruned, "both")}
+
+
 def test_another_width_of_wan_2_2_is_named(tmp_path: Path) -> None:
     small = replace(VAE_PRESETS["wan-2.2"], base_dim=4, decoder_base_dim=8)
     save_file({name: torch.zeros(shape) for name, shape in vae_shapes(small, "both").items()}, tmp_path / "f")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from scripts.random_lora import random_pairs, write_lora
@@ -47,6 +49,19 @@ def test_a_lora_and_its_base(form: str, tmp_path: Path) -> None:
     file = path / "adapter_model.safetensors" if form == "peft" else path
     assert report["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert report["command"].startswith(f"seko-export build CHECKPOINT --lora {path}")
+
+
+def test_the_entry_that_a_build_takes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preset's authors run an entry of their own; `inspect` shows that one, not the first of the file."""
+    path = tmp_path / "tiny.pt"
+    write_random_checkpoint(tmp_path / "random.pt", TINY, format="self-forcing", seed=0)
+    weights = torch.load(tmp_path / "random.pt")["generator"]
+    torch.save({"generator": weights, "generator_ema": dict(weights)}, path)
+    assert inspect(path)["part"] == "generator_ema"
+    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], entry="generator"))
+    report = inspect(path)
+    assert report["part"] == "generator"
+    assert any("--entry generator_ema" in note for note in report["notes"])
 
 
 def test_presets_are_listed() -> None:

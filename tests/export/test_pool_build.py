@@ -24,9 +24,10 @@ SESSIONS = 3
 
 
 @pytest.fixture(autouse=True)
-def programs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled when a `compile` artifact is opened here, nor in processes started here."""
-    leave_uncompiled(monkeypatch)
+def programs_as_they_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled when a `compile` artifact is opened here, nor in processes started here, but for a GPU."""
+    if request.node.get_closest_marker("gpu") is None:
+        leave_uncompiled(monkeypatch)
 
 
 @pytest.fixture(scope="module")

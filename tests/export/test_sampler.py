@@ -120,9 +120,10 @@ def test_no_counter_is_an_index_to_the_compiler():
 def test_the_noise_of_a_compiled_kernel_is_the_formulas():
     """The seeds, frames and shape of a real stream; counters reach far beyond what 32 bits hold times a constant."""
     shape, numbers = (16, 60, 104), (torch.tensor([2**40 + 3]), torch.tensor([[7, 2**33]]), torch.tensor([1]))
-    kernel = torch.compile(make_fx(lambda *given: gaussian(*given, shape))(*numbers), fullgraph=True)
-    found = kernel(*(number.cuda() for number in numbers)).cpu()
-    assert (found - gaussian(*numbers, shape)).abs().max() <= 2 * BOX_MULLER[torch.float32]
+    on_gpu = [number.cuda() for number in numbers]
+    kernel = torch.compile(make_fx(lambda *arguments: gaussian(*arguments, shape))(*on_gpu), fullgraph=True)
+    noise = kernel(*on_gpu).cpu()
+    assert (noise - gaussian(*numbers, shape)).abs().max() <= 2 * BOX_MULLER[torch.float32]
 
 
 @pytest.mark.parametrize(

@@ -188,9 +188,45 @@ def test_what_cudnn_is_asked_for() -> None:
     assert asked_of(96, 8) == [("conv2d", (8, 96, 3, 3))] * 3
 
 
-def test_a_cpu_is_asked_for_the_convolution_as_it_is() -> None:
-    assert asked_of(96, 3) == [("conv3d", (3, 96, 3, 3, 3))]
-    assert asked_of(96, 3, first=1) == [("conv3d", (3, 96, 1, 3, 3))]
+def test_a_cpu_is_asked_for_one_convolution_in_2d_where_one_in_3d_is_slow() -> None:
+    least = wan_vae_layers.MOST_WITHOUT_ONEDNN // (4 * HEIGHT)  # four frames: two from the cache
+    assert asked_of(least, 3) == [("conv2d", (3, 3 * least, 3, 3))]
+    assert asked_of(least + 1, 3) == [("conv3d", (3, least + 1, 3, 3, 3))]
+    assert asked_of(96, 3, first=1) == [("conv2d", (3, 96, 3, 3))]
+    assert asked_of(96, 3, rows=2) == [("conv3d", (3, 96, 3, 3, 3))]
+    assert asked_of(96, 192, side=1) == [("conv3d", (192, 96, 3, 1, 1))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_where_torch_itself_convolves_slowly(dtype: torch.dtype) -> None:
+    """Torch's own choice on either side of the limit: it is no part of its interface and may change."""
+    if dtype == torch.float32 and not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    weight, bias = torch.empty(8, 64, 3, 3, 3, dtype=dtype), torch.empty(8, dtype=dtype)
+    for rows, ours in ((64, True), (65, False)):
+        x = torch.empty(1, 64, 5, rows, WIDTH, dtype=dtype)
+        chosen = torch._C._select_conv_backend(
+            x, weight, bias, (1, 1, 1), (0, 1, 1), (1, 1, 1), False, (0, 0, 0), 1, [8]
+        )
+        slow = chosen == torch._C._ConvBackend.Slow3d
+        assert slow == (ours or dtype == torch.float64)
+        assert wan_vae_layers.without_onednn(x) == (ours and dtype == torch.float32)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("channels_in", "channels_out"), [(6, 3), (16, 7), (6, 8)])
+def test_a_small_convolution_on_a_cpu_is_the_plain_one(
+    channels_in: int, channels_out: int, cut: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = random_layer(channels_in, channels_out, 3, torch.float32)
+    clip = torch.randn((1, channels_in, sum(cut), HEIGHT, WIDTH), generator=torch.Generator().manual_seed(1))
+    ours, kept = streamed(layer, clip, cut)
+    monkeypatch.setattr(wan_vae_layers, "without_onednn", lambda _: False)
+    plain, plainly_kept = streamed(layer, clip, cut)
+    for found, expected in zip(ours, plain, strict=True):
+        assert found.shape == expected.shape
+        assert relative_error(found, expected) <= VAE[torch.float32]
+    assert all(torch.equal(*pair) for pair in zip(kept, plainly_kept, strict=True))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -6,6 +6,8 @@ cannot be read counts as writing everything it is given, and the engine would co
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch._higher_order_ops.triton_kernel_wrap as wrapped
-import triton
 from torch import Tensor
+from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
-from triton.backends.compiler import GPUTarget
 
+import seko_kernels
 from seko_kernels import attention, attention_bf16, tuned_rows, waves
 from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.errors import KernelsError
@@ -38,6 +40,7 @@ from seko_kernels.rows import (
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.tuned import SPECIALISED, AttentionTiles
 from seko_kernels.tuned_rows import Product, RowTiles
+from tests.hopper import on_hopper
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
 WIDTH = H * D
@@ -45,18 +48,10 @@ EPS = 1e-6
 Launches = list[tuple[str, list[str]]]
 
 
-class Hopper:
-    """What Triton asks its driver for where there is no GPU."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Name of each kernel that an op launches, and what it writes."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    on_hopper(monkeypatch)
     found: Launches = []
     call = wrapped.TritonKernelWrapperMutation.__call__
 
@@ -258,3 +253,12 @@ def test_attention_of_few_tokens(launches: Launches) -> None:
     assert out.shape == (2, 16 * 128)
     written = ["K_CACHE", "OUT", "SUMS", "TICKETS", "TOPS", "V_CACHE"]
     assert launches == [("local_attention_kernel", ["OUT"]), ("decode_attention_kernel", written)]
+
+
+def test_every_op_of_ours_lists_its_kernels() -> None:
+    """Torch reads an op's kernels off the source of its function; a build refuses an op without kernels."""
+    for module in pkgutil.iter_modules(seko_kernels.__path__, "seko_kernels."):
+        importlib.import_module(module.name)
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("seko::")]
+    assert len(names) > 10
+    assert [name for name in names if not get_triton_kernels_for_op(name)] == []

@@ -69,6 +69,10 @@ class Running:
 
     def stop(self) -> None:
         self._server.should_exit = True
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the server has ended."""
         self._thread.join(30)
         assert not self._thread.is_alive()
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations_with_replacement
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seko_runtime import Pool
+from seko_runtime.backends.memory import Engine
+from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.speech.local_rows import PREFILL
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import GRACE, Admission, Demand, call_seconds
 from seko_serve.live.calibration import calibrate
 from seko_serve.live.device import step_seconds
-from tests.runtime import toy_pool
+from tests.runtime import toy_pool, toy_whole
 from tests.speech import toy_speech
+from tests.stacked import open_rows
 
 PERIOD = 0.75
 
@@ -270,6 +275,33 @@ def test_all_calls_of_a_pool_are_measured_before_its_first_session() -> None:
         assert set(pool.call_times.measured((True, False))) == set(toy_pool.BUCKETS)  # with full caches
         assert set(pool.call_times.slowest()) == set(toy_pool.BUCKETS)
         assert pool.free == pool.capacity
+
+
+def test_all_engines_have_run_before_the_first_session() -> None:
+    """Otherwise the first viewer waits for memory that an engine touches for the first time."""
+    manifest, engines = toy_whole.whole_manifest(), toy_whole.eager_engines()
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Engine:
+        def run(inputs: list[Any]) -> list[Any]:
+            calls[name] += 1
+            return engines[name](inputs)
+
+        return run
+
+    rows = open_rows(
+        manifest,
+        {name: counted(name) for name in engines},
+        toy_whole.whole_weights(),
+        CpuMemory(),
+        prompt_ids=toy_whole.WordIds(),
+    )
+    with Pool(rows) as pool:
+        calls.clear()
+        calibrate(pool)
+    used = {call.engine for program in manifest.programs.values() for call in program}
+    assert {"encode", "text", "decode_first"} <= set(manifest.programs)
+    assert used == set(calls)
 
 
 def test_all_calls_of_a_pool_of_speech_are_measured_before_its_first_session() -> None:

@@ -14,23 +14,28 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+import seko_serve.live.manager
 from seko_runtime import Pool
+from seko_runtime.errors import DeviceFaultError, RankLostError
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.live.device import Device
+from seko_serve.live.device import Device, DeviceEndedError
+from seko_serve.live.manager import SessionManager
+from seko_serve.live.session import LiveSession
 from seko_serve.media.video import RawEncoder
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
-from .conftest import Starter
+from .conftest import Starter, toy_opener
 from .test_server import PROMPT, alone, http, pictures, run, watch
 
 
 class Fault:
     """A toy pool whose engine of each call fails once when `planted`, or always for a row when it is `broken`."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.planted, self.failures = 0, 0
+        self.error = error or RuntimeError("planted")
         self.broken: int | None = None
         real = toy_pool.pool_engines()
         self._engines = {f"begin.{b}": self._failing(real[f"begin.{b}"]) for b in toy_pool.BUCKETS}
@@ -41,7 +46,7 @@ class Fault:
             if self.planted or self.broken in rows:
                 self.planted = max(0, self.planted - 1)
                 self.failures += 1
-                raise RuntimeError("planted")
+                raise self.error
             return begin(inputs)
 
         return call
@@ -97,6 +102,82 @@ def test_an_engine_that_fails_for_one_row_ends_its_session_alone(start: Starter)
             assert np.array_equal(pictures(before + after), expected[: len(before + after)])
 
     run(test, server)
+
+
+def test_a_server_that_loses_its_device_ends_and_its_clients_may_resume(start: Starter) -> None:
+    fault = Fault(DeviceFaultError("planted"))
+    server = start(fault.opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        await watch(client, 2)
+        fault.planted = 1
+        with pytest.raises(ServeError) as end:
+            await watch(client, 9)
+        assert (end.value.kind.code, end.value.kind.close) == ("stopping", 1012)
+
+    run(test, server)
+    server.wait()
+
+
+def test_a_device_that_is_lost_at_an_opening_is_not_the_clients_fault(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+
+    def lose(*_: object, **__: object) -> None:
+        raise RankLostError("planted")
+
+    monkeypatch.setattr(Pool, "open_session", lose)
+    status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+    assert (status, answer["error"]["code"]) == (503, "stopping")
+    server.wait()
+
+
+def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
+    async def test() -> None:
+        device = Device(toy_opener)
+        await device.start()
+        begun, end = threading.Event(), threading.Event()
+
+        def wait(_: object) -> None:
+            begun.set()
+            end.wait()
+
+        first = asyncio.create_task(device.call(wait))
+        await asyncio.to_thread(begun.wait)
+        second = asyncio.create_task(device.call(lambda _: None))
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(device.stop())
+        await asyncio.sleep(0)
+        end.set()
+        with pytest.raises(DeviceEndedError):
+            await asyncio.wait_for(second, 30)
+        await asyncio.gather(first, stopping)
+
+    asyncio.run(test())
+
+
+def test_a_session_that_cannot_be_ended_keeps_no_other(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seko_serve.live.manager, "REAP_S", 0.02)
+    stuck: list[str] = []
+    park = SessionManager._park
+
+    async def fail_for_the_first(this: SessionManager, session: LiveSession) -> None:
+        if not stuck:
+            stuck.append(session.name)
+        if session.name == stuck[0]:
+            raise OSError("planted")
+        await park(this, session)
+
+    monkeypatch.setattr(SessionManager, "_park", fail_for_the_first)
+    server = start(lease_s=0.05)
+    opened = [http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"] for _ in range(2)]
+    while set(server.manager.sessions) != set(stuck):
+        time.sleep(0.01)
+    assert stuck[0] in opened
 
 
 def test_an_encoder_that_fails_ends_its_session_alone(
@@ -195,6 +276,7 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
         async def sockets() -> None:
             while not over.is_set():
                 async with AsyncClient(server.url) as again:
+                    again._stream = client._stream
                     again._id, again._hello, again._resume = client._id, client._hello, newest[0]
                     with suppress(ServeError, ConnectionClosed, InvalidHandshake, OSError):
                         await again.resume()

@@ -149,7 +149,7 @@ def test_a_box_that_is_cut_off_from_the_directory_goes_on_until_another_box_has_
                     until = time.monotonic() + CUT_S
                     await stays.watch(lambda: time.monotonic() > until)
                     assert not stays.waits
-                    (cut_off,) = {viewer.client._other_url.partition("/v1")[0] for viewer in viewers}
+                    (cut_off,) = {viewer.client._stream.partition("/v1")[0] for viewer in viewers}
                     asked = f"http{cut_off.removeprefix('ws')}/v1/sessions"
                     assert await refusal(asked, "POST") == (503, "full", NO_DIRECTORY)
                     await moves.client.drop()  # its client asks the gateway, which knows the second box alone

@@ -181,6 +181,7 @@ def test_a_session_comes_back_at_its_own_artifact_alone_whatever_the_directory_r
                 await client.resume()
             assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
         elsewhere = new_client(url=other.facts().inside)  # one that does not ask the gateway
+        elsewhere._stream = client._stream
         elsewhere._id, elsewhere._hello, elsewhere._resume = client._id, client._hello, client._resume
         with pytest.raises(ServeError, match="needs another artifact"):
             await elsewhere.resume()

@@ -329,6 +329,7 @@ def test_another_socket_with_the_token_takes_over(start: Starter) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
         again = new_client()
+        again._stream = client._stream
         again._id, again._hello, again._resume = client._id, client._hello, client._resume
         again._serial = client._serial
         await again.resume()

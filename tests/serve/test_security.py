@@ -49,6 +49,12 @@ def test_a_short_key_is_refused() -> None:
         ApiKeys(["too-bad"])
 
 
+@pytest.mark.parametrize("key", ["schlüssel-mit-umlaut", "a-key-of-two\nlines-in-one"])
+def test_a_key_that_no_header_carries_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="printable ASCII"):
+        ApiKeys([key])
+
+
 def test_keys_come_from_the_line_a_private_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{KEYS[0]}\n\n{KEYS[1]}\n")

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import av
@@ -24,6 +25,7 @@ from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.videos import form_fields
+from seko_serve.jobs import _bytes_in
 from seko_serve.live.device import CAUTION, Device
 from tests.runtime import toy_pool, toy_whole
 
@@ -112,6 +114,7 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
         ({"seconds": 61}, 400),
         ({"seconds": "x"}, 400),
         ({"seconds": "nan"}, 400),
+        ({"seconds": 10**400}, 400),
         ({"seconds": True}, 400),
         ({"size": "9999x9999"}, 415),
         ({"model": "other"}, 404),
@@ -123,6 +126,17 @@ def test_what_cannot_be_made_is_refused(start: Starter, fields: dict[str, object
     server = start()
     assert http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT, **fields})[0] == status
     assert http(f"{server.url}/v1/videos")[1]["data"] == []
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "00501", "1" * 5000, "-1", "\u0661"])
+def test_no_other_number_of_videos_is_listed(start: Starter, limit: str) -> None:
+    assert http(f"{start().url}/v1/videos?limit={quote(limit)}")[0] == 400
+
+
+def test_a_file_that_is_renamed_while_a_folder_is_counted_has_no_size(tmp_path: Path) -> None:
+    (tmp_path / "whole").write_bytes(bytes(7))
+    (tmp_path / "renamed").symlink_to(tmp_path / "nowhere")
+    assert _bytes_in(tmp_path) == 7
 
 
 def test_a_server_without_videos_says_so(start: Starter) -> None:

@@ -12,6 +12,10 @@ from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM, USUAL_STREAM_2_2
 
 _NUMBERS = "that trained weights give the video of the authors' code: the numbers are read from it, no file was opened"
+# StreamDiffusionV2
+_VIDEO_TO_VIDEO_STREAM = replace(USUAL_STREAM, chunk_frames=1, sink_frames=3, ring_frames=3)
+_VIDEO_TO_VIDEO_PASSES = Schedule.trained((700.0, 500.0, 400.0, 200.0), 8.0)
+_VIDEO_INPUT = "a video as input, with whose encoded and noised frames each chunk begins"
 
 
 def _wan_1_3b(name: str) -> ModelConfig:
@@ -99,9 +103,17 @@ PRESETS: dict[str, Preset] = {
         replace(USUAL_STREAM, chunk_frames=1),
         Schedule.warped((1000.0, 500.0), first_steps=USUAL_STEPS),
         entry="generator_ema",
-        files=("causal-forcing++/framewise-1step.pt", "causal-forcing++/framewise-2step.pt"),
-        source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-{1,2}step.pt (Apache-2.0)",
-        needs="--timesteps 1000 for framewise-1step.pt; the preset has the two passes of framewise-2step.pt",
+        files=("causal-forcing++/framewise-2step.pt",),
+        source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-2step.pt (Apache-2.0)",
+        unverified=_NUMBERS,
+    ),
+    "causal-forcing-pp-1step-1.3b": Preset(
+        _wan_1_3b("causal-forcing-pp-1step-1.3b"),
+        replace(USUAL_STREAM, chunk_frames=1),
+        Schedule.warped((1000.0,), first_steps=USUAL_STEPS),
+        entry="generator_ema",
+        files=("causal-forcing++/framewise-1step.pt",),
+        source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-1step.pt (Apache-2.0)",
         unverified=_NUMBERS,
     ),
     "longlive-1.3b": Preset(
@@ -140,6 +152,16 @@ PRESETS: dict[str, Preset] = {
         unverified=_NUMBERS,
         missing="passes over five chunks at five times at once, and a sink whose keys are rotated anew for each chunk",
     ),
+    "streamdiffusion-v2-1.3b": Preset(
+        _wan_1_3b("streamdiffusion-v2-1.3b"),
+        _VIDEO_TO_VIDEO_STREAM,
+        _VIDEO_TO_VIDEO_PASSES,
+        entry="generator",
+        files=("wan_causal_dmd_v2v/model.pt",),
+        source="jerryfeng/StreamDiffusionV2, wan_causal_dmd_v2v/model.pt (code Apache-2.0)",
+        unverified=_NUMBERS,
+        missing=_VIDEO_INPUT,
+    ),
     "wan-5b": Preset(
         _wan_5b("wan-5b"),
         USUAL_STREAM_2_2,
@@ -160,6 +182,16 @@ PRESETS: dict[str, Preset] = {
         USUAL_STREAM,
         source="Wan-AI/Wan2.1-T2V-14B (Apache-2.0), or a causal model with its keys",
         unverified="a good video: it was not trained for chunks. Causal models of this size have streams of their own",
+    ),
+    "streamdiffusion-v2-14b": Preset(
+        _wan_14b("streamdiffusion-v2-14b"),
+        _VIDEO_TO_VIDEO_STREAM,
+        _VIDEO_TO_VIDEO_PASSES,
+        entry="generator",
+        files=("wan_causal_dmd_v2v_14b/model.pt",),
+        source="jerryfeng/StreamDiffusionV2, wan_causal_dmd_v2v_14b/model.pt (code Apache-2.0)",
+        unverified=_NUMBERS,
+        missing=_VIDEO_INPUT,
     ),
     "krea-14b": Preset(
         _wan_14b("krea-14b"),

@@ -29,7 +29,7 @@ OTHER_MODELS = (
     (("face_adapter.", "motion_encoder.", "pose_patch_embedding"), "Wan 2.2 Animate"),
     (("patch_embedding_pose", "patch_embedding_mask"), "SCAIL"),
     (("patch_embedding_global", "music_injector."), "WanDancer"),
-    (("audio_cross_attn",), "MultiTalk"),
+    (("audio_cross_attn", "audio_proj.proj1"), "MultiTalk"),
     (("fps_embedding.", "fps_projection."), "SkyReels-V2"),
     (("action_model.",), "Matrix-Game"),
     (("cam_self_attn.",), "DreamX-World"),
@@ -46,22 +46,6 @@ OTHER_MODELS = (
     (("txtfusion.projector",), "Krea-2, which makes pictures"),
     (("input_blocks.", "conditioner.embedders."), "Stable Diffusion"),
 )
-# Keys of the models around the transformer, and the options that take them.
-OTHER_PARTS = (
-    (
-        ("decoder.middle.", "decoder.mid_block.", "decoder.up_blocks."),
-        "it is a VAE; give it with --vae beside a model",
-    ),
-    (("decoder.3.conv.0.weight",), "it is a tiny decoder (TAEHV); give it with --vae beside a model"),
-    (
-        ("visual.transformer.", "vision_model.encoder."),
-        "it is a CLIP image encoder; give it with --image-encoder beside a model",
-    ),
-    (
-        ("token_embedding.weight", "encoder.block.0.layer."),
-        "it is a UMT5 text encoder; give it with --text-encoder beside a model",
-    ),
-)
 # Other keys of other models, with words for messages.
 TELLTALES = (
     (
@@ -69,11 +53,6 @@ TELLTALES = (
         "these are scales of quantised weights without their matrices; take the bfloat16 checkpoint",
     ),
     *((parts, f"these are the keys of {name}, which is not built") for parts, name in OTHER_MODELS),
-    *OTHER_PARTS,
-    (
-        ("lora_",),
-        "these are the keys of a LoRA; name its base model as the checkpoint, and the LoRA with --lora",
-    ),
 )
 
 

@@ -16,6 +16,7 @@ from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.load import Checkpoint, load_weights
+from seko_export.checkpoints.parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import ClipConfig
@@ -71,7 +72,7 @@ def clip_config_of(path: Path) -> ClipConfig:
     if len(patches) != 4 or len(inner) != 2 or len(blocks) < 2 or not side or side**2 + 1 != count:
         raise NotACheckpointError(
             f"{path} holds no CLIP image encoder: patches, positions in a square or two blocks are not there; "
-            f"expected {CLIP_LAYOUT.formats}"
+            f"expected {CLIP_LAYOUT.formats}{looks_like(source.key for source in opened.sources)}"
         )
     return ClipConfig(
         dim=patches[0], layers=len(blocks) - 1, ffn_dim=inner[0], patch=patches[2], side=side * patches[2]

@@ -9,6 +9,7 @@ from typing import Any
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.json_files import read_config
 from seko_export.checkpoints.key_table import layer_of
+from seko_export.checkpoints.parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.config.media import TextEncoderConfig
 from seko_export.media.umt5.keys import is_transformers_text
@@ -57,7 +58,7 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     ):
         raise NotACheckpointError(
             f"{path} holds no UMT5 encoder: an embedding, or the projections of its first layer, are not there; "
-            "expected " + TEXT_LAYOUT.formats
+            f"expected {TEXT_LAYOUT.formats}{looks_like(shapes)}"
         )
     layers = [_text_layer(key, transformers=theirs) for key in shapes]
     heads = tensor_shapes["bias"][1]

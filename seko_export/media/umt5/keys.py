@@ -37,7 +37,7 @@ LAYER_KEYS: dict[str, str] = {
     "ffn.fc1.weight": "layer.1.DenseReluDense.wi_1.weight",
     "ffn.fc2.weight": "layer.1.DenseReluDense.wo.weight",
 }
-SURPLUS_KEYS = re.compile(r"(decoder\.|lm_head\.).*")  # of the whole model
+SURPLUS_KEYS = re.compile(r"(decoder\.|lm_head\.).*|spiece_model")  # of the whole model; ComfyUI's tokenizer
 
 
 def text_shapes(config: TextEncoderConfig) -> dict[str, tuple[int, ...]]:
@@ -120,7 +120,8 @@ def is_transformers_text(opened: OpenedFiles) -> bool:
 
 
 def _without_surplus(sources: tuple[TensorSource, ...]) -> tuple[TensorSource, ...]:
-    """Leave out the decoder of a full model, and the second name of a tensor that is stored under two names."""
+    """Leave out the decoder of a full model, a tokenizer that ComfyUI stores as a tensor, and the second name of a
+    tensor that is stored under two names."""
     named = {source.key: source for source in sources}
     surplus = {key for key in named if SURPLUS_KEYS.fullmatch(key)}
     for alias, key in TIED_KEYS.items():

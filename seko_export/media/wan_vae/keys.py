@@ -7,7 +7,7 @@ diffusers follow by rule, and its shapes are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -51,6 +51,9 @@ RESIDUAL_SIGNS = (
     "encoder.down_blocks.0.resnets.",
     "decoder.up_blocks.0.upsampler.",
 )
+
+# Of Matrix-Game's LightVAE: layers that only its training used.
+_UNUSED = "dynamic_feature_projection_heads."
 
 
 def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
@@ -163,6 +166,8 @@ def match_vae_sources(
     WeightKeysError
         If a key is unknown, missing, misshapen or doubled; one error lists all of them.
     """
+    used = tuple(source for source in opened.sources if not source.key.startswith(_UNUSED))
+    opened = replace(opened, sources=used)
     names = vae_diffusers_names(config)
     signs = ("mid_block.", "quant_conv.", "up_blocks.", "down_blocks.")
     ours = {theirs: name for name, theirs in names.items()}

@@ -56,6 +56,11 @@ class Application:
         """Number of sessions that hold a row, and of videos: what would end with the process."""
         return self._manager.admission.running + self._jobs.count
 
+    @property
+    def lost(self) -> bool:
+        """Whether the device is lost, so that only another process can make chunks."""
+        return self._manager.device.lost
+
     async def start(self) -> None:
         """Open the artifact, the store of snapshots and the video jobs; errors such as an ArtifactError are raised
         unchanged.

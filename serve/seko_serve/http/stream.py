@@ -50,6 +50,9 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
         return
     except WebSocketDisconnect:
         return
+    except Exception as error:
+        await _refuse(socket, internal_error(error), manager)
+        return
     try:
         hello = await _hello(socket)
         codecs = session.content.codecs(hello)

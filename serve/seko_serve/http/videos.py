@@ -24,7 +24,7 @@ from seko_serve.live.manager import SessionManager
 
 MAX_SECONDS = 60.0
 MAX_LISTED = 100
-INTEGER = re.compile("-?[0-9]{1,19}")
+INTEGER, LIMIT = re.compile("-?[0-9]{1,19}"), re.compile("[0-9]{1,4}")
 FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed", "image", "last_image", "voice", "inputs"})
 
 FILES = ("input_reference", "last_image")  # fields of a form that are files
@@ -85,7 +85,7 @@ class VideoRoutes:
             names = [video.id for video in videos]
             videos = videos[names.index(after) + 1 :] if after in names else []
         limit = query.get("limit", "20")
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= MAX_LISTED):
+        if not (LIMIT.fullmatch(limit) and 1 <= int(limit) <= MAX_LISTED):
             raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}")
         page = videos[: int(limit)]
         return JSONResponse(
@@ -146,7 +146,7 @@ def _frames(seconds: object, fps: int) -> int:
     clients, a string of digits."""
     try:
         length = float(seconds) if isinstance(seconds, int | float | str) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):  # no number; an integer that no float holds
         length = math.nan
     if isinstance(seconds, bool) or not 0 < length <= MAX_SECONDS or round(length * fps) < 1:
         raise ServeError("bad_request", f"seconds is no number above 0 and at most {MAX_SECONDS:g}")

@@ -47,14 +47,19 @@ class VideoFile:
         descriptor = os.open(self._hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         self._file = os.fdopen(descriptor, "wb")
         sound = None if opening.voice is None else np.clip(opening.voice.sum(0), -1, 1).astype(np.float32)
-        self._sink = Mp4Sink(
-            self._file,
-            table.height,
-            table.width,
-            max(1, round(opening.fps)),
-            preview=False,
-            sound=sound,
-        )
+        try:
+            self._sink = Mp4Sink(
+                self._file,
+                table.height,
+                table.width,
+                max(1, round(opening.fps)),
+                preview=False,
+                sound=sound,
+            )
+        except BaseException:
+            self._file.close()
+            self._hidden.unlink()
+            raise
 
     def write(self, frames: NDArray[np.uint8]) -> None:
         """Append video frames [T, H, W, 3]."""
@@ -114,7 +119,6 @@ class VideoBehind:
         self._report, self._wake = report, wake
         self._row: Any = None
         self._file: VideoFile | None = None
-        self._asked = 0  # frames of the chunks that were made
         self._written = 0
         self._idle = threading.Event()  # no chunk is being read: the row may be moved
         self._idle.set()

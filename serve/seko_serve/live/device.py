@@ -16,20 +16,30 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from seko_runtime import Pool, VideoManifest, open_artifact
+from seko_runtime.errors import DeviceFaultError, RankLostError
 from seko_runtime.sessions.session import RowSession
 from seko_runtime.speech.artifact import SpeechArtifact
 from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.video.artifact import video_artifact
+from seko_runtime.video.chunk_programs import variant_starts
 from seko_serve.errors import ServeError
 from seko_serve.metrics import Metrics
 
 BEHIND_S = 0.1  # between two looks whether the stream behind may run
 CAUTION = 1.25  # times the measured times, before it is let run
+LOST = DeviceFaultError, RankLostError  # errors after which every call of the pool fails
 ResultT = TypeVar("ResultT")
 ServedPool = Pool | SpeechPool
 _LOG = logging.getLogger("seko_serve")
+
+
+class DeviceEndedError(RuntimeError):
+    """The error of a call of a device whose thread has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the device's thread has ended")
 
 
 def step_seconds(pool: ServedPool) -> Mapping[int, float]:
@@ -104,8 +114,6 @@ class Device:
     opener : callable
         Function that returns a context manager, which opens the pool at its beginning and closes the pool at its end;
         see `pool_of`.
-    metrics : Metrics, optional
-        The server's Prometheus metrics.
 
     Attributes
     ----------
@@ -115,6 +123,8 @@ class Device:
         Number of rows of the pool.
     call_seconds : mapping of int to float
         Measured seconds of a call of the slowest launch variant, by number of rows; empty before the first call.
+    lost : bool
+        Whether an error has ended the thread, so that only another process can make chunks.
     metrics : Metrics
         The server's Prometheus metrics.
     """
@@ -122,19 +132,17 @@ class Device:
     manifest: VideoManifest | SpeechManifest
     capacity: int
 
-    def __init__(
-        self, opener: Callable[[], AbstractContextManager[ServedPool]], metrics: Metrics | None = None
-    ) -> None:
-        self._opener, self.metrics = opener, metrics or Metrics()
+    def __init__(self, opener: Callable[[], AbstractContextManager[ServedPool]]) -> None:
+        self._opener, self.metrics = opener, Metrics()
         self.call_seconds: Mapping[int, float] = {}
         self._pool: ServedPool | None = None
         self._desk = threading.Condition()
-        self._calls: deque[Callable[[ServedPool], None]] = deque()
+        self._calls: deque[tuple[Callable[[ServedPool], None], Future[Any]]] = deque()
         self._streams: list[Watched] = []
         self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
         self._behind: Behind | None = None
         self._taking_s = 0.0  # the longest time in which a stream behind took a row
-        self._stopping = False
+        self._stopping = self.lost = False
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="seko-device", daemon=True)
 
@@ -145,13 +153,19 @@ class Device:
             return self.manifest
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
 
+    @property
+    def variant_starts(self) -> tuple[int, ...]:
+        """Numbers of the chunks with which a stream begins another launch variant."""
+        return variant_starts(self.manifest) if isinstance(self.manifest, VideoManifest) else ()
+
     async def start(self) -> None:
         """Open the artifact; errors of opening it, such as an ArtifactError, are raised unchanged."""
         self._thread.start()
         await asyncio.wrap_future(self._opened)
 
     async def call(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
-        """Run a function on the device's thread between two calls of the pool, and return its result."""
+        """Run a function on the device's thread between two calls of the pool, and return its result;
+        DeviceEndedError if the thread has ended, or ends before the function's turn."""
         done: Future[ResultT] = Future()
 
         def run(pool: ServedPool) -> None:
@@ -161,11 +175,13 @@ class Device:
                 done.set_result(work(pool))
             except BaseException as error:
                 done.set_exception(error)
+                if isinstance(error, LOST):
+                    raise
 
         with self._desk:
             if self._stopping:
-                raise RuntimeError("the device's thread has ended")
-            self._calls.append(run)
+                raise DeviceEndedError
+            self._calls.append((run, done))
             self._desk.notify()
         return await asyncio.wrap_future(done)
 
@@ -174,7 +190,7 @@ class Device:
         copies."""
         pool = self._pool
         if pool is None:
-            raise RuntimeError("the device's thread has ended")
+            raise DeviceEndedError
         return await asyncio.to_thread(work, pool)
 
     def wake(self) -> None:
@@ -227,11 +243,19 @@ class Device:
             if not self._opened.done():
                 self._opened.set_exception(error)
                 return
-            _LOG.exception("the device's thread ended")
+            self.lost = True
+            if isinstance(error, LOST):
+                _LOG.error("the device is lost: %s", error)
+            else:
+                _LOG.exception("the device's thread ended")
         finally:
             self._pool = None
             with self._desk:
                 self._stopping = True
+                calls = [self._calls.popleft() for _ in range(len(self._calls))]
+            for _, done in calls:
+                if done.set_running_or_notify_cancel():
+                    done.set_exception(DeviceEndedError())
 
     def _serve(self, pool: ServedPool) -> None:
         while True:
@@ -243,8 +267,8 @@ class Device:
                 if self._stopping:
                     return
                 calls = [self._calls.popleft() for _ in range(len(self._calls))]
-            for call in calls:
-                call(pool)
+            for run, _ in calls:
+                run(pool)
             ready: list[Streamed] = [stream for stream in self._streams if stream.ready()]
             if not ready and not self._asked and self._fits_behind(pool, time.monotonic()):
                 ready = self._ready_behind(pool)
@@ -293,6 +317,8 @@ class Device:
             return
         try:
             self._serve_next(pool, list(self._asked))
+        except LOST:
+            raise
         except Exception as error:
             self._serve_one_by_one(pool, error)
 
@@ -331,5 +357,8 @@ class Device:
         return self.capacity if pool is None else min(rows for rows in pool.buckets if rows >= sessions)
 
     def _end(self, stream: Streamed, error: Exception) -> None:
+        """End a stream with an error. If the device is lost, raise the error, which ends the thread."""
+        if isinstance(error, LOST):
+            raise error
         self.remove(stream)
         stream.failed(error)

@@ -6,17 +6,17 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from weakref import WeakValueDictionary
 
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, Opening, SpeechOpening
-from seko_serve.live.device import Device, ServedPool, step_seconds
+from seko_serve.live.device import LOST, Device, DeviceEndedError, ServedPool, step_seconds
 from seko_serve.live.kinds import check_served, content_of, content_of_state
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
@@ -33,6 +33,7 @@ ENCODERS = 4  # threads that encode
 DRAIN_S = 60.0  # in which all sessions are saved when the server stops
 CLOSING_S = 5.0  # in which their sockets close
 SETTLE_S = 0.01  # between two looks whether a session's chunks are coded
+NO_DEVICE = "the server has lost its device and ends; resume at the same address"
 AGAIN_S = 2.0  # after which a client comes back to a server that starts again
 _LOG = logging.getLogger("seko_serve")
 
@@ -72,7 +73,7 @@ class SessionManager:
         self.sessions: dict[str, LiveSession] = {}
         self.stopping = self.closed = False
         self._tenants = ApiKeys(settings.keys).tenants
-        self._reopening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._reopening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by session
         self._workers = ThreadPoolExecutor(ENCODERS, thread_name_prefix="seko-encode")
         self._reaper: asyncio.Task[None] | None = None
 
@@ -186,6 +187,8 @@ class SessionManager:
             await self._add(session, None)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+        except (*LOST, DeviceEndedError):
+            raise ServeError("stopping", NO_DEVICE, retry_after=AGAIN_S) from None
         except SekoRuntimeError as error:
             raise ServeError("bad_request", str(error)) from None
         finally:
@@ -227,8 +230,7 @@ class SessionManager:
         """
         if name not in self.sessions:
             self.check_takes()
-            await self._record(name, token)  # else a lock would be kept for each name that somebody makes up
-            async with self._reopening[name]:
+            async with self._reopening.setdefault(name, asyncio.Lock()):
                 if name not in self.sessions:
                     return await self._reopen(await self._record(name, token), token)
         session = self.sessions[name]
@@ -263,9 +265,9 @@ class SessionManager:
         self._check_artifact(record)
         return record
 
-    async def close(self, session: LiveSession, reason: str = "closed") -> None:
+    async def close(self, session: LiveSession) -> None:
         """End a session for good: free its row, and remove its record and snapshot. A second call does nothing."""
-        session.finish(ServeError("conflict", f"the session has ended: {reason}"))
+        session.finish(ServeError("conflict", "the session has ended: closed"))
         await self.saving.forget(session.name)
         await self._drop(session)
 
@@ -329,6 +331,8 @@ class SessionManager:
             await self._add(session, record)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+        except (*LOST, DeviceEndedError):
+            raise ServeError("stopping", NO_DEVICE, retry_after=AGAIN_S) from None
         except VainError as error:
             _LOG.error("%s", error)
             raise ServeError(
@@ -385,7 +389,7 @@ class SessionManager:
             while (captured := await self.device.call(capture)) is None:
                 await asyncio.sleep(SETTLE_S)
             await self.saving.write(session, captured)
-        except (SekoRuntimeError, StoreError, ServeError, RuntimeError) as error:
+        except (SekoRuntimeError, StoreError, ServeError, DeviceEndedError) as error:
             _LOG.error("session %s is not saved: %s", session.name, error)
 
     async def _park(self, session: LiveSession) -> None:
@@ -404,7 +408,7 @@ class SessionManager:
         if self.sessions.pop(session.name, None) is None:
             return
         self.saving.drop(session)
-        with suppress(RuntimeError):  # the device's thread has ended, and the pool with it
+        with suppress(DeviceEndedError):  # and the pool with it
             await self.device.call(lambda _: self._free(session))
         await self._leave(session.name)
 
@@ -422,14 +426,18 @@ class SessionManager:
         self.device.call_seconds = step_seconds(pool)
 
     async def _reap(self) -> None:
-        """Free the rows of sessions that have failed, or whose socket has been closed for longer than the lease."""
+        """Free the rows of sessions that have failed, or whose socket has been closed for longer than the lease. An
+        error of one session does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
             await self.saving.remove_old(self.sessions)
             now = time.monotonic()
             for session in list(self.sessions.values()):
                 gone = session.viewer.detached_at
-                if session.end is not None:
-                    await self._drop(session)
-                elif gone is not None and now - gone > self.settings.lease_s:
-                    await self._park(session)
+                try:
+                    if session.end is not None:
+                        await self._drop(session)
+                    elif gone is not None and now - gone > self.settings.lease_s:
+                        await self._park(session)
+                except Exception:
+                    _LOG.exception("session %s cannot be ended", session.name)

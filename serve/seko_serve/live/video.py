@@ -72,7 +72,7 @@ def latent_frame(manifest: VideoManifest, seconds: float, fps: float) -> int:
 
 
 def blank_opening(manifest: VideoManifest) -> Opening:
-    """Return an opening with seed 0 and an empty sentence, whose pictures are black where the artifact needs
+    """Return an opening with seed 0 and an empty sentence, whose pictures are black where the artifact takes
     pictures."""
     stream, last = manifest.workload.stream, last_frame_input(manifest)
     picture = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
@@ -80,7 +80,7 @@ def blank_opening(manifest: VideoManifest) -> Opening:
         None if manifest.workload.text is None else "",
         0,
         float(stream.fps),
-        image=(picture[0] if len(picture) == 1 else picture) if needs_picture(manifest) else None,
+        image=None if picture_place(manifest) is None else picture[0] if len(picture) == 1 else picture,
         inputs={} if last is None else {last: np.zeros(1, np.int64)},
     )
 
@@ -188,7 +188,11 @@ class VideoContent:
         )
         self._beside = row.decodes_beside
         if self._voice is not None:
-            self._voice.begin(row)
+            try:
+                self._voice.begin(row)
+            except BaseException:
+                row.close()
+                raise
         return row
 
     def apply(self, row: Session, control: Control) -> None:

@@ -4,23 +4,35 @@ import { packVoice, parseMedia } from "./protocol.js";
 const FIRST_RETRY_MS = 200, LONGEST_RETRY_MS = 4000;
 const GIVE_UP_MS = 600_000; // a session that has no row any more is saved, and the server says so if it is not
 
+const UNKNOWN_KEY = "The server does not know this API key";
+
+/** A message of the server, which begins with a small letter, as people read it. */
+export const sentence = (message) => message[0].toUpperCase() + message.slice(1);
+
 /** An error that the server told: its code, and the seconds after which to try again. */
 export class Refusal extends Error {
   constructor({ message, code, retryable, retry_after: retryAfter, ...facts }) {
-    super(message);
+    super(sentence(message));
     Object.assign(this, { code, retryable, retryAfter, facts });
   }
 }
 
-export async function request(base, path, key, body, more = {}) {
+/** The answer to a request; a Refusal where the server refuses it, an Error in plain words where another one answers. */
+export async function answered(base, path, key, body, more = {}) {
+  if (key && !/^[ -~]*$/.test(key)) throw new Refusal({ code: "unauthorized", message: UNKNOWN_KEY }); // no header holds it
   const headers = { ...more, ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
   const answer = await fetch(new URL(path, base), {
     method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body),
-  });
-  const table = await answer.json();
-  if (!answer.ok) throw new Refusal(table.error);
-  return table;
+  }).catch(() => { throw new Error("The server does not answer"); });
+  if (answer.ok) return answer;
+  const error = (await answer.json().catch(() => ({}))).error; // a proxy's page is no JSON
+  if (!error?.code) throw new Error(`The server is not reached: a proxy answers ${answer.status}`);
+  const message = answer.status !== 401 ? error.message
+    : key ? UNKNOWN_KEY : "This server asks for an API key";
+  throw new Refusal({ ...error, message });
 }
+
+export const request = async (...what) => (await answered(...what)).json();
 
 const rest = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
 
@@ -84,12 +96,14 @@ export class Connection extends EventTarget {
       const told = JSON.parse(data);
       if (told.type === "ready") {
         this.resume = told.resume;
-        this.lostAt = undefined;
+        this.lostAt = this.reason = undefined;
         this.retryMs = FIRST_RETRY_MS;
       } else if (told.type === "resume") {
         this.resume = told.token;
       } else if (told.type === "error") {
         this.ended = !told.retryable;
+        const away = this.resume && (told.code === "not_found" || told.code === "lost");
+        this.reason = away ? "The server no longer has this session" : sentence(told.message);
       } else if (told.type === "end") {
         this.ended = true;
       }
@@ -106,8 +120,9 @@ export class Connection extends EventTarget {
   /** Connect again after a while, unless the session has ended; a gateway says first which server has it. */
   again() {
     this.lostAt ??= performance.now();
-    const gone = this.ended || !this.resume || performance.now() - this.lostAt > GIVE_UP_MS;
-    this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone } }));
+    const late = performance.now() - this.lostAt > GIVE_UP_MS, gone = this.ended || !this.resume || late;
+    if (gone && !this.ended) this.reason ??= late ? "The server did not come back" : "The connection was lost";
+    this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone, reason: this.reason } }));
     if (gone) return;
     setTimeout(() => { if (!this.ended) this.comeBack(); }, this.retryMs);
     this.retryMs = Math.min(2 * this.retryMs, LONGEST_RETRY_MS);
@@ -118,6 +133,7 @@ export class Connection extends EventTarget {
       if (this.elsewhere) this.take((await request(this.base, `v1/sessions/${this.id}`, this.key)).url);
     } catch (error) {
       this.ended ||= error.retryable === false;
+      if (this.ended) this.reason = error.message;
       this.again();
       return;
     }

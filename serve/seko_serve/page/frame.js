@@ -3,27 +3,29 @@ import { request } from "./connection.js";
 
 export const find = (id) => document.getElementById(id);
 export const base = new URL("./", location.href);
-export const key = () => find("key").value;
+export const key = () => find("key").value.trim();
 
 export function say(text, kind = "") {
   find("state").textContent = text;
   find("state").className = kind;
 }
 
-/** Ask the server for the model of this page; undefined where it first asks for a key, which the page then does too. */
-export async function servedModel() {
-  try {
-    const { data: models } = await request(base, "v1/models", key());
-    const wanted = new URLSearchParams(location.search).get("model");
-    showOthers(models);
-    return models.find(({ id }) => id === wanted) ?? models.sort((a, b) => (a.id < b.id ? -1 : 1))[0];
-  } catch (error) {
-    if (error.code !== "unauthorized") throw error;
+/** Tell an error; where the server lacks a key that it knows, open the field for it. */
+export function fail(error) {
+  if (error.code === "unauthorized") {
     find("access").open = true;
     find("key").focus();
-    say("This server asks for a key");
-    return undefined;
   }
+  say(error.message, error.code === "unauthorized" && !key() ? "" : "error");
+}
+
+/** Ask the server for the model of this page. */
+export async function servedModel() {
+  const { data: models } = await request(base, "v1/models", key());
+  if (!models.length) throw new Error("The server has no model now");
+  const wanted = new URLSearchParams(location.search).get("model");
+  showOthers(models);
+  return models.find(({ id }) => id === wanted) ?? models.sort((a, b) => (a.id < b.id ? -1 : 1))[0];
 }
 
 /** Show links to the pages of all models, if the server is a gateway with several. */

@@ -1,6 +1,6 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
-import { Connection, admitted } from "./connection.js";
-import { base, find, key, say, servedModel } from "./frame.js";
+import { Connection, admitted, answered, sentence } from "./connection.js";
+import { base, fail, find, key, say, servedModel } from "./frame.js";
 import { save as saveFile } from "./recorder.js";
 import { Sound, playable } from "./sound.js";
 import { dataUrl } from "./uploads.js";
@@ -17,12 +17,11 @@ const waiting = []; // chunks that came and were not heard: { chunk, end } in mi
 const bars = [];
 
 async function attempted(action) {
-  try { await action(); } catch (error) { say(error.message, "error"); }
+  try { await action(); } catch (error) { fail(error); }
 }
 
 async function meet() {
   model = await servedModel();
-  if (!model) return;
   find("model").textContent = `${model.id}, ${model.rate / 1000} kHz`;
   find("start").disabled = find("save").disabled = false;
   find("text").disabled = false;
@@ -51,7 +50,7 @@ async function start() {
     mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
     mine.addEventListener("lost", ({ detail }) => {
       if (mine !== connection) return;
-      if (detail.ended) ended();
+      if (detail.ended) ended(detail.reason);
       else say("The connection was lost. Trying again", "error");
     });
     try {
@@ -63,13 +62,13 @@ async function start() {
   }, say, () => attempt === attempts);
 }
 
-function ended() {
+function ended(reason) {
   connection = undefined;
   sound?.close();
   sound = undefined;
   for (const id of BUTTONS) find(id).disabled = true;
   find("start").hidden = false;
-  if (!find("state").classList.contains("error")) say("Ended");
+  say(reason ?? "Ended", reason && "error");
 }
 
 function told(message) {
@@ -86,7 +85,7 @@ function told(message) {
     say("Listening to what you write", "live");
     write();
   } else if (message.type === "rejected" || message.type === "error") {
-    say(message.message, "error");
+    say(sentence(message.message), "error");
   } else if (message.type === "chunk") {
     if (message.late_ms > 0 && started) find("late").textContent = Number(find("late").textContent) + 1;
     waiting.push({ chunk: message.chunk, end: samples / sound.facts.rate * 1e6 });
@@ -161,22 +160,20 @@ find("save").onclick = () => attempted(async () => {
   const words = find("words").value.trim();
   if (connection) { connection.close(); ended(); } // its row may be the only one
   say("Making the file");
-  const ask = () => fetch(new URL("v1/audio/speech", base), {
-    method: "POST",
-    headers: { "content-type": "application/json", ...(key() && { authorization: `Bearer ${key()}` }) },
-    body: JSON.stringify({
-      model: model.id, input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
-      ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),
-    }),
-  });
-  let answer = await ask();
-  for (let tries = 0; answer.status === 503 && tries < SAVE_TRIES; tries += 1) {
-    await new Promise((resolve) => { setTimeout(resolve, 1000); });
-    answer = await ask();
+  const speech = {
+    model: model.id, input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
+    ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),
+  };
+  let blob;
+  for (let tries = 0; !blob; tries += 1) {
+    try {
+      blob = await (await answered(base, "v1/audio/speech", key(), speech)).blob();
+    } catch (error) {
+      if (error.code !== "full" || tries === SAVE_TRIES) throw error;
+      await new Promise((resolve) => { setTimeout(resolve, 1000); });
+    }
   }
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
   say("Saved");
-  const blob = await answer.blob();
   document.body.dataset.saved = blob.size;
   saveFile(blob, "seko.mp3");
 });
@@ -188,4 +185,4 @@ find("voice").addEventListener("change", ({ target }) => attempted(async () => {
 }));
 find("key").addEventListener("change", () => attempted(meet));
 window.addEventListener("pagehide", () => connection?.close());
-meet().catch(() => say("The server does not answer", "error"));
+attempted(meet);

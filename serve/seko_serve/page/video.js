@@ -1,6 +1,6 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
-import { Connection, admitted } from "./connection.js";
-import { base, find, key, say, servedModel } from "./frame.js";
+import { Connection, admitted, sentence } from "./connection.js";
+import { base, fail, find, key, say, servedModel } from "./frame.js";
 import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
@@ -100,7 +100,6 @@ async function start(prompt) {
       picturesSent = JSON.stringify(pictures());
     } catch (error) {
       if (connection === trial) connection = undefined;
-      if (error.code === "unauthorized") find("access").open = true;
       throw error;
     }
   }, say, () => mine === attempt);
@@ -115,7 +114,7 @@ function listen(to) {
   to.addEventListener("told", ({ detail }) => { if (to === connection) told(detail); });
   to.addEventListener("lost", ({ detail }) => {
     if (to !== connection) return;
-    if (detail.ended) ended();
+    if (detail.ended) ended(detail.reason);
     else say("The connection was lost. Trying again", "error");
   });
 }
@@ -137,9 +136,10 @@ function told(message) {
   } else if (message.type === "applied") {
     const control = sent.get(message.id);
     if (control) control.chunk = message.chunk;
+    if (find("state").classList.contains("error")) say(paused ? "Paused" : "Live", "live");
   } else if (message.type === "rejected" || message.type === "error") {
     sent.delete(message.id);
-    say(message.message, "error");
+    say(sentence(message.message), "error");
   } else if (message.type === "chunk" && message.late_ms > 0) {
     find("late").textContent = Number(find("late").textContent) + 1;
   } else if (message.type === "state") {
@@ -172,9 +172,9 @@ function hear(facts) {
   if (model.takes.voice && !facts) find("voice-name").textContent = "Sound needs a page over https, or on localhost.";
 }
 
-function ended() {
+function ended(reason) {
   attempt += 1;
-  say("Ended");
+  say(reason ?? "Ended", reason && "error");
   connection = undefined;
   begun = paused = false;
   sent.clear();
@@ -227,7 +227,7 @@ async function attempted(action) {
     await action();
   } catch (error) {
     find("stop").disabled = !connection;
-    say(error.message, "error");
+    fail(error);
   }
 }
 
@@ -237,6 +237,8 @@ find("controls").addEventListener("submit", (event) => {
   attempted(async () => {
     if (!model) await meet();
     if (find("start").disabled) return;
+    const letters = [...prompt].length, most = model.limits.prompt_letters;
+    if (letters > most) throw new Error(`The sentence has ${letters} letters, and at most ${most} are taken`);
     if (connection) control("prompt", { text: prompt, recache: find("recache").checked });
     else await start(prompt);
     if (prompt) remember(prompt);
@@ -351,15 +353,17 @@ window.addEventListener("pagehide", () => connection?.close());
 
 /** Ask the server what its model takes, and show the page accordingly. */
 async function meet() {
-  model = await servedModel();
-  if (!model) {
-    hint("This server asks for a key. Write it under API key.");
-    return;
+  try {
+    model = await servedModel();
+  } catch (error) {
+    const help = error.code !== "unauthorized" ? "Reload the page to try again."
+      : `Write ${key() ? "another one" : "it"} under API key.`;
+    if (!connection) hint(`${error.message}. ${help}`);
+    throw error;
   }
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
   find("prompt-box").hidden = !model.takes.prompt;
-  if (model.takes.prompt) find("prompt").maxLength = model.limits.prompt_letters;
   find("picture-box").hidden = model.takes.image === "no";
   find("last-box").hidden = !model.takes.last_image;
   find("voice-box").hidden = !model.takes.voice;
@@ -373,4 +377,4 @@ async function meet() {
   say("Ready");
 }
 find("key").addEventListener("change", () => attempted(meet));
-meet().catch(() => { say("The server does not answer", "error"); hint("The server does not answer. Reload the page to try again."); });
+attempted(meet);

@@ -31,7 +31,7 @@ class ApiKeys:
     Raises
     ------
     ValueError
-        If an API key is too short.
+        If an API key is too short, or not printable ASCII.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -89,7 +89,7 @@ def read_keys(
     ------
     ValueError
         If users other than the owner may read the file of keys, the file has no key or is no text, or a key is too
-        short.
+        short or not printable ASCII.
     OSError
         If the file cannot be read.
     """
@@ -113,3 +113,5 @@ def read_keys(
 def _check(key: str) -> None:
     if len(key) < LEAST_LETTERS:
         raise ValueError(f"an API key has {len(key)} letters, expected {LEAST_LETTERS} or more")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("an API key has letters that no header can carry, expected printable ASCII")

@@ -1,0 +1,152 @@
+"""What a person sees on the page when something goes wrong: what to do, on a page that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .browser import Page, browser_path, open_page
+from .conftest import Starter
+from .test_page import FRAMES, begin
+from .test_restart import free_port, process
+from .test_speech import opener as speech_opener
+
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+KEY = "a key of a person"
+STATE, HINT = (f"document.getElementById('{name}').textContent" for name in ("state", "hint-text"))
+IS_ERROR = "document.getElementById('state').classList.contains('error')"
+
+
+def write_key(page: Page, key: str) -> None:
+    """Write a key into its field and press Enter."""
+    page.value("document.getElementById('key').select(), true")
+    page.call("Input.insertText", text=key)
+    page.press("Enter", "\r")
+
+
+def test_a_page_asks_for_a_key_and_says_when_it_is_wrong(start: Starter) -> None:
+    server = start(keys=(KEY,))
+    with open_page(f"{server.url}/") as page:
+        page.until(f"{STATE} === 'This server asks for an API key'")
+        assert page.value(HINT) == "This server asks for an API key. Write it under API key."
+        assert page.value("document.activeElement.id") == "key"
+        assert not page.value(IS_ERROR)
+        for wrong in ("another key of 16", "schlüssel → falsch"):
+            write_key(page, wrong)
+            page.until(f"{IS_ERROR} && {STATE} === 'The server does not know this API key'")
+            assert (
+                page.value(HINT) == "The server does not know this API key. Write another one under API key."
+            )
+            write_key(page, "")
+            page.until(f"{STATE} === 'This server asks for an API key'")
+        write_key(page, f" {KEY} ")  # as it was copied
+        page.until(f"{STATE} === 'Ready'")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        write_key(page, "another key of 16")
+        page.until(f"{STATE} === 'The server does not know this API key'")
+        assert page.value("document.getElementById('hint').hidden")  # the video goes on
+        page.value("document.getElementById('stop').click(), document.getElementById('start').click(), true")
+        page.until(f"{STATE} === 'The server does not know this API key'")
+        assert page.value("document.getElementById('access').open")
+
+
+def test_a_page_of_speech_asks_for_a_key_and_says_when_it_is_wrong(start: Starter) -> None:
+    server = start(speech_opener, keys=(KEY,))
+    with open_page(f"{server.url}/") as page:
+        page.until(f"{STATE} === 'This server asks for an API key'")
+        write_key(page, "another key of 16")
+        page.until(f"{IS_ERROR} && {STATE} === 'The server does not know this API key'")
+        write_key(page, KEY)
+        page.until(f"{STATE} === 'Ready'")
+        page.value("document.getElementById('text').value = 'hallo', true")
+        page.value("document.getElementById('save').click(), true")
+        page.until(f"{STATE} === 'Saved'")
+
+
+def test_a_ticket_that_is_too_old_is_told_and_start_works_again(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.value(
+            "window.Known = WebSocket; window.WebSocket = class extends Known { constructor(url) "
+            "{ super(url, ['seko.v1', 'seko.ticket.' + 'a'.repeat(43)]); } }; true"
+        )
+        begin(page)
+        page.until(f"{STATE}.startsWith('The ticket is unknown, used, or older than 30 s')")
+        assert page.value(IS_ERROR)
+        assert page.value(HINT) == "Write what you want to see, then press Start."
+        page.value("window.WebSocket = Known; document.getElementById('start').click(), true")
+        page.until(f"{FRAMES} > 5")
+        assert page.value(STATE) == "Live"
+
+
+def test_a_sentence_that_is_too_long_is_not_cut_and_not_sent(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        begin(page, "a " * 2500 + "b")
+        page.until(f"{IS_ERROR} && {STATE} === 'The sentence has 5001 letters, and at most 4000 are taken'")
+        assert not server.manager.sessions
+        assert page.value("document.getElementById('prompt').value.length") == 5001
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        begin(page, "a " * 2500 + "b")
+        page.until(f"{STATE} === 'The sentence has 5001 letters, and at most 4000 are taken'")
+        begin(page, "b")
+        page.until(f"{STATE} === 'Live'")
+        assert page.value("document.querySelectorAll('#history button').length") == 2
+
+
+def test_a_file_that_is_no_picture_is_told(start: Starter, tmp_path: Path) -> None:
+    server = start()
+    (tmp_path / "words.png").write_text("no picture")
+    (tmp_path / "words.txt").write_text("no picture")
+    with open_page(f"{server.url}/") as page:
+        page.until("!document.getElementById('start').disabled")
+        page.upload("#picture", tmp_path / "words.png")
+        page.until(f"{IS_ERROR} && {STATE} === 'words.png cannot be read as a picture'")
+        page.upload("#picture", tmp_path / "words.txt")
+        page.until(f"{STATE} === 'words.txt is no picture'")
+        assert page.value("document.getElementById('thumbnail').hidden")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        assert page.value(STATE) == "Live"
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ("Promise.reject(new TypeError('Failed to fetch'))", "The server does not answer"),
+        (
+            "Promise.resolve(new Response('<h1>', {status: 502}))",
+            "The server is not reached: a proxy answers 502",
+        ),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_told(start: Starter, answer: str, sentence: str) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.until("!document.getElementById('start').disabled")
+        page.value(f"window.known = window.fetch; window.fetch = () => {answer}; true")
+        begin(page)
+        page.until(f"{IS_ERROR} && {STATE} === '{sentence}'")
+        page.value("window.fetch = known; document.getElementById('start').click(), true")
+        page.until(f"{FRAMES} > 5")
+        assert page.value(STATE) == "Live"
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_back_without_the_session_is_told(tmp_path: Path) -> None:
+    port = free_port()
+    with process(port, tmp_path / "first", 0) as server, open_page(f"http://127.0.0.1:{port}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        server.kill()
+        server.wait()
+        page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
+        with process(port, tmp_path / "second", 0):
+            page.until("document.getElementById('start').textContent === 'Start'")
+            assert page.value(f"{IS_ERROR} && {STATE}") == "The server no longer has this session"
+            assert page.value(HINT) == "Write what you want to see, then press Start."
+            page.value("document.getElementById('start').click(), true")
+            page.until(f"{STATE} === 'Live'")
