@@ -36,7 +36,7 @@ from .fleet_soak import (
 from .fleets import Fleet
 from .test_fleet_directory import RedisServer, redis_server
 from .test_server import http, watch
-from .toy_box import POISON, SENT, SLOW
+from .toy_box import POISON, SENT, SLOW, STUCK
 
 pytestmark = pytest.mark.slow
 __all__ = ["redis_server"]
@@ -164,6 +164,34 @@ def test_behind_a_slow_store_all_chunks_since_the_last_snapshot_that_it_has_come
                 next(box for box in boxes if box.pid == killed).kill()
                 await moved(viewer)
                 assert len(viewer.again) == 1
+                viewer.check()
+                await viewer.client.close()
+            await nothing_left(directory)
+
+    run(test, LIMIT_S)
+
+
+def test_a_box_that_stops_ends_although_the_store_never_answers(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder, directory = tmp_path / "store", redis_server.url
+
+    async def test() -> None:
+        with ExitStack() as stack:
+            first = stack.enter_context(box_process(directory, folder, 1, desk=tmp_path, patience=0.5))
+            await listed(directory, [first])
+            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
+                viewer = await Viewer(AsyncClient(fleet.url), 0).open()
+                await viewer.watch(lambda: bool(list(folder.glob("*.record*"))))
+                (tmp_path / STUCK).touch()
+                await more(viewer, 12)  # one snapshot is being written, and no other is taken
+                second = stack.enter_context(box_process(directory, folder, 1))
+                await listed(directory, [second])
+                first.send_signal(signal.SIGTERM)
+                await moved(viewer)
+                assert await holder(directory, viewer.session) == second.pid
+                await asyncio.to_thread(first.wait)
+                assert first.returncode != -signal.SIGKILL
                 viewer.check()
                 await viewer.client.close()
             await nothing_left(directory)
