@@ -33,7 +33,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.workloads.base import BuildResult
 from seko_export.workloads.registry import workload_of
 from seko_runtime.format.manifest import MANIFEST_FILE, Manifest, Weight
-from seko_runtime.format.whole_files import check_goal, whole_folder
+from seko_runtime.format.whole_files import check_folder_place, whole_folder
 
 
 def build_artifact(
@@ -97,7 +97,7 @@ def build_artifact(
     """
     started, maker, workload = time.monotonic(), export_backend(backend), workload_of(config)
     maker.check_build(config)
-    check_goal(output_path, replace=replace)
+    check_folder_place(output_path, replace=replace)
     media = media or MediaSources()
     family = family_of(config)
     source = load_checkpoint(

@@ -1,12 +1,11 @@
-"""A fleet under kills, requests and viewers, on one machine, and the simulation beside it.
+"""A fleet under kills, requests and viewers, on one machine; `fleet_simulation.py` has the simulation.
 
-    python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts soak,admit,simulation
+    python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts soak,admit
     python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts overhead --artifact ARTIFACT
-    python scripts/bench/fleet.py --rows docs/benchmarks/cpu.jsonl --parts sizes,large        nothing but simulations
 
     python -m seko_export build --fp4-kv --sessions 4 --batch 1,2,4 -o ARTIFACT          the sample, for CPU rows
 
-Needs redis-server and `seko-serve[ray,simulate]`. Parts and their figures:
+Needs redis-server and `seko-serve[ray]`. Parts and their figures:
 
 - ``soak``: boxes that are killed at random while three viewers watch (`tests/serve/fleet_soak.py`): ``fleet_resume_s``,
   from a socket's end to the next frame; ``fleet_lost_chunks``, the most chunks that came again behind the last
@@ -14,13 +13,7 @@ Needs redis-server and `seko-serve[ray,simulate]`. Parts and their figures:
 - ``admit``: ``fleet_admit_ms``, from a request for a session to the gateway's answer, 200 requests a second, beside a
   viewer whose socket is at the box;
 - ``overhead``: ``fleet_overhead``, chunks a second through encoder, socket and client of a box in a fleet, as a share
-  of those of the same server alone;
-- ``simulation``: ``fleet_simulated_cpr`` and ``fleet_simulated_ttfc``, how far the simulation is from three boxes on
-  three loopback nodes of Ray with the same viewers, whose durations it takes. The boxes run the toy model of the
-  tests, and their device's thread waits behind each call as for a GPU (`WAITS`): three boxes that compute would share
-  one processor, which a fleet does not;
-- ``sizes``, ``large``: ``fleet_size``, simulated fleets under growing load, and ``fleet_simulate_s``, what a simulation
-  of 1,000 GPUs and 20,000 sessions takes; see `h200_times` for the durations.
+  of those of the same server alone.
 """
 
 from __future__ import annotations
@@ -32,23 +25,18 @@ import statistics
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in ("runtime", "kernels", "serve", "scripts/bench"))]
 
 from rows import append_row  # noqa: E402
-from table import LARGE, newest_rows  # noqa: E402
 
-from seko_runtime import Pool  # noqa: E402
 from seko_serve.fleet.box import Box  # noqa: E402
 from seko_serve.fleet.directory import BoxFacts  # noqa: E402
 from seko_serve.live.device import Device, pool_of  # noqa: E402
@@ -56,18 +44,10 @@ from seko_serve.live.manager import SessionManager  # noqa: E402
 from seko_serve.load import percentile  # noqa: E402
 from seko_serve.run import server  # noqa: E402
 from seko_serve.settings import Settings  # noqa: E402
-from seko_serve.simulation.durations import BoxTimes, metrics_fields  # noqa: E402
-from seko_serve.simulation.run import simulate  # noqa: E402
-from seko_serve.simulation.scenario import Scenario  # noqa: E402
 from serve import PROMPT, python  # noqa: E402
 
-PARTS = ("soak", "admit", "overhead", "simulation", "sizes", "large")
-NODES = 3
-WAITS = {1: 0.3, 2: 0.4, 4: 0.6}  # seconds of a call of the part `simulation`, by its number of rows
-PERIOD_S = 1.0  # for which its viewers show a chunk
-POOL = "self-forcing-1.3b-fp4-sm_90, 480x832, ring 21, 9 sessions in calls of 4"
-POOL_FIGURES = ("pool_open_ms", "pool_text_ms", "pool_pause_ms", "pool_resume_ms", "offload_bandwidth_share")
-CPR_POINTS, TTFC_SHARE, ADMIT_MS, OVERHEAD, SIMULATE_S = 3.0, 0.2, 50.0, 0.98, 120.0  # goals
+PARTS = ("soak", "admit", "overhead")
+ADMIT_MS, OVERHEAD = 50.0, 0.98  # goals
 # Asks for sessions at fixed times, whether earlier ones are answered or not, and ends those that it gets.
 ASKING = """
 import asyncio, json, sys, time
@@ -204,7 +184,7 @@ class Served:
         serving = asyncio.create_task(box.serve())
         fleet = Fleet(Path(str(self._settings.snapshots)), lambda: RedisDirectory(self._directory))
         async with fleet.gateway() as url:
-            while not box.started or not await _has_boxes(self._directory, 1):
+            while not box.started or not await has_boxes(self._directory, 1):
                 await asyncio.sleep(0.05)
             self.url = url
             await asyncio.to_thread(self._over.wait)
@@ -224,14 +204,16 @@ class Served:
         self._thread.join()
 
 
-async def _boxes(directory: str) -> list[BoxFacts]:
+async def boxes(directory: str) -> list[BoxFacts]:
+    """Return the rows of all boxes."""
     from tests.serve.fleet_soak import rows
 
     return await rows(directory)
 
 
-async def _has_boxes(directory: str, count: int) -> bool:
-    return len(await _boxes(directory)) >= count
+async def has_boxes(directory: str, count: int) -> bool:
+    """Return whether so many boxes have rows."""
+    return len(await boxes(directory)) >= count
 
 
 def load(url: str, *options: object) -> dict[str, Any]:
@@ -267,250 +249,19 @@ def overhead(artifact: Path, rows: Path, chunks: int, repeats: int) -> None:
     )  # fmt: skip
 
 
-@contextmanager
-def waiting_pool() -> Iterator[Pool]:
-    """The pool of the toy model, whose calls take `WAITS`."""
-    from tests.runtime import toy_pool
-
-    with toy_pool.open_pool() as pool:
-        serve_next, record = pool.serve_next, pool.call_times.record
-
-        def waiting(*arguments: Any, **options: Any) -> Any:
-            began = time.monotonic()
-            served = serve_next(*arguments, **options)
-            if served:
-                bucket = min(rows for rows in WAITS if rows >= len(served))
-                time.sleep(max(0.0, began + WAITS[bucket] - time.monotonic()))
-            return served
-
-        pool.serve_next = waiting  # type: ignore[method-assign]
-        pool.call_times.record = (  # type: ignore[method-assign]
-            lambda variant, bucket, _: record(variant, bucket, WAITS[bucket])
-        )
-        yield pool
-
-
-class WaitingReplica:
-    """A replica of Ray Serve in place of `deployments.Replica`: a box of the toy model."""
-
-    def __init__(self, config: Any, model: Any) -> None:
-        from seko_serve.fleet import deployments
-        from tests.runtime.toy_pool import pool_manifest
-        from tests.serve.fleets import DIGEST
-
-        deployments.artifact_folder = lambda source, _: Path(source)
-        deployments.read_manifest = lambda _: (pool_manifest(), DIGEST)  # type: ignore[assignment, return-value]
-        deployments.device = lambda _: Device(waiting_pool)
-        self._replica = deployments.Replica(config, model)
-
-    def check_health(self) -> None:
-        """Raise a RuntimeError if the server has ended."""
-        self._replica.check_health()
-
-    async def __del__(self) -> None:
-        """Save all sessions and end the server."""
-        await self._replica.__del__()
-
-
-@contextmanager
-def nodes(directory: str, store: Path) -> Iterator[str]:
-    """The address of a fleet of three boxes on three loopback nodes of Ray."""
-    import os
-    import socket
-
-    import ray
-    from ray.cluster_utils import Cluster
-
-    from seko_serve.fleet import deployments
-    from seko_serve.fleet.config import FleetConfig, ModelConfig
-
-    os.environ |= {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    for _ in range(NODES - 1):
-        cluster.add_node(num_cpus=1)
-    ray.init(cluster.address, namespace=deployments.NAMESPACE, log_to_driver=False)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    model = ModelConfig("toy", boxes=NODES, gpus=0, cpus=0.6, device="cpu")  # one fits on a node
-    config = FleetConfig(
-        (model,), str(store), directory, port=port, box_host="127.0.0.1", opens_per_second=1e4
-    )
-    deployments.Replica = WaitingReplica  # type: ignore[misc]
-    try:
-        deployments.apply(config)
-        while not asyncio.run(_has_boxes(directory, NODES)):
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-        deployments.remove()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def simulation(rows: Path, viewers: int, arrivals: float, seconds: float, buffer: int) -> None:
-    """Append the differences between the simulation and three boxes."""
-    from tests.runtime.toy_pool import pool_manifest
-
-    video = pool_manifest().workload.video
-    assert video is not None
-    fps = video.chunk_frames / PERIOD_S
-    common = ("--prompt", "a b", "--fps", fps, "--buffer", buffer)
-    with redis() as (directory, store), nodes(directory, store) as url:
-        lone = [
-            load(url, *common, "--sessions", 1, "--seconds", PERIOD_S, "--seed", seed)["ttfc_ms_p50"]
-            for seed in range(9)
-        ]
-        before = _metrics(directory)
-        told = load(url, *common, "--sessions", viewers, "--arrivals", arrivals, "--seconds", seconds)
-        after = _metrics(directory)
-    given = {"fps": fps, "chunk_frames": video.chunk_frames, "first_frames": video.first_frames}
-    connect_s = max(0.0, statistics.median(lone) / 1e3 - _mean_times(metrics_fields(before)))
-    fields = metrics_fields(
-        [_text_difference(text, earlier) for text, earlier in zip(after, before, strict=True)]
-    )
-    times = BoxTimes(**{**fields, **given, "connect_s": (connect_s,)})
-    scenario = Scenario(
-        boxes=NODES, sessions=viewers, arrivals=arrivals, seconds=seconds, lengths="fixed", buffer=buffer
-    )
-    figures = simulate(scenario, times)
-    shape = f"three boxes of the toy model, {viewers} viewers, {arrivals:g} a second, {seconds:g} s, {buffer} collected"
-    durations = {f"call of {count}": values for count, values in times.call_s.items()}
-    durations |= {"open": times.open_s, "encode": times.encode_s, "connect": times.connect_s}
-    kept = ("cpr", "ttfc_ms_p50", "ttfc_ms_p99", "served", "refused", "late")
-    more = {
-        "run": {name: told[name] for name in kept},
-        "simulated": {name: value for name, value in asdict(figures).items() if "rps" not in name},
-        "durations_ms": {name: 1e3 * statistics.mean(values) for name, values in durations.items()},
-    }
-    assert figures.cpr is not None
-    assert figures.ttfc_ms_p50 is not None
-    points = 100 * abs(figures.cpr - told["cpr"])
-    append_row(rows, "fleet_simulated_cpr", shape, points, "points from the run's CPR", CPR_POINTS, **more)
-    append_row(
-        rows, "fleet_simulated_ttfc", shape, abs(figures.ttfc_ms_p50 / told["ttfc_ms_p50"] - 1),
-        "of the run's median TTFC, away from it", TTFC_SHARE, **more,
-    )  # fmt: skip
-
-
-def _metrics(directory: str) -> list[str]:
-    """Return the metrics of all boxes, in the order of their names."""
-    texts = []
-    for box in asyncio.run(_boxes(directory)):
-        with urlopen(f"{box.inside}/metrics", timeout=10) as answer:
-            texts.append(answer.read().decode())
-    return texts
-
-
-def _mean_times(fields: dict[str, Any]) -> float:
-    """Return the mean seconds of the server's part of a lone viewer's first chunk."""
-    calls = fields["call_s"]
-    return sum(
-        statistics.mean(values) for values in (calls[min(calls)], fields["open_s"], fields["encode_s"])
-    )
-
-
-def _text_difference(text: str, earlier: str) -> str:
-    """Return metrics whose counters count from an earlier text on; gauges are those of the later text."""
-    counted = dict(line.rsplit(" ", 1) for line in earlier.splitlines() if not line.startswith("#"))
-    lines = []
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if not line.startswith("#") and any(end in name for end in ("_bucket{", "_sum", "_count", "_total")):
-            line = f"{name} {float(value) - float(counted.get(name, 0))}"
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-def h200_times() -> BoxTimes:
-    """Return durations of the 1.3B model on an H200, at 480x832 with Wan's VAE.
-
-    Rows of docs/benchmarks/h200.jsonl: a chunk with its video frames alone (``e2e_s1_vs_b3``), calls of two
-    (``batch_scaling``), and taking, saving and restoring a row (``pool_open_ms``, ``pool_pause_ms``,
-    ``pool_resume_ms``). Not measured and assumed: 1 GB/s to the store, 20 ms to encode a chunk, 50 ms for network and
-    client, 60 s until another box has started.
-    """
-    newest = newest_rows()
-    pool = {figure: newest["h200", figure, POOL] for figure in POOL_FIGURES}
-    alone = (
-        newest["h200", "e2e_s1_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8_resident"]["overlapped_ms"] / 1e3
-    )
-    two = newest["h200", "batch_scaling", f"{POOL}, calls of 2"]["value"]
-    store_s = pool["offload_bandwidth_share"]["session_bytes"] / 1e9
-    return BoxTimes(
-        rows=4,
-        fps=16,
-        chunk_frames=12,
-        first_frames=9,
-        call_s={1: (alone,), 2: (2 * two * alone,)},
-        open_s=((pool["pool_open_ms"]["value"] + pool["pool_text_ms"]["value"]) / 1e3,),
-        encode_s=(0.02,),
-        connect_s=(0.05,),
-        capture_s=(pool["pool_pause_ms"]["value"] / 1e3,),
-        write_s=(store_s,),
-        read_s=(store_s + pool["pool_resume_ms"]["value"] / 1e3,),
-        start_s=(60.0,),
-    )
-
-
-def sizes(rows: Path, gpus: int, seconds: float) -> None:
-    """Append ``fleet_size``: simulated fleets under growing load, whose viewers collect one or two chunks."""
-    times = h200_times()
-    for buffer in (1, 2):
-        for load_share in (0.5, 0.7, 0.8, 0.9, 1.0, 1.1):
-            arrivals = load_share * 2 * gpus / seconds  # two sessions are admitted at a time
-            scenario = Scenario(
-                boxes=gpus, sessions=round(arrivals * 15 * seconds), arrivals=arrivals, seconds=seconds, buffer=buffer,
-                warm_up_s=3 * seconds, gateways=2,
-            )  # fmt: skip
-            figures = simulate(scenario, times)
-            assert figures.cpr is not None
-            append_row(
-                rows, "fleet_size", f"{gpus} GPUs, load {load_share:g}, {buffer} collected", figures.cpr,
-                "simulated CPR", None, load=load_share, buffer=buffer, **asdict(figures),
-            )  # fmt: skip
-
-
-def large(rows: Path, gpus: int, sessions: int) -> None:
-    """Append ``fleet_simulate_s``: a simulation with failures of boxes and machines, and half of the boxes replaced."""
-    times = h200_times()
-    scenario = Scenario(
-        boxes=gpus, sessions=sessions, arrivals=0.02 * gpus, seconds=60.0, buffer=2, gateways=4, warm_up_s=120.0,
-        box_failure_h=100.0, machine_failure_h=500.0, drain_at_s=300.0, drained=gpus // 100,
-    )  # fmt: skip
-    began = time.process_time()
-    figures = simulate(scenario, times)
-    append_row(
-        rows, "fleet_simulate_s", f"{gpus:,} GPUs, {sessions:,} sessions", time.process_time() - began,
-        "s of one core", SIMULATE_S, arrivals=scenario.arrivals, box_failure_h=scenario.box_failure_h,
-        machine_failure_h=scenario.machine_failure_h, drained=scenario.drained, gateways=scenario.gateways,
-        **asdict(figures),
-    )  # fmt: skip
-
-
 def main() -> None:
     """Measure the parts that were asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--parts", default="soak,admit,simulation,sizes,large", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--parts", default="soak,admit", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--artifact", type=Path, help="of the part overhead")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--asked", type=float, default=200.0, help="sessions a second of `admit`")
     parser.add_argument("--asked-for", type=float, default=30.0, help="seconds of `admit`")
     parser.add_argument("--chunks", type=int, default=60, help="of a measurement of `overhead`")
     parser.add_argument("--repeats", type=int, default=5, help="of `overhead`")
-    parser.add_argument("--viewers", type=int, default=60, help="of `simulation`")
-    parser.add_argument("--arrivals", type=float, default=0.6, help="viewers a second of `simulation`")
-    parser.add_argument("--seconds", type=float, default=20.0, help="that each of them watches")
-    parser.add_argument("--buffer", type=int, default=1, help="chunks that they collect")
-    parser.add_argument("--gpus", type=int, default=100, help="of `sizes`; ten times as many of `large`")
-    parser.add_argument("--sessions", type=int, default=20_000, help="of `large`")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
@@ -521,11 +272,6 @@ def main() -> None:
         "soak": lambda: soak(options.rows, options.kills),
         "admit": lambda: admit(options.rows, options.asked, options.asked_for),
         "overhead": lambda: overhead(options.artifact, options.rows, options.chunks, options.repeats),
-        "simulation": lambda: simulation(
-            options.rows, options.viewers, options.arrivals, options.seconds, options.buffer
-        ),
-        "sizes": lambda: sizes(options.rows, options.gpus, 60.0),
-        "large": lambda: large(options.rows, 10 * options.gpus, options.sessions),
     }
     for part in PARTS:
         if part in parts:

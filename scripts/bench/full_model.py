@@ -40,7 +40,7 @@ from seko_export.host.progress import silent  # noqa: E402
 from seko_export.lowering.trace import trace  # noqa: E402
 from seko_export.media.pieces import AUDIO_ENCODER  # noqa: E402
 from seko_export.media.wan_vae.config import WanVaeConfig  # noqa: E402
-from seko_export.media.wan_vae.modules import latent_statistics  # noqa: E402
+from seko_export.media.wan_vae.modules import VaeTensors  # noqa: E402
 from seko_export.video.calibration import layer_constants  # noqa: E402
 from seko_export.video.recording import eager_engine, golden_inputs, golden_reference, golden_text  # noqa: E402
 from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
@@ -106,7 +106,7 @@ def _random_media(config: VideoBuild) -> MediaTensors:
     vae, audio = config.workload.vae, None
     vae_weights = None
     if isinstance(vae, WanVaeConfig):
-        vae_weights = random_vae(vae) | latent_statistics(vae, torch.float32)
+        vae_weights = VaeTensors(random_vae(vae), vae)
     if config.workload.audio is not None:
         random = torch.Generator().manual_seed(0)
         prefix = f"weight:{AUDIO_ENCODER}."

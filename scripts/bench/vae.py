@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest import mock
 
 import torch
 from counting import chunk_times
@@ -36,11 +35,10 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.host.environment import resolve_target
-from seko_export.media.wan_vae import layers
+from seko_export.host.environment import local_gpu_arch, resolve_target
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
-from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
+from seko_export.media.wan_vae.modules import VaeDecode, VaeTensors, latent_statistics
 from seko_kernels.tuned_conv import has_fp8_convolutions
 
 PIECES = ("vae_decode_first", "vae_decode")
@@ -143,7 +141,9 @@ def build_config(
     scheme = "bf16" if device == "cuda" else "fp32"
     model = PRESETS[case.preset].model
     return VideoBuild(
-        model, VideoConfig(stream, Schedule.warped(), scheme, vae=vae), TargetConfig(device, ranks=ranks)
+        model,
+        VideoConfig(stream, Schedule.warped(), scheme, vae=vae),
+        TargetConfig(device, ranks=ranks, convolutions=local_gpu_arch() or ""),
     ), vae
 
 
@@ -291,7 +291,9 @@ class EngineSession:
         self._decoded = 0  # chunks of the stream
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        pieces = make_pieces(config)
+        vae = config.workload.vae
+        assert isinstance(vae, WanVaeConfig)
+        pieces, packed = make_pieces(config), VaeTensors(weights, vae)
         self.buffers: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.runs: dict[str, Callable[[], None]] = {}
@@ -302,7 +304,7 @@ class EngineSession:
                 self.buffers.setdefault(argument.ref, place)
             for argument in piece.parameters:
                 key = argument.ref.removeprefix("weight:vae.")
-                self.tensors.setdefault(argument.ref, weights[key].to(self.device, argument.dtype))
+                self.tensors.setdefault(argument.ref, packed[key].to(self.device, argument.dtype))
             if "buffer:rank" in self.buffers:
                 self.buffers["buffer:rank"].fill_(rank)
             self.runs[name] = self._run_of(piece, None if eager else work / f"{name}.pt2")
@@ -392,10 +394,9 @@ def own_decoder(
     def decode(latents: Tensor) -> Tensor:
         parts: list[Tensor] = []
         caches: list[Tensor] = []
-        with mock.patch.object(layers, "tiles_on", return_value=None):
-            for latent in latents.split(1, dim=2):
-                video, *caches = halves[not parts](latent, *caches)
-                parts.append(video)
+        for latent in latents.split(1, dim=2):
+            video, *caches = halves[not parts](latent, *caches)
+            parts.append(video)
         return torch.cat(parts, dim=2)
 
     return decode

@@ -48,7 +48,6 @@ from vae_layers import (
     tried,
 )
 
-from seko_export.media.wan_vae import layers
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
 from seko_kernels.admission_conv import admit_conv
 from seko_kernels.causal_conv import launch_causal_conv
@@ -339,12 +338,9 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
     x = inputs.x[:, :, ::2, ::2].contiguous() if layer.enlarges else inputs.x
     residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
     given = (x.permute(0, 4, 1, 2, 3), inputs.earlier, residual)
-    chosen = layers.tiles_on
-    layers.tiles_on = lambda *_, **__: tiles
-    try:
-        graph = torch.export.export(layer, given, strict=False).module()
-    finally:
-        layers.tiles_on = chosen
+    if tiles is not None:
+        layer.use_kernel(tiles)
+    graph = torch.export.export(layer, given, strict=False).module()
     call = graph if INTERPRETED else torch._inductor.compile(graph, list(given))
     return milliseconds(lambda: call(*given))
 

@@ -17,6 +17,7 @@ from seko_export.engines.piece import on_meta
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, ResidualBlock, RmsNorm, Upsample
 from seko_export.media.wan_vae.modules import VaeDecode, decoder_cache_shapes
+from seko_export.media.wan_vae.own_convolution import OwnConvolution
 from seko_kernels.causal_conv import packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.fused_reference import e4m3_cast
@@ -193,26 +194,30 @@ def kernel_inputs(case: Case) -> Inputs:
 class Layer(nn.Module):
     """A convolution with what the decoder has around it: norm and SiLU, or upsampling, the caches, the residual."""
 
+    convolution: CausalConv3d | OwnConvolution | Upsample
+
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.norm = RmsNorm(case.channels, axes=3) if case.normed else None
         self.enlarges, self.fp8 = case.taps[0] == 1, case.fp8
-        self.convolution: CausalConv3d | Upsample
         if self.enlarges:
             self.convolution = Upsample(case.channels, case.filters, temporal=False)
         else:
             self.convolution = CausalConv3d(case.channels, case.filters, case.taps[1])
+
+    def use_kernel(self, tiles: ConvTiles) -> None:
+        """Convolve by the kernel, with the same weights."""
+        gamma = self.norm.gamma if self.norm is not None and self.fp8 else None
+        if isinstance(self.convolution, Upsample):
+            self.convolution.resample[1] = OwnConvolution(self.convolution.resample[1], tiles)
+        elif isinstance(self.convolution, CausalConv3d):
+            self.convolution = OwnConvolution(self.convolution, tiles, gamma)
 
     def forward(self, x: Tensor, earlier: Tensor | None, residual: Tensor | None) -> tuple[Tensor, ...]:
         """Return the result [B, O, T, H, W] and the cache for the next call, if there is one."""
         caches = FrameCaches(None if earlier is None else [earlier])
         if self.norm is not None:
             x = F.silu(self.norm(x))
-        if isinstance(self.convolution, Upsample):
-            return (self.convolution(x, caches),)
-        tiles = self.convolution.tiles(x, caches, fp8=self.fp8)
-        if tiles is not None:
-            largest = self.norm.largest() if self.norm is not None and self.fp8 else None
-            return (self.convolution.by_kernel(x, caches, tiles, residual, largest), *caches.kept)
-        y = self.convolution(x, caches)
-        return (y if residual is None else residual + y, *caches.kept)
+        if residual is None or isinstance(self.convolution, Upsample):
+            return (self.convolution(x, caches), *caches.kept)
+        return (self.convolution.with_residual(x, caches, residual), *caches.kept)

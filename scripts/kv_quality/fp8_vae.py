@@ -23,9 +23,9 @@ from scripts.bench.rows import append_row
 from scripts.kv_quality.measures import psnr
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import run_stream
-from seko_export.media.wan_vae import layers
-from seko_export.media.wan_vae.layers import ResidualBlock
+from seko_export.media.wan_vae.layers import NORM_BEFORE, ResidualBlock, Upsample
 from seko_export.media.wan_vae.modules import VaeDecode
+from seko_export.media.wan_vae.own_convolution import OwnConvolution
 from seko_kernels.tuned_conv import ConvTiles
 
 BAR_DB = 40.0
@@ -96,23 +96,22 @@ def parts(decode: VaeDecode) -> dict[str, list[ResidualBlock]]:
     for module in (*decode.decoder.middle, *decode.decoder.upsamples):
         if isinstance(module, ResidualBlock):
             found.setdefault(f"blocks of 1/{2 ** (3 - level)} of the sides", []).append(module)
-        level += isinstance(module, layers.Upsample)
+        level += isinstance(module, Upsample)
     return found
 
 
 @contextmanager
 def in_e4m3(blocks: Sequence[ResidualBlock]) -> Iterator[None]:
     """Context manager in which the convolutions of these blocks multiply e4m3 numbers."""
-    before = layers.tiles_on
-    layers.tiles_on = lambda *_, fp8=False: UNUSED if fp8 else None
-    for block in blocks:
-        block.fp8 = True
+    plain = [(block, number, block.residual[number]) for block in blocks for number in NORM_BEFORE]
+    for block, number, convolution in plain:
+        gamma = block.residual[NORM_BEFORE[number]].gamma
+        block.residual[number] = OwnConvolution(convolution, UNUSED, gamma)
     try:
         yield
     finally:
-        layers.tiles_on = before
-        for block in blocks:
-            block.fp8 = False
+        for block, number, convolution in plain:
+            block.residual[number] = convolution
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seko_export.errors import UsageError
+from seko_runtime.format.disk_faults import check_space
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.tar_format import END, member_header, padding, tar_bytes
-from seko_runtime.format.whole_files import check_space, whole_file
+from seko_runtime.format.whole_files import whole_file
 from seko_runtime.opening.artifact import check_artifact
 
 WRITE_BYTES = 4 << 20

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_export.errors import MachineError, UsageError
+from seko_runtime.format.disk_faults import disk_faults
 from seko_runtime.format.manifest import SIGNATURE_FILE
 from seko_runtime.format.trust import (
     SIGNATURE_VERSION,
@@ -21,7 +22,7 @@ from seko_runtime.format.trust import (
     signed_bytes,
     timed_bytes,
 )
-from seko_runtime.format.whole_files import disk_faults, whole_file
+from seko_runtime.format.whole_files import whole_file
 from seko_runtime.opening.artifact import check_artifact
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ _PLACES = {
 }
 BACKENDS = tuple(_PLACES)
 # The eager backend, which runs the modules in torch to record goldens. No artifact uses it.
-EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, offloaded_cache=True))
+EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, convolutions=True, offloaded_cache=True))
 
 
 def export_backend(name: str) -> ExportBackend:

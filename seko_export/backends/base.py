@@ -39,6 +39,8 @@ class Capabilities:
         and fused layers must be requested.
     fused_kernels : bool
         Whether layers may run in Seko's own Triton kernels.
+    convolutions : bool
+        Whether the VAE may run in Seko's own convolutions, which are Triton kernels.
     attentions : tuple of str, optional
         Kinds of attention over the cache, by their names in ``--attention``; default: all.
     fp8_matmuls, resident_window : bool
@@ -61,6 +63,7 @@ class Capabilities:
     cross_targets: tuple[str, ...] = ()
     unmeasured: bool = False
     fused_kernels: bool = False
+    convolutions: bool = False
     attentions: tuple[str, ...] | None = None
     fp8_matmuls: bool = True
     resident_window: bool = True

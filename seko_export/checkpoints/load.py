@@ -19,6 +19,7 @@ from seko_export.errors import CheckpointError, UsageError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Match = Callable[[OpenedFiles], tuple[str, Mapping[str, TensorSource]]]
+MERGED = "merged"  # in place of the stored dtype's name: of a weight into which LoRAs are merged
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each
 
 
@@ -92,6 +93,11 @@ class Checkpoint:
                 f"too large for {weight.dtype}; convert to bfloat16 or float32"
             )
         bad = int((~torch.isfinite(stored)).sum())
+        if source.dtype_name == MERGED:
+            raise CheckpointError(
+                f"{shown(source.file_key)} has {bad} NaN or infinite numbers of {stored.numel()} when LoRAs are "
+                "merged; expected none: take smaller weights of --lora, or another checkpoint"
+            )
         raise CheckpointError(
             f"{shown(source.file_key)} holds {bad} NaN or infinite numbers of {stored.numel()}; "
             "expected none: the checkpoint is damaged or its training diverged; take another one"

@@ -21,7 +21,7 @@ from torch import Tensor
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.key_table import KeyTable, Shapes
 from seko_export.checkpoints.keycheck import SHOWN_KEYS
-from seko_export.checkpoints.load import WEIGHT_DTYPES, Checkpoint, is_finite
+from seko_export.checkpoints.load import MERGED, WEIGHT_DTYPES, Checkpoint, is_finite
 from seko_export.checkpoints.lora_files import OpenedLora, Role, open_lora
 from seko_export.checkpoints.sources import WRAPPERS, LoraFile, MergedLora, TensorSource, shown
 from seko_export.config.build import ModelIdentity
@@ -98,7 +98,7 @@ def with_loras(
     merged = {
         name: replace(
             source,
-            dtype_name="merged",
+            dtype_name=MERGED,
             dtype=torch.float32,
             read=partial(_merged, source, tuple(changes[name])),
             copy=None,
@@ -253,7 +253,7 @@ class _Module:
         stated = self._scaling.rank_of(self._module)
         if stated is not None and stated != self.rank:
             self._refuse(f"its rank is {self.rank}, and {stated:g} by {self._scaling.origin}")
-        scale = self._weight * self._scale()
+        scale = self._factor(self._scale())
         magnitude = self._tensors.get(Role.MAGNITUDE)
         if self._scaling.dora and magnitude is None:
             self._refuse(f"{self._scaling.origin} says DoRA, and it has no magnitude")
@@ -282,8 +282,17 @@ class _Module:
             )
         if role is Role.SET:
             return lambda _: self._read(source).clone()
-        factor = self._weight * (self._scale() if role is Role.UP_BIAS else 1.0)
+        factor = self._factor(self._scale() if role is Role.UP_BIAS else 1.0)
         return lambda weight: weight.add_(self._read(source), alpha=factor)
+
+    def _factor(self, scale: float) -> float:
+        """Return the LoRA's weight times a scale, which must be a float32 number."""
+        factor = self._weight * scale
+        if abs(factor) > torch.finfo(torch.float32).max:
+            self._refuse(
+                f"its weight {self._weight:g} times its scale {scale:g} is no float32 number; take a smaller weight"
+            )
+        return factor
 
     def _scale(self) -> float:
         """Return the LoRA's scale alpha / r, and note the source of alpha."""

@@ -30,7 +30,7 @@ PEFT_CONFIG = "adapter_config.json"
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
 _HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
-_KOHYA_ALPHA, _KOHYA_RANK = "ss_network_alpha", "ss_network_dim"
+_KOHYA_ALPHA = "ss_network_alpha"
 _MAX_PATTERN, _MAX_REPEATS = (
     200,
     4,
@@ -134,14 +134,6 @@ class OpenedLora:
     modules: Mapping[str, Mapping[Role, TensorSource]]
     scaling: Scaling
     strange: tuple[str, ...] = ()
-
-
-def looks_like_lora(keys: tuple[str, ...]) -> bool:
-    """Return whether keys belong to a LoRA: every key has a known role, and some keys are low-rank factors or
-    differences.
-    """
-    roles = [_role_of(key) for key in keys]
-    return bool(roles) and all(roles) and any(found and found[1] is not Role.ALPHA for found in roles)
 
 
 def open_lora(path: Path) -> OpenedLora:

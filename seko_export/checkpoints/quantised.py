@@ -51,6 +51,7 @@ _FOREIGN = {
     ".weight.quant_map": "bitsandbytes",
     ".weight._data": "quanto",
     ".weight._scale": "quanto",
+    "._extra_state": "TransformerEngine",
 }
 
 

@@ -40,6 +40,7 @@ from seko_export.errors import CheckpointError
 _INDEX = re.compile(r"(.+)\.safetensors\.index(?:\.([\w-]+))?\.json", re.ASCII)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _VARIANT = re.compile(r".\.(fp32|fp16|bf16|fp8|int8|ema|non_ema)$", re.ASCII)
+_NAMED_ITSELF = (".pt", ".pth", ".gguf")  # suffixes of files that are never looked for in a folder
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -190,9 +191,13 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
     if not indices:
         choices = [file for file in files if _variant_of(file) is None] or files
     if not choices:
+        others = [
+            file for depth in ("*", "*/*") for file in folder.glob(depth) if file.suffix in _NAMED_ITSELF
+        ]
+        listed = ", ".join(str(file) for file in sorted(others)[:5])
         raise NotACheckpointError(
-            f"the folder {folder} holds no *.safetensors and no *.safetensors.index.json; "
-            f"expected {layout.formats} (a .pt is named itself, not its folder)"
+            f"the folder {folder} holds no *.safetensors and no *.safetensors.index.json; expected {layout.formats} "
+            f"(a {' or '.join(_NAMED_ITSELF)} is named itself, not its folder{': ' if listed else ''}{listed})"
         )
     if len(choices) > 1:
         names = ", ".join(choice.name for choice in choices[:20])

@@ -29,21 +29,15 @@ SILENCE_S = 8.0  # that a log is silent at most
 
 
 @contextmanager
-def shown_progress(silence_s: float = SILENCE_S) -> Iterator[progress.Progress]:
-    """Yield a function that shows the steps of a build on stderr.
-
-    Parameters
-    ----------
-    silence_s : float
-        Seconds after which a log gets a line even if nothing has changed.
-    """
+def shown_progress() -> Iterator[progress.Progress]:
+    """Yield a function that shows the steps of a build on stderr."""
     console = Console(stderr=True)
-    with _bars(console) if console.is_terminal else _lines(silence_s) as tell:
+    with _bars(console) if console.is_terminal else _lines() as tell:
         yield tell
 
 
 @contextmanager
-def _lines(silence_s: float) -> Iterator[progress.Progress]:
+def _lines() -> Iterator[progress.Progress]:
     """Print a line for every step, and a line whenever nothing was printed for some seconds."""
     lock, ended = threading.Lock(), threading.Event()
     now = "starting"
@@ -66,9 +60,9 @@ def _lines(silence_s: float) -> Iterator[progress.Progress]:
                 say(step)
 
     def watch() -> None:
-        while not ended.wait(max(0.0, printed + silence_s - time.monotonic())):
+        while not ended.wait(max(0.0, printed + SILENCE_S - time.monotonic())):
             with lock:
-                if time.monotonic() - printed >= silence_s:
+                if time.monotonic() - printed >= SILENCE_S:
                     beside = aside() if aside is not None else ""
                     say(f"{now}, {time.monotonic() - begun:.0f} s{f'; {beside}' if beside else ''}")
 

@@ -37,6 +37,9 @@ class TargetConfig:
     attention : str
         Name of the attention, one of `config.attention.ATTENTIONS`. ``torch`` is torch's attention. ``bf16`` is Seko's
         16-bit kernel. ``fp8`` reads the frames of an FP4 cache in 8 bits and the call's own tokens unquantised.
+    convolutions : str
+        Architecture of the GPU, such as ``sm_90``, for which the VAE runs in Seko's own convolutions where they were
+        measured to be faster (`seko_kernels.tuned_conv`); empty: all convolutions are torch's.
     resident_window : bool
         Whether cached frames are converted to 8 bits once for all passes over the same tokens, for all layers at once,
         instead of in every pass.
@@ -54,6 +57,7 @@ class TargetConfig:
     fp8: bool = False
     fp8_except: tuple[int, ...] = ()
     attention: str = TORCH.name
+    convolutions: str = ""
     resident_window: bool = False
 
     def __post_init__(self) -> None:
@@ -84,5 +88,5 @@ class TargetConfig:
 
     @property
     def plain(self) -> TargetConfig:
-        """Return the same target machine, for one rank and with layers in plain torch."""
-        return TargetConfig(self.device, self.archs)
+        """Return the same target machine, for one rank and with transformer layers in plain torch."""
+        return TargetConfig(self.device, self.archs, convolutions=self.convolutions)

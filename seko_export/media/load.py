@@ -61,11 +61,9 @@ def vae_weights(path: Path, config: VaeConfig) -> WeightSource:
     return vae_of(config).weights(load_vae(path, config), config)
 
 
-def load_text_encoder(
-    path: Path, config: TextEncoderConfig, *, dtype: torch.dtype | None = None
-) -> Checkpoint:
-    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers of the VAE's tensors are read
-    later.
+def load_text_encoder(path: Path, config: TextEncoderConfig) -> Checkpoint:
+    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers of its tensors are read later,
+    and keep their dtype.
 
     Parameters
     ----------
@@ -74,8 +72,6 @@ def load_text_encoder(
         index, or a pipeline with ``text_encoder/``). The content decides which it is.
     config : TextEncoderConfig
         Dimensions of the expected text encoder.
-    dtype : torch.dtype, optional
-        Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
 
     Returns
     -------
@@ -84,12 +80,8 @@ def load_text_encoder(
 
     Raises
     ------
-    UsageError
-        If ``dtype`` is not float32, bfloat16 or float16.
     CheckpointError
         If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
-    return load_weights(
-        path, config, TEXT_LAYOUT, lambda opened: match_text_sources(path, opened, config), dtype=dtype
-    )
+    return load_weights(path, config, TEXT_LAYOUT, lambda opened: match_text_sources(path, opened, config))

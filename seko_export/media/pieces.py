@@ -6,10 +6,11 @@ A build may have any of the engines around the transformer. Names of the weights
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
+from torch import nn
 
 from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfig
 from seko_export.config.video import VideoBuild
@@ -166,6 +167,29 @@ def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:
     )
 
 
+def vae_module(
+    config: VideoBuild, vae: VaeConfig, make: Callable[[], nn.Module], inputs: Sequence[Argument]
+) -> nn.Module:
+    """Return a module of the VAE on the meta device, with Seko's convolutions where the build takes them.
+
+    Parameters
+    ----------
+    config : VideoBuild
+        The build.
+    vae : VaeConfig
+        The VAE of which the module is a part.
+    make : callable
+        Function that creates the module.
+    inputs : sequence of Argument
+        The inputs of the module, whose sizes determine the convolutions.
+    """
+    module = on_meta(make)
+    if config.target.convolutions:
+        examples = [torch.empty(a.shape, dtype=a.dtype, device="meta") for a in inputs]
+        vae_of(vae).use_own_convolutions(module, examples, config.target.convolutions)
+    return module
+
+
 def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     s, dtype, kind = config.workload.stream, config.target.dtype, vae_of(vae)
     picture, parts = (s.height, s.width, PICTURE_CHANNELS), decode_parts(config)
@@ -182,11 +206,16 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     make = partial(kind.shared_decoder, ranks=ranks) if ranks > 1 else kind.decoder
 
     def decode(role: str, video: str, *, first: bool) -> Piece:
-        module = on_meta(lambda: make(vae, first=first, frames=length, dtype=dtype))
         frames = vae.video_frames(length, first=first)
         decoded = (frames, s.height // ranks, *picture[1:])
         pictures = Argument("video", f"buffer:{video}[row]", decoded, torch.uint8)
         inputs = (latents, *rank, *(() if first else caches))
+
+        def decoder() -> nn.Module:
+            return make(vae, first=first, frames=length, dtype=dtype)
+
+        # ranks that share a picture exchange rows, which the kernel does not read
+        module = vae_module(config, vae, decoder, inputs) if ranks == 1 else on_meta(decoder)
         return Piece(
             EngineKey(role),
             module,
@@ -212,12 +241,13 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     encoding = config.workload.encoding_vae
     if encoding is None:
         return pieces
+    image = (Argument("image", f"buffer:{IMAGE}", picture, torch.uint8),)
     encode = Piece(
         EngineKey(VAE_ENCODE),
-        on_meta(lambda: vae_of(encoding).encoder(encoding, dtype=dtype)),
+        vae_module(config, encoding, lambda: vae_of(encoding).encoder(encoding, dtype=dtype), image),
         encoder_weights(config),
         0,
-        (Argument("image", f"buffer:{IMAGE}", picture, torch.uint8),),
+        image,
         (Argument("latents", f"buffer:{IMAGE_LATENTS}", _latent_shape(config, 1), torch.float32),),
         positional=True,
         large=True,

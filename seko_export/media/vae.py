@@ -8,7 +8,7 @@ is the same for every VAE.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from seko_export.config.media import VaeConfig
 
 if TYPE_CHECKING:  # the table of VAEs is read for the options' help, before torch is imported
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from seko_export.engines.weight_source import WeightSource
 
@@ -99,6 +99,23 @@ class Vae(ABC, Generic[C]):
         and the caches for the next call, in new memory, both with the shapes of `cache_shapes`. ``first`` is true if
         the module decodes the first chunk of a stream.
         """
+
+    def use_own_convolutions(self, module: nn.Module, inputs: Sequence[Tensor], arch: str) -> None:
+        """Replace convolutions of a module by Seko's kernel where this was measured to be faster, in place.
+
+        Weights of such convolutions have other names and shapes; `weights` also returns these. By default nothing is
+        replaced.
+
+        Parameters
+        ----------
+        module : nn.Module
+            A decoder or encoder, on the meta device.
+        inputs : sequence of Tensor
+            Inputs of one call, on the meta device.
+        arch : str
+            Architecture of the GPU for which the module is compiled, such as ``sm_90``.
+        """
+        del module, inputs, arch
 
     def shared_decoder(
         self, config: C, *, first: bool, frames: int, dtype: torch.dtype, ranks: int

@@ -11,7 +11,7 @@ from seko_export.checkpoints.json_files import read_json_object
 from seko_export.config.build import ModelIdentity
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.workshop import workshop
-from seko_runtime.format.whole_files import disk_faults
+from seko_runtime.format.disk_faults import disk_faults
 
 TOKENIZER = "tokenizer.json"
 RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not video)"

@@ -31,7 +31,7 @@ from seko_export.options.declaration import (
     declared,
     flag,
 )
-from seko_runtime.format.whole_files import check_goal
+from seko_runtime.format.whole_files import check_folder_place
 
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 SAMPLE_CONFIG = "config.json"
@@ -171,7 +171,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
             "built without one"
         )
     check_files(options)
-    check_goal(output_path, replace=force)
+    check_folder_place(output_path, replace=force)
     _check_place(output_path)
 
 

@@ -16,6 +16,7 @@ from seko_export.checkpoints.errors import (
     NotACheckpointError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, read_config, read_json_object
+from seko_export.checkpoints.lora_files import open_lora
 from seko_export.checkpoints.readers import variant_file
 from seko_export.checkpoints.sources import Layout
 from seko_export.errors import CheckpointError
@@ -33,7 +34,7 @@ from seko_export.options.declaration import BuildOptions, flag
 
 # Fields of `BuildOptions`.
 _BESIDE = ("audio_adapter", "vae", "text_encoder", "tokenizer", "audio_encoder", "image_encoder")
-WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".gguf")
 _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
 
@@ -47,6 +48,8 @@ class ModelFolder:
         File or folder of each model, in the form that the build option with the same name takes.
     audio_adapter : Path or None
         File of the audio adapter, if this file is in the folder and the transformer in a subfolder.
+    loras : tuple of Path
+        LoRAs, which only `--lora` merges.
     unknown : tuple of Path
         Weight files that hold none of these models.
     """
@@ -58,13 +61,15 @@ class ModelFolder:
     audio_encoder: Path | None = None
     image_encoder: Path | None = None
     audio_adapter: Path | None = None
+    loras: tuple[Path, ...] = ()
     unknown: tuple[Path, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """Sentences for the user about weight files that the build does not use."""
+        loras = [f"{path.name} is a LoRA, which --lora {path} merges" for path in self.loras]
         names = ", ".join(path.name for path in self.unknown)
-        return [f"not used, since they are of no known kind: {names}"] if names else []
+        return [*loras, f"not used, since they are of no known kind: {names}"] if names else loras
 
     @property
     def beside(self) -> dict[str, Path]:
@@ -218,9 +223,12 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     if text is not None:
         with suppress(CheckpointNotFoundError):  # the build asks for it
             tokenizer = find_tokenizer(text, None)
+    left = sorted(files - taken) if transformer else []
+    loras = _known(left, taken, open_lora)
     return ModelFolder(
         *(model, vae, text, tokenizer, audio, image, adapter),
-        unknown=tuple(sorted(files - taken)) if transformer else (),
+        loras=tuple(loras),
+        unknown=tuple(path for path in left if path not in loras),
     )
 
 

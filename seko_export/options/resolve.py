@@ -84,7 +84,8 @@ def resolve_build(
     if preset is None and checkpoint is None:
         preset = preset_of(options, sample_folder)
     wanted = _kv_scheme("fp4" if options.fp4_kv else options.kv or EXACT)
-    cross = export_backend(options.backend).capabilities.cross_targets
+    can = export_backend(options.backend).capabilities
+    cross = can.cross_targets
     machine = machine or resolve_target(options.target, cross)
     device = machine.device
     sample = read_sample(sample_folder) if preset == SAMPLE else None
@@ -139,6 +140,7 @@ def resolve_build(
             device,
             archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
             ranks=options.ranks,
+            convolutions=machine.arch if can.convolutions and device == "cuda" else "",
         ),
     )
     if config.target.ranks > 1 and not video_family_of(config).splits_over_ranks:

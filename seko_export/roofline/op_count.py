@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -29,6 +30,8 @@ from seko_export.families.layers.past_window import WindowExpand
 from seko_export.roofline.op_count_few_rows import CountedFewRowOps
 from seko_export.roofline.op_count_fused import EXPAND, CountedOps
 from seko_kernels.kv_formats import ExactKv
+from seko_kernels.ops import stand_ins
+from seko_kernels.tuned_conv import ConvTiles
 
 ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
 CACHE_WRITE, GATHER, ROWS, EXCHANGE = "cache write", "gather", "rows", "exchange"
@@ -87,9 +90,36 @@ def count_piece(piece: Piece) -> PieceCount:
     """Count one call of ``piece``, which `make_pieces` made for a GPU."""
     tensors = piece.example_inputs("meta")
     recorder = _Recorder(tensors, [argument.name for argument in piece.signature])
-    with torch.no_grad(), recorder, _AttentionAsOne(recorder), _counted_kv(piece.module, recorder):
+    counted = stand_ins({"causal_conv": partial(_count_convolution, recorder)})
+    with (
+        torch.no_grad(),
+        recorder,
+        _AttentionAsOne(recorder),
+        _counted_kv(piece.module, recorder),
+        counted,
+    ):
         results = FlatModule(piece)(*tensors)
     return recorder.count(results)
+
+
+def _count_convolution(
+    recorder: _Recorder,
+    x: Tensor,
+    earlier: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    *,
+    scale: Tensor | None,
+    tiles: ConvTiles,
+) -> Tensor:
+    """Record a convolution of `causal_conv.causal_conv`, and return an empty tensor for its result."""
+    del tiles
+    out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
+    ins = [t for t in (x, earlier, weight, bias, residual, scale) if t is not None]
+    taps = weight.shape[:3].numel()
+    recorder.add(CONVOLUTION, ins, [out], flops=2 * out.numel() * taps * x.shape[4])
+    return out
 
 
 @contextmanager

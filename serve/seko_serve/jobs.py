@@ -10,7 +10,6 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,14 +86,10 @@ class VideoJobs:
         Largest number of videos that are waiting, running or finished at a time; 0: requests for videos are refused.
     folder : Path, optional
         Folder of the video files; default: a temporary folder, which `stop` removes.
-    clock : callable
-        Function that returns the time in seconds since 1970.
     """
 
-    def __init__(
-        self, device: Device, most: int, folder: Path | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._device, self._most, self._clock = device, most, clock
+    def __init__(self, device: Device, most: int, folder: Path | None = None) -> None:
+        self._device, self._most = device, most
         self._chosen, self._folder = folder, Path()
         self._videos: dict[str, Video] = {}
         self._worker = ThreadPoolExecutor(
@@ -154,9 +149,9 @@ class VideoJobs:
             raise ServeError("unsupported", "all rows of this artifact run together: it makes no videos")
         if len(self._videos) >= self._most or _bytes_in(self._folder) >= MAX_FOLDER_BYTES:
             expiries = [video.expires for video in self._videos.values() if video.expires is not None]
-            wait = max(1.0, min(expiries) - self._clock()) if expiries else 60.0
+            wait = max(1.0, min(expiries) - time.time()) if expiries else 60.0
             raise ServeError("full", "too many videos wait or are kept; delete some", retry_after=wait)
-        video = Video(ID + secrets.token_urlsafe(12), tenant, opening, frames, self._clock())
+        video = Video(ID + secrets.token_urlsafe(12), tenant, opening, frames, time.time())
         self._videos[video.id] = video
         self._news.set()
         return video
@@ -247,7 +242,7 @@ class VideoJobs:
         if over is None:
             return
         video.status, video.error = ("completed" if error is None else "failed"), error
-        video.ended = self._clock()
+        video.ended = time.time()
         _LOG.info("video ended", extra={"video": video.id, "status": video.status})
         over.set()
 
@@ -266,7 +261,7 @@ class VideoJobs:
         """Remove the videos whose files have expired."""
         while True:
             await asyncio.sleep(REAP_S)
-            now = self._clock()
+            now = time.time()
             for video in list(self._videos.values()):
                 if video.expires is not None and video.expires <= now:
                     await self.remove(video)

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 FRAMES = 12  # of a traceback, the innermost
@@ -47,8 +46,8 @@ def _places(error: BaseException) -> Iterator[str]:
         yield f"{file.parent.name}/{file.name}:{frame.lineno} {frame.name}"
 
 
-def set_up(level: str, stream: TextIO | None = None) -> None:
-    """Write the process's log lines as JSON; `level` is the name of a level of `logging` in small letters."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+def set_up(level: str) -> None:
+    """Write the process's log lines as JSON to stderr; `level` is the name of a level of `logging` in small letters."""
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

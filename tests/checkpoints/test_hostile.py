@@ -183,6 +183,10 @@ def test_folders_without_a_checkpoint_or_with_several(
 ) -> None:
     (tmp_path / "empty").mkdir()
     refusal(tmp_path / "empty", model, errors.NotACheckpointError)
+    (tmp_path / "empty" / "chunkwise").mkdir()
+    (tmp_path / "empty" / "chunkwise" / "model.pt").touch()
+    message = str(refusal(tmp_path / "empty", model, errors.NotACheckpointError))
+    assert message.endswith(f"named itself, not its folder: {tmp_path / 'empty' / 'chunkwise' / 'model.pt'})")
     folder = write("wan-sharded")
     (folder / "diffusion_pytorch_model.safetensors.index.json").unlink()
     assert "00002-of-00002" in str(refusal(folder, model, errors.AmbiguousCheckpointError))

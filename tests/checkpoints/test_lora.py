@@ -309,6 +309,17 @@ def test_numbers_are_checked_when_they_are_read(tmp_path: Path, load: Load, pair
         checkpoint[f"{Q}.weight"]
 
 
+def test_numbers_that_overflow_in_the_merge(tmp_path: Path, load: Load, pairs: dict[str, Pair]) -> None:
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    with pytest.raises(CheckpointError, match=r"weight 1e\+39 times its scale 1.5 is no float32 number"):
+        load(LoraFile(tmp_path / "lora", 1e39))
+    pairs[Q].up.fill_(1e30)
+    write_lora(tmp_path / "large", pairs, "comfyui", ALPHA)
+    checkpoint = load(LoraFile(tmp_path / "large", 1e20))
+    with pytest.raises(CheckpointError, match=r"when LoRAs are merged; .* smaller weights of --lora"):
+        checkpoint[f"{Q}.weight"]
+
+
 @pytest.mark.parametrize(
     "change",
     [{"lora_alpha": "x"}, {"lora_alpha": -1}, {"lora_alpha": math.inf}, {"r": 5}, {"alpha_pattern": [1]},

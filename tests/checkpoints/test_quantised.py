@@ -131,6 +131,11 @@ _FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
     ),
     "no scale": ("lightx2v-fp8", {f"{BASE}.weight_scale": None}, "has no scale"),
     "no matrix": ("lightx2v-fp8", {f"{BASE}.weight": None}, "without their matrices"),
+    "TransformerEngine": (
+        "lightx2v-fp8",
+        {f"{BASE}._extra_state": torch.ones(3, dtype=torch.uint8)},
+        "TransformerEngine",
+    ),
     "bitsandbytes": ("lightx2v-fp8", {f"{BASE}.weight.absmax": torch.ones(3)}, "bitsandbytes"),
 }
 

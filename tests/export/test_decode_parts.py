@@ -23,16 +23,19 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.keys import spread, wan_shapes
 from seko_export.media.pieces import decode_parts
 from seko_export.media.wan_vae import config as wan_vae_config
+from seko_export.media.wan_vae import vae as wan_vae
 from seko_export.media.wan_vae.modules import VaeTensors
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_export.video.recording import eager_engine, golden_text
+from seko_kernels.tuned_conv import Convolution, ConvTiles
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Weight
 from tests.export.vae_oracle import SMALL_2_2
 from tests.stacked import stacked_session
 from tests.tiers import first_is_fast
 
+FP8_LEVELS = 6  # of 255, the mean: a random VAE of few channels enlarges the rounding of e4m3
 LAST_LEVEL = 1  # of 255: rounding of a number that lies between two
 PRESET = PRESETS["wan-5b-tiny"]
 CONFIG = VideoBuild(
@@ -49,22 +52,22 @@ FRAME_BYTES = 589_824  # of the largest activation of a latent frame: 24 channel
 CALLS = ("vae_split", "vae_decode_first", *["vae_decode"] * 3, "vae_join_first")
 
 
-def pictures(chunks: int) -> list[np.ndarray]:
-    graph = graph_of(CONFIG)
+def pictures(chunks: int, config: VideoBuild = CONFIG) -> list[np.ndarray]:
+    graph = graph_of(config)
     checkpoint = {
         name: random_weight(name, shape, seed=0, dtype=torch.float32, spread=spread)
-        for name, shape in wan_shapes(CONFIG.model).items()
+        for name, shape in wan_shapes(config.model).items()
     }
     vae = VaeTensors(random_vae(SMALL_2_2, seed=0, dtype=torch.float32), SMALL_2_2)
     weights = dict(family_named("wan").weights(graph.pieces, checkpoint, MediaTensors(vae=vae)))
-    weights |= CONFIG.workload.schedule.tables(CONFIG.as_batch.workload.stream)
+    weights |= config.workload.schedule.tables(config.as_batch.workload.stream)
     table = tuple(
         Weight(name, tuple(weight.shape), dtype_name(weight.dtype)) for name, weight in weights.items()
     )
     engines = {name: eager_engine(piece) for name, piece in graph.pieces.items()}
-    manifest = describe(CONFIG, EAGER, table, {})
+    manifest = describe(config, EAGER, table, {})
     with torch.no_grad(), stacked_session(
-        manifest, engines, weights, CpuMemory(), seeds=[3, 4], text=golden_text(CONFIG)
+        manifest, engines, weights, CpuMemory(), seeds=[3, 4], text=golden_text(config)
     ) as session:  # fmt: skip
         return [session.run_chunk().video().copy() for _ in range(chunks)]
 
@@ -94,6 +97,31 @@ def test_a_chunk_in_parts_is_the_chunk_of_one_call(
         assert found.shape == expected.shape
         assert np.abs(found.astype(int) - expected.astype(int)).max() <= LAST_LEVEL
     assert np.unique(whole[-1]).size > 100
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_an_artifact_with_packed_convolutions_has_the_same_pictures(
+    fp8: bool, whole: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifest, weights and engines of a build whose table lists every convolution, run by the reference."""
+
+    def tiles_of(arch: str, place: Convolution) -> ConvTiles | None:
+        assert arch == "sm_90"
+        return ConvTiles(8, 16, 16, 0, 16, stages=1, warps=4) if place.fp8 == fp8 else None
+
+    monkeypatch.setattr(wan_vae, "measured_tiles", tiles_of)
+    config = CONFIG.changed(convolutions="sm_90", vae=replace(SMALL_2_2, fp8=fp8))
+    found = pictures(3, config)
+    names = {argument.name for argument in graph_of(config).pieces["vae_decode"].parameters}
+    leaf = "filters_fp8" if fp8 else "filters"
+    assert f"weights.decoder.middle.0.residual.6.{leaf}" in names
+    assert not any(".residual.6.weight" in name for name in names)
+    for ours, expected in zip(found, whole, strict=True):
+        difference = np.abs(ours.astype(int) - expected.astype(int))
+        if fp8:
+            assert 0 < difference.mean() < FP8_LEVELS
+        else:
+            assert difference.max() <= LAST_LEVEL
 
 
 def test_plan_says_so_and_counts_the_memory_of_one_part() -> None:

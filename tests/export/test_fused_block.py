@@ -10,16 +10,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import triton
 from torch import Tensor
 from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
-from triton.backends.compiler import GPUTarget
 
 from seko_export.build_steps import build_artifact
 from seko_export.config.pool import PoolConfig
@@ -44,6 +41,7 @@ from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import batch_latents, eager_pool, text_of
+from tests.hopper import on_hopper
 from tests.tiers import first_is_fast
 from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import (
@@ -303,21 +301,6 @@ def test_a_fused_piece_traces_and_equals_itself(name: str, scheme: str, batch: i
 def inputs_of(piece: object, config: VideoBuild) -> Iterator[Tensor]:
     for argument, tensor in zip(piece.signature, random_inputs(piece, config.workload.stream), strict=True):
         yield torch.full_like(tensor, 2.0**-4) if argument.name.endswith("fp8_scale") else tensor
-
-
-class Hopper:
-    """What Triton asks its driver for where there is no GPU."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-
-def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=132)
-    )
-    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
 
 
 @pytest.mark.parametrize("fp8", [False, True])

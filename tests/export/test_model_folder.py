@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scripts.make_checkpoint import main as make_checkpoint
 from scripts.random_clip import SIZES as CLIPS
 from scripts.random_clip import write_random_clip
 from scripts.random_vae import SIZES, write_random_vae
@@ -104,6 +105,20 @@ def test_inspect_says_what_was_found(whole: Path) -> None:
     }
     assert f"--audio-encoder {whole / HUBERT}" in report["command"]
     assert "not used, since they are of no known kind: models_clip.pth" in report["notes"]
+
+
+def test_a_lora_and_a_gguf_in_a_folder(tmp_path: Path) -> None:
+    """A LoRA is named with its option, since a folder does not say whether it is wanted."""
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    assert make_checkpoint(["--format", "gguf", "-o", str(tmp_path / "base.gguf")]) == 0
+    assert make_checkpoint(["--lora", "peft-raw", "--rank", "4", "-o", str(tmp_path / "lora.pt")]) == 0
+    found = find_files(tmp_path)
+    assert (found.checkpoint, found.loras, found.unknown) == (
+        tmp_path / "base.gguf",
+        (tmp_path / "lora.pt",),
+        (),
+    )
+    assert found.notes == [f"lora.pt is a LoRA, which --lora {tmp_path / 'lora.pt'} merges"]
 
 
 def test_two_of_a_kind_damage_and_nothing_are_refused(whole: Path, tmp_path: Path) -> None:

@@ -1,44 +1,41 @@
-"""The VAE whose convolutions are Seko's kernel: which of them, the same video, and no change without measured tiles."""
+"""The VAE whose convolutions are Seko's kernel: which of them, the same video, the weights that a build writes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from seko_export.engines.piece import on_meta
+from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
+from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
+from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import Target
-from seko_export.media.wan_vae import layers, own_convolution
+from seko_export.media.pieces import media_pieces
+from seko_export.media.wan_vae import own_convolution
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
-from seko_export.media.wan_vae.layers import (
-    CausalConv3d,
-    FrameCaches,
-    ResidualBlock,
-    Upsample,
-    as_clip,
-    as_images,
-    run,
-)
+from seko_export.media.wan_vae.layers import CausalConv3d, Upsample
 from seko_export.media.wan_vae.modules import (
     VaeDecode,
     VaeEncode,
+    VaeTensors,
     decoder_cache_shapes,
     encoder_cache_shapes,
 )
+from seko_export.media.wan_vae.own_convolution import TilesOf, packed_weights, use_own_convolutions
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
+from seko_export.roofline.op_count import CONVOLUTION, Launch, count_piece
 from seko_kernels import tuned_conv
-from seko_kernels.causal_conv import causal_conv, tiles_on
+from seko_kernels.causal_conv import causal_conv
+from seko_kernels.ops import stand_ins
 from seko_kernels.tuned_conv import Convolution, ConvTiles, read_table, write_table
-from tests.export.test_wan_vae import Flat
 from tests.export.vae_oracle import SMALL, SMALL_2_2, VaeOracle, stream
 from tests.tiers import first_is_fast
 from tests.tolerances import VAE, relative_error
@@ -51,26 +48,45 @@ CALLS_OF_33 = (2, *[1, 2] * 16)  # latent frames of each call
 
 
 @pytest.fixture
-def convolved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of the weights, [t, r, c, O, C], with which the kernel's reference was called."""
-    shapes: list[tuple[int, ...]] = []
+def convolved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The weights, [t, r, c, O, C], with which the kernel's reference was called."""
+    weights: list[Tensor] = []
 
     def noted(x: Tensor, earlier: Tensor | None, weight: Tensor, *rest: Any, **named: Any) -> Tensor:
-        shapes.append(tuple(weight.shape))
+        weights.append(weight)
         return causal_conv(x, earlier, weight, *rest, **named)
 
     monkeypatch.setattr(own_convolution, "causal_conv", noted)
-    return shapes
+    return weights
 
 
-@pytest.fixture
-def admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every convolution is the kernel's."""
-    monkeypatch.setattr(layers, "tiles_on", everywhere)
+class OwnOracle(VaeOracle):
+    """Our halves have the kernel in the places for which `tiles_of` has tiles."""
+
+    def __init__(
+        self, dtype: torch.dtype, config: WanVaeConfig = SMALL, tiles_of: TilesOf = lambda _: TILES
+    ) -> None:
+        super().__init__(dtype, config)
+        self.tiles_of = tiles_of
+
+    def half(self, kind: type[VaeDecode] | type[VaeEncode], *, first: bool, frames: int) -> nn.Module:
+        half = super().half(kind, first=first, frames=frames)
+        use_own_convolutions(half, inputs_of(half), self.tiles_of)
+        return half
 
 
-def everywhere(x: Tensor, *_: Tensor, **__: bool) -> ConvTiles | None:
-    return None if x.is_meta else TILES
+def inputs_of(half: VaeDecode | VaeEncode) -> list[Tensor]:
+    """Inputs of a call, zeros."""
+    config, decodes = half.config, isinstance(half, VaeDecode)
+    side, z = config.spatial_stride, config.z_dim
+    shape = (
+        (1, z, half.frames, HEIGHT, WIDTH)
+        if decodes
+        else (1, 3, half.video_frames, side * HEIGHT, side * WIDTH)
+    )
+    table = decoder_cache_shapes if decodes else encoder_cache_shapes
+    shapes = () if half.first else table(config, 1, HEIGHT, WIDTH)
+    return [torch.zeros(shape), *(torch.zeros(cache, dtype=half.dtype) for cache in shapes)]
 
 
 def clip(config: WanVaeConfig, kind: type[nn.Module], frames: int) -> Tensor:
@@ -83,7 +99,6 @@ def clip(config: WanVaeConfig, kind: type[nn.Module], frames: int) -> Tensor:
     return torch.rand(shape, generator=generator) * 2 - 1
 
 
-@pytest.mark.usefixtures("admitted")
 @pytest.mark.parametrize(
     ("config", "cut"),
     first_is_fast(
@@ -98,10 +113,10 @@ def clip(config: WanVaeConfig, kind: type[nn.Module], frames: int) -> Tensor:
     ),
 )
 def test_a_stream_is_diffusers_on_the_whole_clip(
-    config: WanVaeConfig, cut: tuple[int, ...], convolved: list[tuple[int, ...]]
+    config: WanVaeConfig, cut: tuple[int, ...], convolved: list[Tensor]
 ) -> None:
     """FIRST, then STEADY, 32 chunks of it; odd sides; widths of LightVAE and of Wan 2.2."""
-    oracle = VaeOracle(torch.float32, config)
+    oracle = OwnOracle(torch.float32, config)
     latents, video = clip(config, VaeDecode, sum(cut)), clip(config, VaeEncode, sum(cut))
     decoded = stream(oracle, VaeDecode, latents, cut)
     count = sum(
@@ -117,12 +132,10 @@ def oracle_upsamples(config: WanVaeConfig) -> list[Upsample]:
     return [m for m in VaeDecode(config, first=True, frames=1).modules() if isinstance(m, Upsample)]
 
 
-@pytest.mark.usefixtures("admitted")
-def test_the_last_of_many_chunks_is_as_near_as_the_first(convolved: list[tuple[int, ...]]) -> None:
+def test_the_last_of_many_chunks_is_as_near_as_the_first(convolved: list[Tensor]) -> None:
     """The plain modules are compared, chunk by chunk: no drift."""
-    oracle = VaeOracle(torch.float32)
     latents = clip(SMALL, VaeDecode, sum(CALLS_OF_33))
-    ours = stream(oracle, VaeDecode, latents, CALLS_OF_33)
+    ours = stream(OwnOracle(torch.float32), VaeDecode, latents, CALLS_OF_33)
     whole = VaeOracle(torch.float64).decode(latents.double())
     errors = [relative_error(*pair) for pair in zip(ours.split(12, 2), whole.split(12, 2), strict=True)]
     assert convolved
@@ -130,64 +143,168 @@ def test_the_last_of_many_chunks_is_as_near_as_the_first(convolved: list[tuple[i
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_some_convolutions_of_a_call_may_be_the_kernels(
-    first: bool, convolved: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wide_only(x: Tensor, weight: Tensor, **_: bool) -> ConvTiles | None:
-        return everywhere(x, weight) if len(weight) == 4 * SMALL.base_dim else None
+def test_some_convolutions_of_a_call_may_be_the_kernels(first: bool, convolved: list[Tensor]) -> None:
+    """The others keep the weights of the checkpoint's layout."""
 
-    oracle = VaeOracle(torch.float32)
-    half = oracle.half(VaeDecode, first=first, frames=2)
+    def wide_only(place: Convolution) -> ConvTiles | None:
+        return TILES if place.filters == 4 * SMALL.base_dim else None
+
+    plain = VaeOracle(torch.float32).half(VaeDecode, first=first, frames=2)
+    half = OwnOracle(torch.float32, tiles_of=wide_only).half(VaeDecode, first=first, frames=2)
+    convolved.clear()
     shapes = () if first else decoder_cache_shapes(SMALL, 1, HEIGHT, WIDTH)
     given = (clip(SMALL, VaeDecode, 2), *(torch.randn(shape) for shape in shapes))
-    monkeypatch.setattr(layers, "tiles_on", lambda *_, **__: None)
-    expected = half(*given)
+    expected = plain(*given)
     assert not convolved
-    monkeypatch.setattr(layers, "tiles_on", wide_only)
     found = half(*given)
-    assert {shape[3] for shape in convolved} == {4 * SMALL.base_dim}
+    assert {weight.shape[3] for weight in convolved} == {4 * SMALL.base_dim}
+    names = dict(half.named_parameters())
+    for name, weight in plain.named_parameters():
+        if name not in names:
+            assert name.removesuffix("weight") + "filters" in names
+            assert len(weight) == 4 * SMALL.base_dim
     assert all(relative_error(*pair) <= VAE[torch.float32] for pair in zip(found, expected, strict=True))
     assert all(cache.is_contiguous() for cache in found[1:])
     assert all(cache.untyped_storage().nbytes() == cache.nbytes for cache in found[1:])
 
 
-def test_ranks_that_share_a_picture_use_torchs_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "tiles_on", everywhere)
-    layer, x = CausalConv3d(4, 4, side=3), torch.empty(1, 4, 2, 3, 5)
-    assert layer.tiles(x, FrameCaches(None)) == TILES
-    assert layer.tiles(x, FrameCaches(None, split=SimpleNamespace())) is None  # type: ignore[arg-type]
+def in_fp8(place: Convolution) -> ConvTiles | None:
+    """Tiles for e4m3 alone."""
+    return TILES if place.fp8 else None
 
 
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("fp8", [True, False])
 def test_e4m3_is_for_a_decoders_blocks_where_it_was_measured(
-    fp8: bool, measured: bool, monkeypatch: pytest.MonkeyPatch
+    fp8: bool, measured: bool, convolved: list[Tensor]
 ) -> None:
     """With `fp8` in the config; encoders, upsampling and the last convolution stay as they are."""
-    dtypes: list[torch.dtype] = []
 
-    def noted(x: Tensor, earlier: Tensor | None, weight: Tensor, *rest: Any, **named: Any) -> Tensor:
-        dtypes.append(weight.dtype)
-        return causal_conv(x, earlier, weight, *rest, **named)
+    def tiles_of(place: Convolution) -> ConvTiles | None:
+        return None if place.fp8 and not measured else TILES
 
-    def tiles(x: Tensor, _: Tensor, *, fp8: bool = False) -> ConvTiles | None:
-        return None if x.is_meta or (fp8 and not measured) else TILES
-
-    monkeypatch.setattr(own_convolution, "causal_conv", noted)
-    monkeypatch.setattr(layers, "tiles_on", tiles)
-    config = replace(SMALL, fp8=fp8)
-    oracle = VaeOracle(torch.float32)
-    plain = stream(oracle, VaeDecode, clip(SMALL, VaeDecode, 3), (1, 2))
-    dtypes.clear()
-    oracle.config = config
+    plain = stream(OwnOracle(torch.float32), VaeDecode, clip(SMALL, VaeDecode, 3), (1, 2))
+    oracle = OwnOracle(torch.float32, tiles_of=tiles_of)
+    oracle.config = replace(SMALL, fp8=fp8)
+    convolved.clear()
     ours = stream(oracle, VaeDecode, clip(SMALL, VaeDecode, 3), (1, 2))
-    in_e4m3 = [dtype for dtype in dtypes if dtype is torch.float8_e4m3fn]
+    in_e4m3 = [weight for weight in convolved if weight.dtype is torch.float8_e4m3fn]
     assert len(in_e4m3) == (2 * 2 * 14 if fp8 and measured else 0)
     assert torch.equal(ours, plain) == (not in_e4m3)
     assert relative_error(ours, plain) < 0.3
-    dtypes.clear()
+    convolved.clear()
     stream(oracle, VaeEncode, clip(SMALL, VaeEncode, 1), (1,))
-    assert set(dtypes) == {torch.float32}
+    assert {weight.dtype for weight in convolved} == {torch.float32}
+
+
+def test_a_stream_in_e4m3_is_the_whole_in_e4m3(convolved: list[Tensor]) -> None:
+    """A cache keeps numbers that are quantised in the next call as they were in this one."""
+    oracle = OwnOracle(torch.float32, tiles_of=in_fp8)
+    oracle.config = replace(SMALL, fp8=True)
+    latents = clip(SMALL, VaeDecode, 5)
+    whole = stream(oracle, VaeDecode, latents, (5,))
+    streamed = stream(oracle, VaeDecode, latents, (2, 1, 2))
+    assert {weight.dtype for weight in convolved} == {torch.float8_e4m3fn}
+    # sums in another order move single numbers to the next e4m3 number
+    assert relative_error(streamed, whole) < 0.01
+
+
+# -- weights of the artifact -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiles_of", [lambda _: TILES, in_fp8])
+@pytest.mark.parametrize("config", [SMALL, SMALL_2_2])
+def test_a_build_writes_the_weights_of_the_modules(config: WanVaeConfig, tiles_of: TilesOf) -> None:
+    """By name, shape and number; a weight that is packed is not written in the checkpoint's layout, too."""
+    config = replace(config, fp8=True)
+    for kind in (VaeDecode, VaeEncode):
+        checkpoint = VaeOracle(torch.float32, config).half(kind, first=True, frames=2).state_dict()
+        tensors = VaeTensors(checkpoint, config)
+        half = OwnOracle(torch.float32, config, tiles_of).half(kind, first=True, frames=2)
+        packed = [name for name, _ in half.named_parameters() if name not in checkpoint]
+        assert bool(packed) == (kind is VaeDecode or tiles_of is not in_fp8)
+        for name, parameter in half.named_parameters():
+            assert tensors[name].dtype == parameter.dtype
+            assert torch.equal(tensors[name].float(), parameter.float())
+        gone = [name for name in checkpoint if name not in dict(half.named_parameters())]
+        assert {name.removesuffix(".weight") for name in gone} == {name.rpartition(".")[0] for name in packed}
+
+
+def test_e4m3_weights_are_the_checkpoints_within_their_rounding() -> None:
+    weight, gamma = torch.randn(20, 16, 3, 3, 3), torch.randn(16, 1, 1, 1)
+    packed = packed_weights(weight, gamma)
+    scale = packed["sum_scale"] / packed["frames_scale"]
+    restored = (packed["filters_fp8"].float() * scale[:, None]).permute(3, 4, 0, 1, 2)
+    assert 0.005 < relative_error(restored, weight) < 0.04
+    assert float(packed["frames_scale"]) == pytest.approx(4 * float(gamma.abs().max()) / 448)
+
+
+def build_of(convolutions: str = "", *, fp8: bool = False, ranks: int = 1) -> VideoBuild:
+    """A build of Wan's VAE at 480x832 for a GPU."""
+    preset = PRESETS["self-forcing-1.3b"]
+    return VideoBuild(
+        preset.model,
+        VideoConfig(preset.stream, Schedule.warped(), "bf16", vae=replace(VAE_PRESETS["wan-2.1"], fp8=fp8)),
+        TargetConfig("cuda", convolutions=convolutions, ranks=ranks),
+    )
+
+
+def vae_parameters(config: VideoBuild) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of the VAE's weights in an artifact, by name."""
+    return {
+        argument.ref: (argument.shape, argument.dtype)
+        for piece in media_pieces(config)
+        for argument in piece.parameters
+    }
+
+
+def test_an_artifact_holds_packed_weights_of_the_rows_of_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "table.json"
+    write_table(
+        file, [row(96, 96), row(96, 96, fp8=True), row(192, 96, taps=[1, 3, 3]), row(384, 384, arch="sm_100")]
+    )
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+    plain = vae_parameters(build_of())
+    assert vae_parameters(build_of("sm_80")) == plain
+    shared = vae_parameters(build_of("sm_90", ranks=2))  # ranks that share a picture use torch's
+    assert {name for name in plain if ".decoder." in name} == {name for name in shared if ".decoder." in name}
+    for fp8 in (False, True):
+        packed = vae_parameters(build_of("sm_90", fp8=fp8))
+        new = {name: spec for name, spec in packed.items() if name not in plain}
+        leaf = "filters_fp8" if fp8 else "filters"
+        dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+        blocks = {f"weight:vae.decoder.upsamples.{n}.residual.{c}." for n in (12, 13, 14) for c in (2, 6)}
+        assert {name for name in new if name.endswith(leaf)} >= {block + leaf for block in blocks}
+        for block in blocks:
+            assert block + "weight" not in packed
+            assert new.pop(block + leaf) == ((3, 3, 3, 96, 96), dtype)
+            assert packed[block + "bias"] == ((96,), torch.bfloat16)
+            if fp8:
+                assert new.pop(block + "sum_scale") == ((96,), torch.float32)
+                assert new.pop(block + "frames_scale") == ((1,), torch.float32)
+        assert new.pop("weight:vae.decoder.upsamples.11.resample.1.filters") == (
+            (1, 3, 3, 96, 192), torch.bfloat16,
+        )  # fmt: skip
+        assert all(name.startswith("weight:vae.encoder.") for name in new)
+
+
+def test_plan_counts_a_convolution_of_the_kernel_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operations of the call are those of torch's convolutions; half the weights' bytes in e4m3."""
+    file = tmp_path / "table.json"
+    write_table(file, [row(96, 96, fp8=True)])
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+
+    def counted(config: VideoBuild) -> list[Launch]:
+        (piece,) = (piece for piece in media_pieces(config) if piece.name == "vae_decode")
+        return [launch for launch in count_piece(piece).launches if launch.kind == CONVOLUTION]
+
+    plain, ours = counted(build_of()), counted(build_of("sm_90", fp8=True))
+    assert len(ours) == len(plain)
+    assert sum(launch.flops for launch in ours) == sum(launch.flops for launch in plain)
 
 
 # -- the option --------------------------------------------------------------------------------------------------
@@ -199,6 +316,7 @@ def asked(**options: Any) -> BuildOptions:
 
 def test_vae_fp8_is_refused_where_nothing_would_be_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     hopper = Target("cuda", "sm_90")
+    monkeypatch.setattr(tuned_conv, "faster_table", dict)
     for options, machine, message in (
         (asked(), Target("cpu", "x86_64"), "no fp8 convolution was measured on x86_64"),
         (asked(), hopper, "no fp8 convolution was measured on sm_90"),
@@ -221,118 +339,33 @@ def test_vae_fp8_is_refused_where_nothing_would_be_in_fp8(monkeypatch: pytest.Mo
 # -- graphs ---------------------------------------------------------------------------------------------------
 
 
-class PlainConvolution(CausalConv3d):
-    """The convolution without the kernel."""
-
-    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        joined = torch.cat((caches.before(x, 2), x), dim=2)
-        padding = (self._beside, self._beside)
-        caches.keep(joined[:, :, -2:])
-        if caches.starts and x.shape[2] == 1:
-            return self._convolved(x, self.weight[:, :, -1:], padding)
-        return self._convolved(joined, self.weight, padding)
-
-
-class PlainBlock(ResidualBlock):
-    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        beside: Tensor = self.shortcut(x)
-        return beside + run(self.residual, x, caches)
-
-
-class PlainUpsample(Upsample):
-    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        if self.time_conv is not None:
-            if not caches.starts:
-                x = layers._interleaved(self.time_conv(x, caches))
-            elif x.shape[2] == 1:
-                caches.keep(caches.before(x, 2))
-            else:
-                x = torch.cat((x[:, :, :1], layers._interleaved(self.time_conv(x[:, :, 1:], caches))), dim=2)
-        return as_clip(self.resample(as_images(x)), x.shape[0])
-
-
-PLAIN = {CausalConv3d: PlainConvolution, ResidualBlock: PlainBlock, Upsample: PlainUpsample}
-CALLS = [
-    (VaeDecode, False, 3),
-    (VaeDecode, True, 3),
-    (VaeDecode, True, 1),
-    (VaeEncode, False, 1),
-    (VaeEncode, True, 1),
-]
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choices of a build on a GPU, of graphs on a CPU."""
-
-    def tiles(x: Tensor, weight: Tensor, *, fp8: bool = False) -> ConvTiles | None:
-        if x.is_meta:
-            return tiles_on(x, weight, fp8=fp8)
-        there = SimpleNamespace(
-            shape=x.shape, dim=x.dim, dtype=x.dtype, is_cuda=True, device=torch.device("cuda")
-        )
-        return tiles_on(there, weight, fp8=fp8)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(layers, "by_cudnn", lambda _: True)
-    monkeypatch.setattr(layers, "tiles_on", tiles)
-
-
-def graph_of(kind: type[VaeDecode] | type[VaeEncode], first: bool, frames: int, *, plain: bool) -> str:
-    """The code of a call of Wan's VAE in bfloat16 at 480x832."""
-    config = VAE_PRESETS["wan-2.1"]
-    table = decoder_cache_shapes if kind is VaeDecode else encoder_cache_shapes
-    shapes = () if first else table(config, 1, 60, 104)
-    half = on_meta(lambda: kind(config, first=first, frames=frames, dtype=torch.bfloat16))
-    for module in half.modules():
-        if plain and type(module) in PLAIN:
-            module.__class__ = PLAIN[type(module)]
-    x = (1, 16, frames, 60, 104) if kind is VaeDecode else (1, 3, half.video_frames, 480, 832)
-    with FakeTensorMode():
-        weights = [torch.empty(weight.shape, dtype=weight.dtype) for weight in half.parameters()]
-        caches = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
-        traced = make_fx(Flat(half))(*weights, torch.empty(x), *caches)
-    return str(traced.code)
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("kind", "first", "frames"), CALLS)
-def test_without_a_row_for_this_gpu_the_graph_is_as_if_there_were_no_kernel(
-    kind: type[VaeDecode] | type[VaeEncode],
-    first: bool,
-    frames: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tuned_conv, "faster_table", dict)
-    plain = graph_of(kind, first, frames, plain=True)
-    assert "convolution" in plain
-    assert graph_of(kind, first, frames, plain=False) == plain
-    file = tmp_path / "table.json"
-    write_table(file, [row(96, 96, arch="sm_100"), row(96, 96, shape_class="few")])
-    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
-    assert graph_of(kind, first, frames, plain=False) == plain
-
-
-@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("first", [True, False])
-def test_with_rows_the_graph_has_the_kernel_there(
-    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, convolved: list[tuple[int, ...]]
+@pytest.mark.parametrize("fp8", [True, False])
+def test_a_call_rearranges_and_quantises_no_weight(
+    first: bool, fp8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six convolutions of 96 channels, and one of pictures behind the last upsampling."""
+    """In an engine of the full size, weight and scale go into the kernel as the artifact holds them."""
     file = tmp_path / "table.json"
-    write_table(file, [row(96, 96), row(192, 96, taps=[1, 3, 3])])
+    write_table(file, [row(96, 96, fp8=fp8), row(192, 96, taps=[1, 3, 3])])
     monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
-    plain = graph_of(VaeDecode, first, 3, plain=True)
-    assert not convolved
-    ours = graph_of(VaeDecode, first, 3, plain=False)
-    assert convolved == [(1, 3, 3, 96, 192), *[(3, 3, 3, 96, 96)] * 6]
-    # torch's convolutions are one for each tap in time; the reference of the kernel is one in float32
-    assert convolutions_in(ours) == convolutions_in(plain) - 6 * (3 - 1)
+    role = "vae_decode_first" if first else "vae_decode"
+    (piece,) = (piece for piece in media_pieces(build_of("sm_90", fp8=fp8)) if piece.name == role)
+    stored = piece.example_inputs("meta")
+    names = {id(tensor): argument.name for tensor, argument in zip(stored, piece.signature, strict=True)}
+    used: list[str] = []
 
+    def kernel(
+        x: Tensor, earlier: Tensor | None, weight: Tensor, bias: Tensor, *_: Any, scale: Any, **__: Any
+    ) -> Tensor:
+        tensors = [weight, bias] if scale is None else [weight, bias, scale]
+        used.extend(names[id(tensor)].rpartition(".")[2] for tensor in tensors)
+        assert (earlier is None) == (first or weight.shape[0] == 1)
+        return torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
 
-def convolutions_in(code: str) -> int:
-    return code.count("aten.convolution.default(")
+    with stand_ins({"causal_conv": kernel}):
+        FlatModule(piece)(*stored)
+    blocks = ["filters_fp8", "bias", "sum_scale"] if fp8 else ["filters", "bias"]
+    assert used == ["filters", "bias", *(6 * blocks)]  # the first is behind the last upsampling
 
 
 def row(channels: int, filters: int, **change: object) -> dict[str, Any]:

@@ -15,17 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_kernels import admission_conv, causal_conv, tuned_conv
 from seko_kernels.admission_conv import ConvCase, admit_conv, conv_inputs
-from seko_kernels.causal_conv import packed_filters, tiles_on
+from seko_kernels.causal_conv import packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.fused_reference import e4m3_cast
-from seko_kernels.ops import plain_torch
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import (
     SHARED_BYTES,
     Convolution,
     ConvTiles,
     has_fp8_convolutions,
+    measured_tiles,
     read_table,
     size_class,
     write_table,
@@ -231,36 +231,22 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
     place = Convolution(96, 96, (3, 3, 3), "many")
     assert read_table(file)["sm_90", place].more_filters == 32
     monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
-    assert size_class(12, 480, 832) == "many"
-    with FakeTensorMode():
-
-        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device="cuda")
-
-        x, weight = empty(1, 96, 12, 480, 832), empty(96, 96, 3, 3, 3)
-        on_gpu(monkeypatch, (9, 0))
-        assert tiles_on(x, weight) == read_table(file)["sm_90", place]
-        assert tiles_on(empty(*x.shape, dtype=torch.float32), weight) is None
-        assert tiles_on(empty(1, 96, 1, 60, 832), weight) is None  # a smaller call
-        assert tiles_on(x, empty(96, 96, 1, 3, 3)) is None  # fewer taps
-        assert (
-            tiles_on(empty(12, 192, 480, 832), empty(96, 192, 3, 3))
-            == read_table(file)["sm_90", place._replace(channels=192, taps=(1, 3, 3))]
-        )
-        with plain_torch():
-            assert tiles_on(x, weight) is None
-        assert tiles_on(x, weight, fp8=True) is None
-        assert not has_fp8_convolutions("sm_90")
-        write_table(file, [row(fp8=True, tiles={**row()["tiles"], "stages": 5})])
-        assert tiles_on(x, weight, fp8=True).stages == 5
-        assert tiles_on(x, weight).stages == 4
-        assert has_fp8_convolutions("sm_90")
-        assert not has_fp8_convolutions("sm_100")
-        on_gpu(monkeypatch, (10, 0))
-        assert tiles_on(x, weight) is None
-    for device in ("cpu", "meta"):  # where shapes of a graph are computed
-        x = torch.empty(1, 96, 1, 1, 1, dtype=torch.bfloat16, device=device)
-        assert tiles_on(x, torch.empty(96, 96, 3, 3, 3, device=device)) is None
+    assert size_class(12, 480, 832) == place.shape_class
+    assert measured_tiles("sm_90", place) == read_table(file)["sm_90", place]
+    assert measured_tiles("sm_90", place._replace(channels=192, taps=(1, 3, 3))) is not None
+    for other in (
+        place._replace(shape_class=size_class(1, 60, 832)),  # a smaller call
+        place._replace(taps=(1, 3, 3)),
+        place._replace(fp8=True),
+    ):
+        assert measured_tiles("sm_90", other) is None
+    assert measured_tiles("sm_100", place) is None
+    assert not has_fp8_convolutions("sm_90")
+    write_table(file, [row(fp8=True, tiles={**row()["tiles"], "stages": 5})])
+    stages = [measured_tiles("sm_90", place._replace(fp8=fp8)).stages for fp8 in (False, True)]
+    assert stages == [4, 5]
+    assert has_fp8_convolutions("sm_90")
+    assert not has_fp8_convolutions("sm_100")
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 import torch
 import torch._higher_order_ops.triton_kernel_wrap as wrapped
-import triton
 from torch import Tensor
 from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
-from triton.backends.compiler import GPUTarget
 
 import seko_kernels
 from seko_kernels import attention, attention_bf16, tuned_rows, waves
@@ -42,6 +40,7 @@ from seko_kernels.rows import (
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.tuned import SPECIALISED, AttentionTiles
 from seko_kernels.tuned_rows import Product, RowTiles
+from tests.hopper import on_hopper
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
 WIDTH = H * D
@@ -49,18 +48,10 @@ EPS = 1e-6
 Launches = list[tuple[str, list[str]]]
 
 
-class Hopper:
-    """What Triton asks its driver for where there is no GPU."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Name of each kernel that an op launches, and what it writes."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    on_hopper(monkeypatch)
     found: Launches = []
     call = wrapped.TritonKernelWrapperMutation.__call__
 

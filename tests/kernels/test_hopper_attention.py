@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 
 from seko_kernels.outlines import gluon_twin, kernel_of
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel
+from tests.hopper import on_hopper
 from tests.kernels.outlined import EIGHT_BITS, SIXTEEN_BITS, Shown
 from tests.tiers import first_is_fast
 
@@ -90,18 +91,11 @@ def test_the_outline_has_the_kernels_parameters(shown: Shown) -> None:
     assert fixed == [list(shown.module.RUNTIME_INTS)] * 2
 
 
-class Hopper:
-    """As much of a GPU's driver as reading a kernel needs."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-
 @each_kernel
 def test_torch_learns_from_the_outline_what_is_written(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors, kernel_side_table
 
-    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    on_hopper(monkeypatch)
     dtypes = {"*bf16": torch.bfloat16, "*i8": torch.int8, "*fp32": torch.float32, "*i64": torch.int64}
     dtypes["*fp8e4nv"] = torch.float8_e4m3fn
     tensors = {name: torch.zeros(16, dtype=dtypes[kind]) for name, kind in shown.pointers.items()}

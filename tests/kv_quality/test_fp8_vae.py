@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from scripts.kv_quality import fp8_vae
-from seko_export.media.wan_vae import layers
-from seko_export.media.wan_vae.layers import FrameCaches, ResidualBlock, channels_last
+from seko_export.media.wan_vae.layers import FrameCaches, ResidualBlock, RmsNorm, channels_last
 from seko_export.media.wan_vae.modules import VaeDecode
+from seko_export.media.wan_vae.own_convolution import FRAMES_SCALE, OwnConvolution, packed_weights
 from seko_export.options.sample import SAMPLE_FOLDER
 from tests.export.vae_oracle import SMALL
 from tests.tolerances import FUSED, relative_error
@@ -34,6 +34,10 @@ def e4m3(x: Tensor, scale: Tensor | float) -> Tensor:
     return (x / scale).to(torch.float8_e4m3fn).double() * scale
 
 
+def largest_of(norm: RmsNorm) -> float:
+    return float(norm.gamma.abs().max()) * CHANNELS**0.5
+
+
 def test_a_block_multiplies_e4m3_numbers() -> None:
     """Written out in float64; frames before the call are quantised, too."""
     block, generator = some_block(0), torch.Generator().manual_seed(1)
@@ -45,7 +49,7 @@ def test_a_block_multiplies_e4m3_numbers() -> None:
         joined = torch.cat((frames.permute(0, 4, 1, 2, 3), F.silu(norm(y))), 2)
         largest = convolution.weight.flatten(1).abs().amax(1) / 448
         weight = e4m3(convolution.weight, largest.view(-1, 1, 1, 1, 1))
-        values = e4m3(joined, float(norm.largest()) / 448)
+        values = e4m3(joined, largest_of(norm) / 448)
         y = F.conv3d(values, weight, convolution.bias.double(), padding=(0, 1, 1)).float()
     with fp8_vae.in_e4m3([block]):
         ours = block(x, FrameCaches(earlier))
@@ -59,8 +63,11 @@ def test_no_frame_is_larger_than_the_norm_says() -> None:
     channel = int(norm.gamma.abs().argmax())
     x = torch.zeros(1, CHANNELS, 1, 1, 1)
     x[:, channel] = 1e4
-    assert float(norm(x).abs().max()) == pytest.approx(float(norm.largest()))
-    assert float(norm(torch.randn(1, CHANNELS, 2, 30, 30)).abs().max()) < float(norm.largest())
+    weight = torch.zeros(1, CHANNELS, 3, 3, 3)
+    largest = 448 * float(packed_weights(weight, norm.gamma)[FRAMES_SCALE])
+    assert largest == pytest.approx(largest_of(norm))
+    assert float(norm(x).abs().max()) == pytest.approx(largest)
+    assert float(norm(torch.randn(1, CHANNELS, 2, 30, 30)).abs().max()) < largest
 
 
 def test_every_block_is_of_one_part_and_layers_are_as_before() -> None:
@@ -72,12 +79,12 @@ def test_every_block_is_of_one_part_and_layers_are_as_before() -> None:
         "blocks of 1/2 of the sides": 3,
         "blocks of 1/1 of the sides": 3,
     }
-    before, block = layers.tiles_on, parts["blocks of 1/4 of the sides"][0]
+    block, before = parts["blocks of 1/4 of the sides"][0], str(decode)
     with fp8_vae.in_e4m3([block]):
-        assert [module for part in parts.values() for module in part if module.fp8] == [block]
-        assert layers.tiles_on is not before
-    assert not block.fp8
-    assert layers.tiles_on is before
+        own = [module for module in decode.modules() if isinstance(module, OwnConvolution)]
+        assert own == [module for module in block.modules() if isinstance(module, OwnConvolution)]
+        assert [module.fp8 for module in own] == [True, True]
+    assert str(decode) == before
 
 
 @pytest.mark.slow

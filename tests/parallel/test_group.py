@@ -157,6 +157,21 @@ def test_short_calls_of_another_thread_do_not_hide_a_rank_that_hangs(group: Rank
     asking.join()
 
 
+def test_the_table_of_calls_changes_under_the_lock_under_which_others_read_it(group: RankGroup) -> None:
+    class Table(dict[int, Any]):
+        def __setitem__(self, number: int, answers: Any) -> None:
+            assert group._lock._is_owned()  # type: ignore[attr-defined]
+            super().__setitem__(number, answers)
+
+        def pop(self, *arguments: Any) -> Any:
+            assert group._lock._is_owned()  # type: ignore[attr-defined]
+            return super().pop(*arguments)
+
+    group._open_calls = Table()
+    group.call("echo", seconds=LONG_S)
+    assert not group._open_calls
+
+
 def test_a_patient_call_may_wait_and_an_impatient_one_beside_it_does_not_end_it(group: RankGroup) -> None:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(

@@ -276,3 +276,10 @@ def test_a_joined_process_is_killed_only_while_its_channel_is_open(monkeypatch: 
     joined.wait(5)
     joined.kill()
     assert len(killed) == 1
+
+
+def test_a_joined_process_that_has_just_ended_need_not_be_killed() -> None:
+    connected, child = socket.socketpair()
+    no_process = 1 << 22  # more than any process id
+    with child:  # a child of the process has its channel open
+        Joined(no_process, torchrun.inherited_channel(connected.detach())).kill()

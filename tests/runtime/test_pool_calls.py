@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from seko_runtime.errors import EngineRunError, TornStreamError
+from seko_runtime.video.chunk_programs import variant_starts
 from seko_runtime.video.pool import Session
 
 from . import toy, toy_pool
@@ -33,6 +34,26 @@ class Failing:
         if self.calls_left == 0:
             raise RuntimeError("planted")
         return out
+
+
+def test_the_chunks_with_which_a_variant_begins_follow_from_the_manifest() -> None:
+    with closing(open_pool()) as pool:
+        session = pool.open_session(seed=0, prompt=PROMPTS[0])
+        variants = []
+        for _ in range(FILL_CHUNKS + 3):
+            variants += pool._rows.variants([0])
+            session.run_chunk()
+        changes = [chunk for chunk in range(1, len(variants)) if variants[chunk] != variants[chunk - 1]]
+        assert changes == list(variant_starts(pool.manifest))
+    manifest = pool_manifest()
+    masked = replace(
+        manifest, programs={name: calls for name, calls in manifest.programs.items() if "_full" not in name}
+    )
+    assert variant_starts(masked) == ()
+    schedule = replace(manifest.workload.schedule, first_timesteps=(1000.0,), first_sigmas=(1.0,))
+    apart = replace(masked, workload=replace(masked.workload, schedule=schedule))
+    assert variant_starts(apart) == (1,)
+    assert variant_starts(replace(apart, pool=None)) == ()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ import torch
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import (
     ArtifactError,
+    DeviceFaultError,
     EngineRunError,
     SessionClosedError,
     StaleChunkError,
     UsageError,
 )
+from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.video.session import Session
 from tests.stacked import stacked_session
 
@@ -262,6 +265,50 @@ def test_a_closed_session_says_so_and_its_memory_is_gone() -> None:
     del chunk, use
     gc.collect()
     assert kept() is None
+
+
+def test_a_pool_whose_device_has_failed_frees_its_memory_all_the_same() -> None:
+    class FailingMemory(CpuMemory):
+        failed, closes = False, 0
+
+        def wait(self) -> None:
+            if self.failed:
+                raise DeviceFaultError("planted")
+
+        def close(self) -> None:
+            self.closes += 1
+
+    memory = FailingMemory()
+    session = stacked_session(
+        toy.toy_manifest(1), toy.eager_engines(), toy.toy_weights(), memory, seeds=[0], text=toy.toy_text(1)
+    )
+    latents = weakref.ref(session.run_chunk().latents)
+    memory.failed = True
+    with pytest.raises(DeviceFaultError):
+        session.close()
+    gc.collect()
+    assert (latents(), memory.closes) == (None, 1)
+
+
+def test_an_artifact_closes_everything_although_one_part_fails() -> None:
+    closed: list[str] = []
+
+    def part(name: str, error: Exception | None = None) -> Any:
+        def close() -> None:
+            closed.append(name)
+            if error is not None:
+                raise error
+
+        return SimpleNamespace(close=close, closed=False)
+
+    files = OpenedFiles(toy.toy_manifest(1), digest="", device="cpu", golden={})
+    artifact = OpenArtifact(files, part("engines"))
+    artifact._keep(part("first", DeviceFaultError("planted")))
+    artifact._keep(part("second"))
+    with pytest.raises(DeviceFaultError):
+        artifact.close()
+    artifact.close()
+    assert closed == ["first", "second", "engines"]
 
 
 def test_a_session_lives_on_while_others_come_and_go() -> None:

@@ -19,7 +19,8 @@ import torch
 from seko_export.artifact.writer import write_weights
 from seko_runtime.errors import DiskError, UsageError
 from seko_runtime.format import whole_files
-from seko_runtime.format.whole_files import check_goal, disk_faults, whole_file, whole_folder
+from seko_runtime.format.disk_faults import disk_faults
+from seko_runtime.format.whole_files import check_folder_place, whole_file, whole_folder
 from tests.runtime.whole_files_cases import (
     StoppedError,
     build,
@@ -89,7 +90,7 @@ def test_what_is_no_artifact_is_never_replaced(tmp_path, replace):
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("folder", "file", "link", "dangling"):
         with pytest.raises(UsageError, match="is no artifact; choose another -o"):
-            check_goal(tmp_path / name, replace=replace)
+            check_folder_place(tmp_path / name, replace=replace)
     assert (tmp_path / "folder/thesis.txt").read_text() == "years of work"
 
 

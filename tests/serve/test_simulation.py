@@ -58,6 +58,23 @@ def test_two_viewers_share_the_device_as_the_scheduler_says() -> None:
     assert figures.cpr == 1.0
 
 
+def test_rows_of_two_launch_variants_share_no_call() -> None:
+    # With this seed two viewers ask for a chunk at 0.1 s, one at 0.3 s. First chunks play for 0.5 s, and a call takes
+    # 0.4 s. Chunks 0 of the two are made by 0.5 s; their chunks 1 are due at 1.0 s, while the third one waits for
+    # chunk 0.
+    calls: Mapping[int, tuple[float, ...]] = {1: (0.4,), 2: (0.4,)}
+    times = replace(QUICK, rows=3, first_frames=8, call_s=calls, connect_s=(0.1, 0.3))
+    scenario = replace(AT_ONCE, sessions=3, seconds=1, seed=4)
+    # Chunk 1 of the first one is made by 0.9 s, with chunk 0 of the third one; chunk 1 of the second one by 1.3 s. All
+    # later chunks are in time.
+    assert simulate(scenario, times).cpr == pytest.approx((2 + 1 + 2) / 6)
+    # The third one's chunk 0 is alone, so chunks 1 come at 1.3 s, 1.3 s and 1.7 s (due: 1.4 s). Of chunks 2, that of
+    # the second one comes at 2.1 s (due: 2.0 s).
+    apart = simulate(scenario, replace(times, variant_starts=(1,)))
+    assert apart.cpr == pytest.approx((1 + 0 + 1) / 6)
+    assert apart.ttfc_ms_p99 == pytest.approx(900)
+
+
 def test_who_does_not_fit_is_refused_or_waits_for_a_row() -> None:
     two = replace(AT_ONCE, sessions=2)
     assert simulate(two, QUICK).refused == {"full": 1}
@@ -107,6 +124,10 @@ def test_equal_seeds_give_equal_figures() -> None:
     figures = simulate(scenario, times)
     assert figures == simulate(scenario, times)
     assert figures != simulate(replace(scenario, seed=1), times)
+    another = simulate(scenario, times, draw=1)
+    assert another != figures
+    assert another.span_s == figures.span_s  # the viewers arrive at the same times
+    assert simulate(replace(scenario, seed=1), times).span_s != figures.span_s
 
 
 FAILING = Scenario(boxes=6, sessions=150, arrivals=0.3, seconds=30, snapshot_every=4)
@@ -187,7 +208,7 @@ def test_a_warm_up_is_left_out() -> None:
 
 
 def test_durations_go_through_json() -> None:
-    times = replace(PAIR, start_s=(1.0, 2.0))
+    times = replace(PAIR, start_s=(1.0, 2.0), variant_starts=(1, 7))
     assert read_times(as_json(times)) == times
     assert read_times(as_json(times), {"rows": 7}).rows == 7
 
@@ -205,6 +226,10 @@ LEAST = {"rows": 1, "fps": 16, "chunk_frames": 12, "call_s": {"1": 0.5}}
         (json.dumps({**LEAST, "rows": 1.5}), "rows is 1.5"),
         (json.dumps({**LEAST, "open_s": [0.1, -1]}), "open_s has no value, or one below 0"),
         (json.dumps({**LEAST, "open_s": [True]}), r"open_s is \[True\]"),
+        (json.dumps({**LEAST, "variant_starts": 2}), "variant_starts is 2, expected a list"),
+        (json.dumps({**LEAST, "variant_starts": [True]}), r"variant_starts is \[True\], expected a list"),
+        (json.dumps({**LEAST, "variant_starts": [2, 1]}), "variant_starts are no ascending numbers"),
+        (json.dumps({**LEAST, "variant_starts": [0]}), "variant_starts are no ascending numbers"),
         (json.dumps({**LEAST, "call_s": {}}), "call_s is empty"),
         (json.dumps({**LEAST, "call_s": {"a": 1}}), "call_s is no table"),
         (json.dumps({name: value for name, value in LEAST.items() if name != "fps"}), "'fps' is missing"),
@@ -228,6 +253,8 @@ def test_the_metrics_of_boxes_are_durations() -> None:
     times = metrics_fields(texts)
     assert set(times) == {"call_s", "open_s", "write_s"}
     assert sum(times["call_s"][2]) / len(times["call_s"][2]) == pytest.approx(2 * 0.22)
+    text = texts[0] + 'seko_serve_variant_start{variant="1"} 1.0\nseko_serve_variant_start{variant="2"} 7.0\n'
+    assert metrics_fields([text, text])["variant_starts"] == (1, 7)
     assert read_times(texts[0], {"rows": 4, "fps": 16, "chunk_frames": 12}).rows == 4
 
 

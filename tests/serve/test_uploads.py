@@ -71,10 +71,9 @@ def test_a_damaged_picture_is_refused_without_the_names_of_files(codec: str) -> 
 
 def test_long_sounds_and_large_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     head = b"RIFF\xff\xff\xff\x7fWAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\xff\xff\xff\x7f"
-    monkeypatch.setattr(uploads, "MAX_SOUND_S", 1)
-    assert len(uploads.decoded_sound(head + bytes(31_800))) == 15_900
+    assert len(uploads.decoded_sound(head + bytes(31_800), max_s=1)) == 15_900
     with pytest.raises(ServeError, match="at most 1 s"):
-        uploads.decoded_sound(head + bytes(33_000))
+        uploads.decoded_sound(head + bytes(33_000), max_s=1)
     monkeypatch.setattr(uploads, "MAX_SOUND_BYTES", 100)
     with pytest.raises(ServeError, match="at most 100 are taken"):
         uploads.decoded_sound(head + bytes(64))

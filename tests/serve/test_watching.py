@@ -19,6 +19,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.http.access import Access
 from seko_serve.logs import JsonFormatter
 from seko_serve.settings import Settings
+from tests.runtime.pool_stories import FILL_CHUNKS
 
 from .conftest import Starter
 from .test_server import PROMPT, http, watch
@@ -58,6 +59,7 @@ def test_figures_count_what_a_session_did(start: Starter) -> None:
             assert chunks["seko_serve_sessions state=paused"] == 1
             assert chunks["seko_serve_sockets"] == chunks["seko_serve_capacity"] == 1
             assert chunks["seko_serve_queue"] == 0
+            assert chunks["seko_serve_variant_start variant=1"] == FILL_CHUNKS - 1
             assert chunks["seko_serve_call_seconds_count bucket=1"] >= 4
             assert chunks["seko_serve_encode_seconds_count"] >= 4
             assert chunks["seko_serve_ttfc_seconds_count"] == 1

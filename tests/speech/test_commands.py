@@ -21,7 +21,15 @@ from seko_runtime.media_files.sound_writer import SoundWriter
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.speech.voice import Voice
 from tests.speech.test_sessions import said_alone
-from tests.speech.toy_speech import GOLDEN, PATCH, VOICE, ToyBackend, golden_tensors, write_artifact
+from tests.speech.toy_speech import (
+    GOLDEN,
+    PATCH,
+    VOCABULARY,
+    VOICE,
+    ToyBackend,
+    golden_tensors,
+    write_artifact,
+)
 
 Said = pytest.CaptureFixture[str]
 
@@ -91,6 +99,22 @@ def test_a_recording_of_another_shape_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: ToyBackend())
     folder = write_artifact(tmp_path / "toy", samples=golden_tensors()["samples"][:, :1])
     with pytest.raises(ArtifactError, match="samples"):
+        open_artifact(folder)
+
+
+@pytest.mark.parametrize("ids", [[-1], [VOCABULARY], []])
+def test_recorded_token_ids_outside_the_vocabulary_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int]
+) -> None:
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: ToyBackend())
+    recorded = golden_tensors()
+    changes = {
+        "prompt_ids": np.array(ids, np.int64),
+        "prompt_is_audio": recorded["prompt.is_audio"][: len(ids)],
+        "prompt_patches": recorded["prompt.patches"][: len(ids)],
+    }
+    folder = write_artifact(tmp_path / "toy", **changes)
+    with pytest.raises(ArtifactError, match="no list of token ids below"):
         open_artifact(folder)
 
 

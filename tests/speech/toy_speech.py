@@ -415,14 +415,14 @@ class ToyBackend:
 
 
 def write_artifact(folder: Path, **changes: np.ndarray) -> Path:
-    """Write the toy as an artifact; ``changes`` replace recorded tensors, whose dots are underscores."""
+    """Write the toy as an artifact; ``changes`` replace recorded tensors, whose first dot is an underscore."""
     of = manifest()
     for engine in of.engines:
         path = folder / engine.file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"a stand-in for " + engine.name.encode())
     toy.write_safetensors(folder / WEIGHTS, {"table": TABLE})
-    recorded = golden_tensors() | {name.replace("_", "."): array for name, array in changes.items()}
+    recorded = golden_tensors() | {name.replace("_", ".", 1): array for name, array in changes.items()}
     toy.write_safetensors(folder / GOLDEN_FILE, recorded)
     (folder / TOKENIZER).parent.mkdir()
     (folder / TOKENIZER).write_bytes(tokenizer_json())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_export.errors import UsageError
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces
-from seko_export.families.voxcpm2.presets import PRESETS, TINY
+from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.lowering.trace import trace
 from seko_kernels.formats import FP4, INT4
+from tests.hopper import on_hopper
 from tests.tolerances import ORACLE, relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.models import PLAIN, ours, prompt, scaled
@@ -69,6 +71,18 @@ def test_one_engine_serves_all_lengths() -> None:
     assert step_pieces(CONFIG, LAYOUT, batch=2, length=32).keys() == STEP_PIECES.keys()
     plain = SpeechLayout(LAYOUT.rows, LAYOUT.places, LAYOUT.dtype)
     assert prefill_pieces(CONFIG, LAYOUT, 4, 16).keys() == prefill_pieces(CONFIG, plain, 4, 16).keys()
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_layers_of_a_gpu_build_can_be_lowered(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the public model, for sm_90 with tensors that have no memory, by both kernels of few rows and by torch."""
+    on_hopper(monkeypatch)
+    layout = SpeechLayout(rows=5, places=40, dtype=torch.bfloat16, fused=True, fp8=fp8)
+    for batch in (1, 64, 128):
+        pieces = step_pieces(PRESETS[FULL], layout, batch=batch, length=16)
+        for name in ("solver_layer", "patch_layer", "base_layer", "residual_layer"):
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                trace(pieces[f"{name}.{batch}"], "cuda")
 
 
 @pytest.mark.parametrize("name", [n for n, p in STEP_PIECES.items() if p.layers or p.key.role == "positions"])

@@ -61,17 +61,13 @@ class PlanBackend:
         The TensorRT library that runs the plans.
     device : str
         Device on which the plans run: ``cuda`` or ``cuda:N``.
-    driver : CudaDriver, optional
-        Replacement for the CUDA driver of the device, for tests.
     """
 
-    def __init__(
-        self, library: type[PlanLibrary], device: str, driver: cuda_driver.CudaDriver | None = None
-    ) -> None:
+    def __init__(self, library: type[PlanLibrary], device: str) -> None:
         number = int(device.partition(":")[2] or 0)
         # The driver is loaded first, because without a driver TensorRT's lean runtime crashes instead of raising an
         # error.
-        self._driver = driver or cuda_driver.CudaDriver(number)
+        self._driver = cuda_driver.CudaDriver(number)
         self._library = library(number)
         self._logger = make_logger(self._library.module)
         self._plans: list[Plan] = []

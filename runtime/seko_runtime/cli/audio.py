@@ -102,7 +102,9 @@ def mask_inputs(
     return {name: mask_array}
 
 
-def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: VideoManifest) -> Conditioning:
+def as_portrait(
+    conditions: Conditioning, options: argparse.Namespace, manifest: VideoManifest
+) -> Conditioning:
     """Return the run's conditioning; for a model with audio, the picture of ``--image`` becomes the portrait, which is
     the reference frame.
 
@@ -116,8 +118,8 @@ def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: Vide
         or AudioWindows.of(manifest) is None
         or not manifest.workload.stream.reference_frames
     ):
-        return asked
+        return conditions
     if options.reference is not None:
         raise UsageError("--image and --reference are both the portrait of a model that speaks; give one")
     options.image, options.reference = None, options.image
-    return replace(asked, image=None, reference=asked.image)
+    return replace(conditions, image=None, reference=conditions.image)

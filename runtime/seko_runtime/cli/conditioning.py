@@ -135,7 +135,7 @@ def fit_conditioning(
 
 
 def start_inputs(
-    asked: Conditioning,
+    conditions: Conditioning,
     options: argparse.Namespace,
     manifest: VideoManifest,
     files: Mapping[str, NDArray[Any]],
@@ -145,9 +145,9 @@ def start_inputs(
 
     Inputs that ``files`` already has are left out. ``options.chunks`` is the number of chunks of the run.
     """
-    if asked.image is None:
+    if conditions.image is None:
         return {}
-    pictures = [asked.image, *([] if asked.last_image is None else [asked.last_image])]
+    pictures = [conditions.image, *([] if conditions.last_image is None else [conditions.last_image])]
     inputs: dict[str, Any] = {**squashed_pictures(manifest, pictures)}
     frame = options.chunks * manifest.workload.stream.chunk_frames - 1
     inputs |= {

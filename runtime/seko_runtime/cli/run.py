@@ -57,15 +57,19 @@ def run(options: argparse.Namespace) -> Report:
     streams = options.output == STDOUT
     if streams:
         _check_stdout(options)
-    asked, arrays, voices = read_conditioning(options), read_inputs(options.input), read_audio(options.audio)
+    conditions, arrays, voices = (
+        read_conditioning(options),
+        read_inputs(options.input),
+        read_audio(options.audio),
+    )
     masks = read_masks(options.mask)
     manifest = video_manifest(read_manifest(options.artifact, trust=options.trust)[0])
     fit_audio(voices, options, manifest, arrays)
-    asked = as_portrait(asked, options, manifest)
+    conditions = as_portrait(conditions, options, manifest)
     arrays |= mask_inputs(masks, manifest, arrays)
     arrays |= camera_inputs(options, manifest, arrays)
-    conditioning = fit_conditioning(asked, options, manifest)
-    arrays |= start_inputs(asked, options, manifest, arrays)
+    conditioning = fit_conditioning(conditions, options, manifest)
+    arrays |= start_inputs(conditions, options, manifest, arrays)
     arrays_with_portrait: Any = with_portrait(manifest, arrays, conditioning.reference)
     inputs = fit_inputs(arrays_with_portrait, options, manifest, voices)
     if not streams:
@@ -280,8 +284,8 @@ def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: S
     golden = artifact.manifest.workload.golden
     if golden is None:
         return "the artifact has no recorded chunks"
-    asked = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
-    if asked or list(golden.seeds) != list(seeds):
+    prompts = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
+    if prompts or list(golden.seeds) != list(seeds):
         return "another prompt or seed"
     others = [
         name

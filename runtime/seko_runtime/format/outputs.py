@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from seko_runtime.errors import DiskError
+from seko_runtime.format.disk_faults import disk_faults
 from seko_runtime.format.pipes import Pipe, is_pipe, open_pipe
-from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
+from seko_runtime.format.whole_files import check_file_place, whole_file
 from seko_runtime.host.end_signals import held_signals
 
 STDOUT = Path("-")

@@ -17,6 +17,7 @@ from seko_runtime.errors import (
     ArtifactError,
     ManifestError,
 )
+from seko_runtime.format.disk_faults import check_space
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry, Manifest
 from seko_runtime.format.manifest_reader import parse_manifest
@@ -31,7 +32,7 @@ from seko_runtime.format.tar_format import (
     tar_bytes,
 )
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES, check_signature
-from seko_runtime.format.whole_files import check_space, whole_folder
+from seko_runtime.format.whole_files import whole_folder
 from seko_runtime.host.faults import lacks, machine_faults
 
 READ_BYTES = 4 << 20

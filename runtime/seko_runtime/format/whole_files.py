@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seko_runtime.errors import DiskError, UsageError
+from seko_runtime.format.disk_faults import disk_faults, unwritable
 from seko_runtime.format.leftovers import (
     hold,
     is_open_on,
@@ -28,11 +29,6 @@ from seko_runtime.format.leftovers import (
 from seko_runtime.format.manifest import MANIFEST_FILE
 from seko_runtime.format.renames import exchange, rename_new
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_BARRED = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR}
-    | {errno.EIO, errno.ESTALE, errno.EXDEV, errno.EBUSY}
-)
 _ASIDE = "replaced"  # hidden name of an artifact that is being replaced; `_put_back` may undo the rename
 _OBSOLETE = "removed"  # hidden name of a replaced artifact that only needs to be removed
 _TRIES = 100
@@ -74,7 +70,7 @@ def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Pa
     """
     output_path = output_path.absolute()
     _put_back(output_path)
-    check_goal(output_path, replace=replace)
+    check_folder_place(output_path, replace=replace)
     _remove_leftovers(output_path)
     folder, lock, made_parents = _make_folder(output_path, doing)
     finished = False
@@ -137,7 +133,7 @@ def whole_file(
         with disk_faults(output_path):
             hidden, descriptor = make_held_file(place.parent, f".{place.name}.{doing}-", mode)
     except OSError as fault:  # no such folder
-        raise _unwritable(output_path, fault.errno or 0) from fault
+        raise unwritable(output_path, fault.errno or 0) from fault
     try:
         with disk_faults(output_path, hidden), os.fdopen(descriptor, "wb") as file:
             yield file
@@ -164,13 +160,13 @@ def check_file_place(output_path: Path) -> None:
     folder = next(parent for parent in output_path.parents if os.path.lexists(parent))
     with disk_faults(output_path):
         if not folder.is_dir():
-            raise _unwritable(output_path, errno.ENOTDIR)
+            raise unwritable(output_path, errno.ENOTDIR)
         if not os.access(folder, os.W_OK | os.X_OK):
             barred = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
-            raise _unwritable(output_path, barred)
+            raise unwritable(output_path, barred)
 
 
-def check_goal(output_path: Path, *, replace: bool) -> None:
+def check_folder_place(output_path: Path, *, replace: bool) -> None:
     """Raise a UsageError if something exists at ``output_path`` that must not be replaced."""
     is_artifact = _is_artifact(output_path)
     if is_artifact is None:
@@ -179,67 +175,6 @@ def check_goal(output_path: Path, *, replace: bool) -> None:
         raise UsageError(f"{output_path} exists and is no artifact; choose another -o")
     if not replace:
         raise UsageError(f"{output_path} exists already; choose another -o, or replace it with --force")
-
-
-def check_space(place: Path, needed: int) -> None:
-    """Raise a DiskError if the file system of ``place``, which exists, has fewer than ``needed`` bytes free."""
-    free = _free_bytes(place)
-    if free is not None and needed > free:
-        raise DiskError(
-            f"no space left for {needed} bytes in {place}: {free} are free; free some, or choose another -o"
-        )
-
-
-@contextlib.contextmanager
-def disk_faults(place: Path, written: Path | None = None) -> Iterator[None]:
-    """Context manager that turns the system's errors of a full or read-only disk into a DiskError with path and
-    numbers.
-
-    Parameters
-    ----------
-    place : Path
-        The output path, for the error message.
-    written : Path, optional
-        The file written so far, whose size the error message states.
-    """
-    try:
-        yield
-    except OSError as fault:
-        number = fault.errno or 0
-        if number in _FULL:
-            raise DiskError(_full(place, written, number)) from fault
-        if number in _BARRED:
-            raise _unwritable(place, number) from fault
-        raise
-
-
-def _full(place: Path, written: Path | None, number: int) -> str:
-    so_far = "" if written is None else f" after {_bytes_below(written)} bytes"
-    if number == errno.EFBIG:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        return f"no space left for {place}{so_far}: this process may write files of at most {limit} bytes (ulimit -f)"
-    free = _free_bytes(place.parent)
-    free_text = "" if free is None else f" ({free} bytes free)"
-    return f"no space left for {place}{so_far}{free_text}: free some, or choose another -o; nothing was kept"
-
-
-def _free_bytes(place: Path) -> int | None:
-    try:
-        status = os.statvfs(place)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
-
-
-def _bytes_below(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def _unwritable(place: Path, number: int) -> DiskError:
-    return DiskError(f"{place} cannot be written ({os.strerror(number)}): choose another -o")
 
 
 def _is_artifact(path: Path) -> bool | None:
@@ -334,7 +269,7 @@ def _make_folder(output_path: Path, doing: str) -> tuple[Path, int, list[Path]]:
             folder, lock = make_held_folder(output_path.parent, f".{output_path.name}.{doing}-")
     except OSError as fault:  # a parent that is a file; a file system that takes no folders, as /proc
         _remove_empty(parents)
-        raise _unwritable(output_path.parent, fault.errno or 0) from fault
+        raise unwritable(output_path.parent, fault.errno or 0) from fault
     except DiskError:
         _remove_empty(parents)
         raise
@@ -357,7 +292,7 @@ def _attempts() -> Iterator[None]:
 def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
     """Rename a folder to its output path and fsync; an existing artifact with that name is replaced and removed."""
     for _ in _attempts():
-        check_goal(output_path, replace=replace)  # another process may have taken the name meanwhile
+        check_folder_place(output_path, replace=replace)  # another process may have taken the name meanwhile
         with _unless_raced():
             if not (replace and os.path.lexists(output_path)):
                 rename_new(folder, output_path)
@@ -365,7 +300,7 @@ def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
                 return
             if _replace_folder(folder, output_path):
                 return
-    raise _unwritable(output_path, errno.EBUSY)
+    raise unwritable(output_path, errno.EBUSY)
 
 
 def _replace_folder(folder: Path, output_path: Path) -> bool:
@@ -434,7 +369,7 @@ def _name_file(hidden: Path, output_path: Path, *, replace: bool) -> None:
             else:
                 rename_new(hidden, output_path)
             return
-    raise _unwritable(output_path, errno.EBUSY)
+    raise unwritable(output_path, errno.EBUSY)
 
 
 @contextlib.contextmanager

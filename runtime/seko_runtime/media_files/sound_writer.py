@@ -108,7 +108,7 @@ class SoundWriter:
             self._output.note_kept(fault, f"{self.samples / self._rate:.2f} s")
 
 
-def sound_form(path: Path, asked: str | None = None) -> str:
+def sound_form(path: Path, form: str | None = None) -> str:
     """Return the format of a sound output, one of `SOUND_FORMS`: the requested format, otherwise the format of the
     path's suffix; raw for a pipe.
 
@@ -118,10 +118,10 @@ def sound_form(path: Path, asked: str | None = None) -> str:
         If neither the option nor the path's suffix names a format.
     """
     known = ", ".join(SOUND_FORMS)
-    if asked is not None:
-        if asked not in SOUND_FORMS:
-            raise UsageError(f"the format is {asked!r}, expected one of {known} for sound")
-        return asked
+    if form is not None:
+        if form not in SOUND_FORMS:
+            raise UsageError(f"the format is {form!r}, expected one of {known} for sound")
+        return form
     if path.suffix[1:] in SOUND_FORMS[:-1]:
         return path.suffix[1:]
     if path == STDOUT or is_pipe(path):
@@ -132,10 +132,10 @@ def sound_form(path: Path, asked: str | None = None) -> str:
     )
 
 
-def check_sound_output(path: Path, asked: str | None = None) -> None:
+def check_sound_output(path: Path, form: str | None = None) -> None:
     """Check the format, path and encoder of a sound output before any sound is made; raises the errors of
     `SoundWriter`."""
-    form = sound_form(path, asked)
+    form = sound_form(path, form)
     check_place(path)
     if form in _CODECS:
         _import_av(form)

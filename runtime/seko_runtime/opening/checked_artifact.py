@@ -157,7 +157,8 @@ class ReadArtifact:
     def examined(
         self, device: str = "auto", *, fits_here: bool = True, copy_weights: bool = False
     ) -> ExaminedArtifact:
-        """Check everything that needs no hash of a file, cheapest first; parameters are those of `check_artifact`."""
+        """Check everything that needs no hash of a file, cheapest first; parameters are those of `open_artifact`
+        and `check_artifact`."""
         manifest = self.manifest
         with part("manifest"):
             programs = resolve_programs(manifest, self.workload.contract(manifest))
@@ -183,7 +184,7 @@ def read_artifact(
     path: str | Path, *, trust: str | Path | None = None, may_be_unsigned: bool = False
 ) -> Iterator[ReadArtifact]:
     """Open an artifact's folder for the time of the context, read its manifest and check its signature. Parameters are
-    those of `check_artifact`."""
+    those of `open_artifact` and `check_artifact`."""
     folder = ArtifactFiles(path_of(path, "path"))
     try:
         document, signature = folder.read_manifest(), folder.read_signature()
@@ -199,21 +200,15 @@ def read_artifact(
 
 @machine_faults()
 def check_artifact(
-    path: str | Path,
-    device: str = "auto",
-    *,
-    fits_here: bool = True,
-    trust: str | Path | None = None,
-    may_be_unsigned: bool = False,
-    copy_weights: bool = False,
+    path: str | Path, *, fits_here: bool = True, may_be_unsigned: bool = False, copy_weights: bool = False
 ) -> CheckedArtifact:
     """Run every check that loads no native code of the artifact, cheapest first; see `open_artifact`.
 
     Without ``fits_here`` the artifact may be for another machine. With ``may_be_unsigned``, which the signing tool
     uses, signatures are not checked. ``copy_weights`` is the parameter of `open_artifact`.
     """
-    with read_artifact(path, trust=trust, may_be_unsigned=may_be_unsigned) as read:
-        return read.examined(device, fits_here=fits_here, copy_weights=copy_weights).verified()
+    with read_artifact(path, may_be_unsigned=may_be_unsigned) as read:
+        return read.examined(fits_here=fits_here, copy_weights=copy_weights).verified()
 
 
 def _held_files(manifest: Manifest) -> frozenset[str]:

@@ -97,7 +97,7 @@ class RankGroup:
     ) -> None:
         self.ranks = ranks
         self._lock = threading.Condition()
-        self._asked: dict[int, Answers] = {}
+        self._open_calls: dict[int, Answers] = {}  # by the command's number
         self._number = 0
         self._over: SekoRuntimeError | None = None
         folder = Path(tempfile.mkdtemp(prefix="seko-ranks-")) if meeting is None else meeting.folder
@@ -181,10 +181,10 @@ class RankGroup:
             If a rank died, hung, or failed alone; the group has ended.
         """
         self._check()
-        asked = frozenset(range(self.ranks) if ranks is None else ranks)
+        targets = frozenset(range(self.ranks) if ranks is None else ranks)
         shared = pack(facts or {})
         arguments = {
-            rank: shared.with_more(own[rank] if own else {}, within="facts") for rank in sorted(asked)
+            rank: shared.with_more(own[rank] if own else {}, within="facts") for rank in sorted(targets)
         }
         with self._lock:
             self._check()
@@ -192,7 +192,7 @@ class RankGroup:
             number = self._number
         try:
             with self._lock:
-                answers = self._asked[number] = Answers(asked, patient)
+                answers = self._open_calls[number] = Answers(targets, patient)
             for rank, packed in arguments.items():
                 head = {"command": command, "number": number, "rank": rank}
                 with contextlib.suppress(OSError):  # the watching thread reports a process that is gone
@@ -204,7 +204,8 @@ class RankGroup:
             self._lose(RankLostError(f"{command!r} was interrupted, which ended the artifact's processes"))
             raise
         finally:
-            self._asked.pop(number, None) if self._over is None else self._asked.clear()
+            with self._lock:
+                self._open_calls.pop(number, None)
         if not answers.faults:
             return answers
         kinds = {kind for kind, _ in answers.faults.values()}
@@ -312,7 +313,7 @@ class RankGroup:
                 self._heard = [heard + now - self._looked for heard in self._heard]
             self._looked = now
             quiet = [rank for rank, heard in enumerate(self._heard) if now - heard > SILENT_S]
-            open_calls = [answers for answers in self._asked.values() if answers.missing]
+            open_calls = [answers for answers in self._open_calls.values() if answers.missing]
             due = {rank for answers in open_calls if not answers.patient for rank in answers.missing}
         if quiet and open_calls and self._over is None:
             hung = self._hung(quiet, due)
@@ -343,7 +344,7 @@ class RankGroup:
         with self._lock:
             self._heard[rank] = time.monotonic()
             self._ticks[rank] = used_ticks(self._members[rank].pid)
-            answers = self._asked.get(message.get("number", 0))
+            answers = self._open_calls.get(message.get("number", 0))
             if answers is None:
                 return
             if "fault" in message:

@@ -56,7 +56,8 @@ class Joined:
         try:
             self.wait(0)
         except subprocess.TimeoutExpired:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended just now, or its child has the channel open
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ artifacts."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
@@ -130,9 +130,8 @@ class OpenArtifact(Closing, Generic[ManifestT]):
             if self._closed:
                 return
             self._closed = True
-            try:
-                for opened in self._opened:
-                    opened.close()
-            finally:
-                self._opened.clear()
-                self.engines.close()
+            with ExitStack() as closing:  # after an error the others are closed, too
+                closing.callback(self.engines.close)
+                closing.callback(self._opened.clear)
+                for opened in reversed(self._opened):
+                    closing.callback(opened.close)

@@ -91,8 +91,10 @@ class LocalEngines:
     def close(self) -> None:
         """Release the engines and weights of the artifact."""
         self.loaded = None
-        self.backend.close()
-        self._weights_memory.close()
+        try:
+            self.backend.close()
+        finally:
+            self._weights_memory.close()
 
     def _new_memory(self) -> Memory:
         memory = self.backend.memory()

@@ -196,34 +196,34 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         with self._call_lock.take():
             self.reap()
             self._rows.check_open()
-            asked = [
+            requests = [
                 (row, session, request)
                 for row, session in self._sessions_by_row().items()
                 if (request := session._request) and (among is None or session in among)
             ]
-            asked.sort(key=lambda waiting: waiting[2].turn)
-            asked = self._eligible(asked)
-            variants = self._rows.variants([row for row, _, _ in asked])
+            requests.sort(key=lambda waiting: waiting[2].turn)
+            requests = self._eligible(requests)
+            variants = self._rows.variants([row for row, _, _ in requests])
             began = self._clock()
             # a call that carries all rows begins when all sessions have requested a result, whatever their due
             # times
             if self._together:
-                every = len(asked) == self._buckets[-1]
-                call = NextCall(tuple(_by_row(asked)), self._buckets[-1]) if every else None
-            elif in_one and asked:
+                every = len(requests) == self._buckets[-1]
+                call = NextCall(tuple(_by_row(requests)), self._buckets[-1]) if every else None
+            elif in_one and requests:
                 call = self._one_call(variants)
             else:
                 call = next_call(
                     [
                         Waiting(request.due, variant)
-                        for (_, _, request), variant in zip(asked, variants, strict=True)
+                        for (_, _, request), variant in zip(requests, variants, strict=True)
                     ],
                     {variant: self.call_times.expected(variant) for variant in set(variants)},
                     began if now is None else now,
                 )
             if call is None:
                 return None
-            chosen = [asked[index] for index in call.sessions]
+            chosen = [requests[index] for index in call.sessions]
             for row, session, request in chosen:
                 self._check_request(row, session, request)
             try:
@@ -231,7 +231,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
                     [row for row, _, _ in chosen], [request.inputs for _, _, request in chosen]
                 )
             except SekoRuntimeError as error:
-                if self._told([session for _, session, _ in chosen], error):
+                if self._deliver_error([session for _, session, _ in chosen], error):
                     return None
                 raise
             for (_, session, _), result in zip(chosen, results, strict=True):
@@ -259,9 +259,9 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
             )
         return NextCall(tuple(range(len(variants))), buckets[0])
 
-    def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
+    def _eligible(self, requests: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
         """Return the sessions that the next engine call may carry, with their rows."""
-        return asked
+        return requests
 
     def _served(self, session: SessionT, result: ResultT) -> None:
         """Note that an engine call with a session is queued: this fulfils the session's request, unless the workload
@@ -269,7 +269,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         del result
         session._request = None
 
-    def _told(self, sessions: Sequence[SessionT], error: SekoRuntimeError) -> bool:
+    def _deliver_error(self, sessions: Sequence[SessionT], error: SekoRuntimeError) -> bool:
         """Return whether the threads that wait for a failed call's sessions get the call's error in another way."""
         del sessions, error
         return False
@@ -284,6 +284,6 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
             raise type(error)(f"session {session.name!r}: {error}") from error
 
 
-def _by_row(asked: Sequence[tuple[int, object, object]]) -> list[int]:
+def _by_row(requests: Sequence[tuple[int, object, object]]) -> list[int]:
     """Return the indices that sort a list of entries, each of which begins with its row number, by row."""
-    return [place for _, place in sorted((row, place) for place, (row, *_) in enumerate(asked))]
+    return [place for _, place in sorted((row, place) for place, (row, *_) in enumerate(requests))]

@@ -73,30 +73,30 @@ class RankedRows(Generic[ManifestT]):
         self._group: Group | None = group
         self.call_lock = CallLock(CLOSED)
         self._layout: RowLayout | None = None
-        self.asked("open", {"options": dict(options)}, patient=True)
+        self.ask_ranks("open", {"options": dict(options)}, patient=True)
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Set the owner of a row. If a rank was lost, `begin_owner` does nothing, so that sessions can still be
         closed."""
         if not self._open_group().over:
-            self.asked("begin_owner", {"row": row, "tenant": tenant})
+            self.ask_ranks("begin_owner", {"row": row, "tenant": tenant})
 
     def reserve(self, row: int) -> None:
         """Allocate the host memory that a row needs."""
-        self.asked("reserve", {"row": row})
+        self.ask_ranks("reserve", {"row": row})
 
     def forget(self, row: int) -> None:
         """Queue zeros into all tensors of a row of the pool."""
-        self.asked("forget", {"row": row})
+        self.ask_ranks("forget", {"row": row})
 
     def free_bytes(self) -> int:
         """Return the free memory of rank 0's device in bytes."""
-        return int(self.asked("free_bytes")[0])
+        return int(self.ask_ranks("free_bytes")[0])
 
     def layout(self) -> RowLayout:
         """Return the name, shape and dtype of each tensor of a row's state, joined over all ranks."""
         if self._layout is None:
-            layout, axes = self.asked("layout")[0], split_axes(self.manifest)
+            layout, axes = self.ask_ranks("layout")[0], split_axes(self.manifest)
             parts: dict[str, dict[str, TensorSpec]] = {"tensors": {}, "arrays": {}}
             for part, specs in parts.items():
                 for spec in layout[part]:
@@ -110,7 +110,7 @@ class RankedRows(Generic[ManifestT]):
     def store(self, row: int) -> RowState:
         """Copy the state of a row to the host, with the parts of all ranks joined."""
         layout = self.layout()
-        parts = self.asked("store", {"row": row}, patient=True)
+        parts = self.ask_ranks("store", {"row": row}, patient=True)
         whole = parts[0]
         for name, axis in split_axes(self.manifest).items():
             before = prod(layout.tensors[name].shape[:axis])
@@ -129,15 +129,15 @@ class RankedRows(Generic[ManifestT]):
             for rank, facts in enumerate(own):
                 facts["shares"][name] = shares[:, rank].reshape(-1)
         same = state_to_message(state, self.form, [name for name in tensors if name not in split])
-        self.asked("load", {"row": row, "state": same}, own=own, patient=True)
+        self.ask_ranks("load", {"row": row, "state": same}, own=own, patient=True)
 
     def check(self, rows: Sequence[int], inputs: Sequence[Any]) -> None:
         """Raise the error with which `run` would refuse these rows, if any."""
-        self.asked("check", {"rows": rows, "inputs": inputs}, ranks=(0,))
+        self.ask_ranks("check", {"rows": rows, "inputs": inputs}, ranks=(0,))
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call; only rows of one variant share a launch."""
-        answers = self.asked("variants", {"rows": rows}, ranks=(0,))[0]
+        answers = self.ask_ranks("variants", {"rows": rows}, ranks=(0,))[0]
         return [
             tuple(variant) if isinstance(variant, list) else variant for variant in answers
         ]  # JSON has no tuples
@@ -146,7 +146,7 @@ class RankedRows(Generic[ManifestT]):
         """Wait for the engine calls queued so far, because each rank's process answers one command at a time; return a
         function that does nothing.
         """
-        self.asked("finish")
+        self.ask_ranks("finish")
         return lambda: None
 
     def check_open(self) -> None:
@@ -163,10 +163,10 @@ class RankedRows(Generic[ManifestT]):
         if self._group is None:
             return
         with suppress(SekoRuntimeError):  # the processes are gone, and earlier calls have raised that error
-            self.asked("close", patient=True)
+            self.ask_ranks("close", patient=True)
         self._group = None
 
-    def asked(
+    def ask_ranks(
         self,
         command: str,
         facts: Facts | None = None,

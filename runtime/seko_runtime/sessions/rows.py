@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -107,7 +107,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     loaded : Loaded
         The opened artifact with its engines.
     memory : Memory
-        A memory that ``loaded.memory()`` returned; this object owns and closes it.
+        A memory that ``loaded.memory()`` returned; `close` closes it.
     form : StateForm
         How the state of a row is written to files and messages; the workload defines it.
 
@@ -150,13 +150,9 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         return {}
 
     def _open(self, make: Callable[[], DeviceT]) -> None:
-        """Make the device side of the rows; if it cannot be made, close the memory."""
-        try:
-            with part("allocate"), self.memory.ordered():
-                self._device = make()
-        except BaseException:
-            self.memory.close()
-            raise
+        """Make the device side of the rows."""
+        with part("allocate"), self.memory.ordered():
+            self._device = make()
 
     def device(self) -> DeviceT:
         """Return the device side of the rows; SessionClosedError if `close` was called."""
@@ -296,14 +292,16 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def close(self) -> None:
-        """Wait for the device and free the memory of the pool; a second call does nothing."""
+        """Wait for the device and free the memory of the pool, also if the device has failed; a second call does
+        nothing."""
         device, self._device = self._device, None
         if device is None:
             return
-        self.memory.wait()
-        self._drop()
-        device.drop()
-        self.memory.close()
+        with ExitStack() as releasing:
+            releasing.callback(self.memory.close)
+            releasing.callback(device.drop)
+            releasing.callback(self._drop)
+            self.memory.wait()
 
     def _drop(self) -> None:
         """Release the device tensors to which the host's state of the rows refers."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor
 from seko_runtime.speech import contract
@@ -66,7 +67,8 @@ class StepError:
 
 
 def check_golden(manifest: SpeechManifest, golden: Mapping[str, MappedTensor]) -> None:
-    """Check names, shapes and dtypes of recorded tensors; ArtifactError if they are wrong."""
+    """Check names, shapes and dtypes of recorded tensors, and the recorded token ids; ArtifactError if they are
+    wrong."""
     table = manifest.workload.golden
     if table is None:
         return
@@ -91,6 +93,11 @@ def check_golden(manifest: SpeechManifest, golden: Mapping[str, MappedTensor]) -
     }
     for name, (shape, dtype) in wanted.items():
         check_tensor(golden, TensorSpec(name, shape, dtype), table.file)
+    ids = golden[PROMPT[0]].to_numpy()
+    if ids.ndim != 1 or not ids.size or ids.min() < 0 or ids.max() >= workload.vocabulary:
+        raise ArtifactError(
+            f"{PROMPT[0]} in {table.file} holds no list of token ids below {workload.vocabulary}; rebuild the artifact"
+        )
 
 
 def replay(pool: SpeechPool, golden: Golden, recorded: Mapping[str, MappedTensor]) -> Iterator[StepError]:

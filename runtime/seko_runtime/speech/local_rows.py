@@ -140,7 +140,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
     loaded : Loaded
         The opened artifact with its engines.
     memory : Memory
-        The memory of the pool's tensors, which this object owns and closes.
+        The memory of the pool's tensors; `close` closes it.
 
     Attributes
     ----------

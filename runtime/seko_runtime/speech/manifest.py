@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
 
-from seko_runtime.errors import ManifestError, UsageError
+from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest import (
     UNKNOWN_WORD,
     Count,
@@ -259,13 +259,6 @@ class SpeechManifest(Manifest):
 def parse_speech_manifest(document: bytes) -> SpeechManifest:
     """Read the manifest of a speech artifact; see `parse_manifest`."""
     return parse_manifest(document, SpeechManifest, CHECKS)
-
-
-def speech_manifest(manifest: Manifest) -> SpeechManifest:
-    """Return a manifest typed as a `SpeechManifest`; UsageError if its workload is not speech."""
-    if not isinstance(manifest, SpeechManifest):
-        raise UsageError(f"the artifact's workload is {manifest.workload.kind!r}, expected {KIND!r}")
-    return manifest
 
 
 def _check_workload(workload: SpeechWorkload, where: str) -> None:

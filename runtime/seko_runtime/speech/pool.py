@@ -226,7 +226,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         with self._turn:
             if not session.needs:
                 return
-            # what others asked for by `request_patch` is theirs to serve
+            # patches that others requested by `request_patch` are theirs to serve
             listened = {session for session in self.sessions if session.listened}
             queued = self._queue_next(among=listened)
             before, self._before = self._before, None
@@ -252,12 +252,12 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             return self._rows.variants([row]) == [PREFILL]
 
     def _eligible(
-        self, asked: list[tuple[int, SpeechSession, Request]]
+        self, requests: list[tuple[int, SpeechSession, Request]]
     ) -> list[tuple[int, SpeechSession, Request]]:
         """Return the sessions among which the next engine call is chosen: those that wait for a step, or the one whose
         prompt is due first.
         """
-        waiting = [entry for entry in asked if self._may_go_on(*entry[:2])]
+        waiting = [entry for entry in requests if self._may_go_on(*entry[:2])]
         kinds = self._rows.variants([row for row, _, _ in waiting])
         steps = [entry for entry, kind in zip(waiting, kinds, strict=True) if kind != PREFILL]
         prompts = [entry for entry, kind in zip(waiting, kinds, strict=True) if kind == PREFILL]
@@ -282,7 +282,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             return not session.refuse(error)
         return True
 
-    def _told(self, sessions: Sequence[SpeechSession], error: SekoRuntimeError) -> bool:
+    def _deliver_error(self, sessions: Sequence[SpeechSession], error: SekoRuntimeError) -> bool:
         refused = [session.refuse(error) for session in sessions]
         return all(refused)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.ring import Ring
 
 
 class ChunkCall(NamedTuple):
@@ -92,3 +93,23 @@ def chunk_programs(
             if first and (fills or not full):
                 chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(first), last)
     return chunk
+
+
+def variant_starts(manifest: VideoManifest) -> tuple[int, ...]:
+    """Return the numbers of the chunks with which a stream begins another launch variant, ascending.
+
+    Rows of different launch variants never share a call of a pool: chunks on engines for full caches and chunks on
+    engines with a mask, and a first chunk with passes of its own and later chunks. The result is empty if all chunks
+    have one variant, or if each call carries all rows.
+    """
+    if manifest.pool is None:
+        return ()
+    stream, starts = manifest.workload.stream, set()
+    if manifest.workload.schedule.first_timesteps:
+        starts.add(1)
+    if any(
+        ProgramKey("denoise", bucket, full=True).name in manifest.programs for bucket in manifest.pool.buckets
+    ):
+        ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)
+        starts.add(-(-(ring.cache_frames - ring.valid_frames(0)) // stream.chunk_frames))
+    return tuple(sorted(starts - {0}))

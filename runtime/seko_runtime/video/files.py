@@ -143,7 +143,7 @@ class ChunkWriter:
             self._sink.close(whole=whole)
 
 
-def output_form(path: Path, asked: str | None = None) -> str:
+def output_form(path: Path, form: str | None = None) -> str:
     """Return the format of an output file, one of `FORMS`: the requested format, otherwise the format of the path's
     suffix; y4m for a pipe.
 
@@ -152,10 +152,10 @@ def output_form(path: Path, asked: str | None = None) -> str:
     UsageError
         If neither the option nor the path's suffix names a format.
     """
-    if asked is not None:
-        if asked not in FORMS:
-            raise UsageError(f"the format is {asked!r}, expected one of {', '.join(FORMS)}")
-        return asked
+    if form is not None:
+        if form not in FORMS:
+            raise UsageError(f"the format is {form!r}, expected one of {', '.join(FORMS)}")
+        return form
     if path.suffix in SUFFIXES:
         return path.suffix[1:]
     if path == STDOUT or is_pipe(path):
@@ -167,7 +167,7 @@ def output_form(path: Path, asked: str | None = None) -> str:
     )
 
 
-def check_output(path: Path, asked: str | None = None) -> None:
+def check_output(path: Path, form: str | None = None) -> None:
     """Check the format, path and encoder of an output file before any chunk is made.
 
     Raises
@@ -175,7 +175,7 @@ def check_output(path: Path, asked: str | None = None) -> None:
     UsageError, VideoWriterError, DiskError
         In the same cases as `ChunkWriter`: bad format or path, missing encoder, full disk.
     """
-    form = output_form(path, asked)
+    form = output_form(path, form)
     check_place(path)
     if form == "mp4":
         import_av()

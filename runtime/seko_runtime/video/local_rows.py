@@ -47,7 +47,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     options : VideoOptions
         Options of the pool; ``steps`` and ``shift`` have already been applied to the manifest.
     memory : Memory
-        The memory of the pool's tensors, which this object owns and closes.
+        The memory of the pool's tensors; `close` closes it.
 
     Attributes
     ----------
@@ -63,21 +63,14 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     @machine_faults()
     def __init__(self, loaded: Loaded[VideoManifest], options: VideoOptions, memory: Memory) -> None:
         super().__init__(loaded, memory, STATE_FORM)
-        try:
-            self._set_host_state(loaded, options)
-        except BaseException:
-            memory.close()
-            raise
-        self._open(lambda: VideoDevice(loaded, memory, self.streams.clocks, self.streams.inputs, options))
-
-    def _set_host_state(self, loaded: Loaded[VideoManifest], options: VideoOptions) -> None:
-        manifest, memory = loaded.manifest, self.memory
+        manifest = loaded.manifest
         self.streams = Streams(manifest, memory)
         self.readable = Readable()
         self._chunks = self._launches = 0
         self._prompts: RowPrompts | None = None
         if manifest.workload.text is not None and loaded.tokens is not None:
             self._prompts = RowPrompts(memory, loaded.tokens, loaded.digest, options.prompt_cache)
+        self._open(lambda: VideoDevice(loaded, memory, self.streams.clocks, self.streams.inputs, options))
 
     @machine_faults()
     def run(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:

@@ -42,7 +42,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         if options.steps is not None or options.shift is not None:
             self.manifest, _ = rescheduled(manifest, options.steps, options.shift)
         self._last_stats = SessionStats(0, 0, 0, manifest.workload.kv.pool_bytes)
-        self.overlaps = bool(self.asked("decodes_beside")[0])
+        self.overlaps = bool(self.ask_ranks("decodes_beside")[0])
 
     @property
     def decodes_beside(self) -> bool:
@@ -52,15 +52,15 @@ class RankedVideoRows(RankedRows[VideoManifest]):
     @property
     def stats(self) -> SessionStats:
         """Counters of the pool so far; after `close`, their last values."""
-        return self._last_stats if self.closed else SessionStats(**self.asked("stats")[0])
+        return self._last_stats if self.closed else SessionStats(**self.ask_ranks("stats")[0])
 
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
         """Begin streams on empty rows of the pool."""
-        self.asked("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
+        self.ask_ranks("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
 
     def run(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make and return the next chunk of each of some streams."""
-        answers = self.asked("run", {"rows": rows, "inputs": inputs})[0]
+        answers = self.ask_ranks("run", {"rows": rows, "inputs": inputs})[0]
         return [
             Chunk(index, frames, None, self, serial, row, picture, heard_at)
             for index, frames, serial, row, picture, heard_at in answers
@@ -68,40 +68,40 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
         """Set the prompts of some streams to a sentence."""
-        self.asked("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
+        self.ask_ranks("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
 
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
         """Set the prompts of some streams to text embeddings."""
-        self.asked("set_text", {"rows": rows, "text": text, "recache": recache})
+        self.ask_ranks("set_text", {"rows": rows, "text": text, "recache": recache})
 
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
         """Set the inputs that callers supply once for a session or prompt."""
-        self.asked("set_inputs", {"rows": rows, "inputs": inputs})
+        self.ask_ranks("set_inputs", {"rows": rows, "inputs": inputs})
 
     def push_audio(
         self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
     ) -> None:
         """Append audio samples to the voices of some streams."""
-        self.asked("push_audio", {"rows": rows, "samples": samples, "at": at, "last": last})
+        self.ask_ranks("push_audio", {"rows": rows, "samples": samples, "at": at, "last": last})
 
     def audio_needed(self, row: int) -> tuple[int, int]:
         """Return the range of voice samples that the next chunk of a stream uses."""
-        first, end = self.asked("audio_needed", {"row": row})[0]
+        first, end = self.ask_ranks("audio_needed", {"row": row})[0]
         return first, end
 
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
         """Restart a stream at frame 0 with an empty cache."""
-        self.asked("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
+        self.ask_ranks("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
 
     def cut(self, row: int, frames: int) -> None:
         """Begin another scene with a row's next chunk."""
-        self.asked("cut", {"row": row, "frames": frames})
+        self.ask_ranks("cut", {"row": row, "frames": frames})
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
         """Set streams back to their state before they made chunk number ``chunk``."""
-        self.asked("rewind", {"rows": rows, "chunk": chunk})
+        self.ask_ranks("rewind", {"rows": rows, "chunk": chunk})
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
         """Copy a chunk's latents to the host, and return a function that returns them.
@@ -109,7 +109,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         `read_latents` waits for the copy, because the ranks' processes answer one command at a time.
         """
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
-        latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]
+        latents: NDArray[np.float32] = self.ask_ranks("read_latents", facts, ranks=(0,))[0]
         return lambda: latents
 
     def decoder(self) -> RankedVideoRows:
@@ -125,14 +125,14 @@ class RankedVideoRows(RankedRows[VideoManifest]):
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
         """Return a row's video frames of one chunk, copied from rank 0's process; see `Decoder.video_frames`."""
         facts = {"row": row, "number": number}
-        parts = self.asked("video_frames", facts, ranks=None if self.manifest.shares_decoding else (0,))
+        parts = self.ask_ranks("video_frames", facts, ranks=None if self.manifest.shares_decoding else (0,))
         frames: NDArray[np.uint8] = parts[0]
         return np.concatenate(parts, PICTURE_AXIS - 1) if self.manifest.shares_decoding else frames
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every KV cache buffer to the host, with the attention heads of all ranks
         joined."""
-        whole, *others = self.asked("cache_sample", {"step": step})
+        whole, *others = self.ask_ranks("cache_sample", {"step": step})
         for name, axis in split_axes(self.manifest).items():
             if name in whole:
                 whole[name] = np.concatenate([whole[name], *(part[name] for part in others)], axis)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from seko_export.config.media import VaeConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.choice import SESSION, ChunkModule
 from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS, TABLE_FRAMES, condition_channels
-from seko_export.media.pieces import VAE_ENCODE, encoder_weights
+from seko_export.media.pieces import VAE_ENCODE, encoder_weights, vae_module
 from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call, InputSpec
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
@@ -210,7 +210,7 @@ def picture_pieces(config: VideoBuild, vae: VaeConfig, *, last: bool = False) ->
     ) -> Piece:
         return Piece(
             EngineKey(VAE_ENCODE, variant=(variant,)),
-            on_meta(make),
+            vae_module(config, vae, make, inputs),
             encoder_weights(config),
             frames,
             inputs,

@@ -17,9 +17,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.media.row_split import RowSplit
-from seko_export.media.wan_vae.own_convolution import own_convolution
-from seko_kernels.causal_conv import tiles_on
-from seko_kernels.tuned_conv import ConvTiles
 
 CONV_HISTORY = 2  # earlier frames that a causal kernel of size 3 reads
 # Numbers of channels for which cuDNN's 3D convolution is as fast as a 2D convolution for each tap, and needs no sum
@@ -30,6 +27,7 @@ FEWEST_FILTERS = 8  # number of output channels from which cuDNN has a fast kern
 # It then copies each pixel once for each tap, which took 3 to 20 times as long as a 2D convolution.
 MOST_WITHOUT_ONEDNN = 20480
 FUSED_HEAD = 256  # most channels of a head in torch's fused attention on CUDA
+NORM_BEFORE = {2: 0, 6: 3}  # numbers of a residual block's convolutions, each with the number of its norm
 
 
 class FrameCaches:
@@ -77,7 +75,12 @@ class FrameCaches:
 
 
 class Streamed(nn.Module):
-    """A layer whose ``forward(x, caches)`` keeps frames from call to call."""
+    """A layer whose ``forward(x, caches)`` takes frames of earlier calls, or has parts that do.
+
+    ``keeps`` says whether the layer itself stores a cache for the next call.
+    """
+
+    keeps = False
 
 
 def run(layers: Iterable[nn.Module], x: Tensor, caches: FrameCaches) -> Tensor:
@@ -90,6 +93,8 @@ def run(layers: Iterable[nn.Module], x: Tensor, caches: FrameCaches) -> Tensor:
 class CausalConv3d(Streamed):
     """A causal 3D convolution: over a frame and the two frames before it, padded in height and width."""
 
+    keeps = True
+
     def __init__(self, channels_in: int, channels_out: int, side: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels_out, channels_in, 1 + CONV_HISTORY, side, side))
@@ -98,9 +103,6 @@ class CausalConv3d(Streamed):
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
-        tiles = self.tiles(x, caches)
-        if tiles is not None:
-            return self.by_kernel(x, caches, tiles)
         joined = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
         padding, own = (self._beside, self._beside), joined
         if caches.split is not None and self._beside:
@@ -112,30 +114,10 @@ class CausalConv3d(Streamed):
             return self._convolved(x, self.weight[:, :, -1:], padding)
         return self._convolved(joined, self.weight, padding)
 
-    def tiles(self, x: Tensor, caches: FrameCaches, *, fp8: bool = False) -> ConvTiles | None:
-        """Return the tile sizes with which Seko's kernel convolves ``x``, or None if torch's convolution is used, as
-        where several ranks share a picture."""
-        return None if caches.split is not None else tiles_on(x, self.weight, fp8=fp8)
-
-    def by_kernel(
-        self,
-        x: Tensor,
-        caches: FrameCaches,
-        tiles: ConvTiles,
-        residual: Tensor | None = None,
-        largest: Tensor | None = None,
-    ) -> Tensor:
-        """Return what `forward` returns, computed by Seko's kernel, plus ``residual`` [B, channels_out, T, H, W].
-
-        With ``largest``, an upper bound of the absolute values of ``x`` and of its cache, the kernel multiplies e4m3
-        numbers; see `own_convolution`. The cache keeps the dtype of ``x``.
-        """
-        earlier = None if caches.starts else caches.before(x, CONV_HISTORY)
-        cached = x
-        if x.shape[2] < CONV_HISTORY:
-            cached = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
-        caches.keep(cached[:, :, -CONV_HISTORY:])
-        return own_convolution(x, earlier, self.weight, self.bias, tiles, residual, largest)
+    def with_residual(self, x: Tensor, caches: FrameCaches, residual: Tensor) -> Tensor:
+        """Return the convolution of ``x`` plus ``residual`` [B, channels_out, T, H, W]."""
+        y: Tensor = self(x, caches)
+        return residual + y
 
     def _convolved(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
         """Return the convolution of the frames in ``x`` [B, channels_in, T', H', W], which includes the cached frames.
@@ -199,18 +181,11 @@ class RmsNorm(nn.Module):
         y: Tensor = F.normalize(x.to(wide), dim=1) * scale
         return y.to(x.dtype)
 
-    def largest(self) -> Tensor:
-        """Return the largest absolute value of any result, one number in float32 or wider: no channel of a normalised
-        vector is above 1."""
-        wide = torch.promote_types(self.gamma.dtype, torch.float32)
-        bound: Tensor = self.gamma.abs().amax().to(wide) * self.gamma.numel() ** 0.5
-        return bound
-
 
 class ResidualBlock(Streamed):
     """Norm, SiLU and causal convolution, twice, with a shortcut.
 
-    With ``fp8``, a convolution multiplies e4m3 numbers where tile sizes were measured for that.
+    With ``fp8``, a build may let the convolutions multiply e4m3 numbers; see `own_convolution`.
     """
 
     def __init__(self, channels_in: int, channels_out: int, *, fp8: bool = False) -> None:
@@ -231,25 +206,11 @@ class ResidualBlock(Streamed):
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
         beside: Tensor = self.shortcut(x)
-        first, second = range(3), (3, 4, 6)  # the numbers of norm, SiLU and convolution
-        x = self._convolved(x, first, caches)
-        return self._convolved(x, second, caches, beside)
-
-    def _convolved(
-        self, x: Tensor, numbers: Iterable[int], caches: FrameCaches, residual: Tensor | None = None
-    ) -> Tensor:
-        norm, silu, convolution = (self.residual[number] for number in numbers)
-        assert isinstance(norm, RmsNorm)
-        assert isinstance(convolution, CausalConv3d)
-        x = silu(norm(x))
-        tiles = convolution.tiles(x, caches, fp8=True) if self.fp8 else None
-        if tiles is not None:
-            return convolution.by_kernel(x, caches, tiles, residual, norm.largest())
-        tiles = convolution.tiles(x, caches)
-        if tiles is not None:
-            return convolution.by_kernel(x, caches, tiles, residual)
-        y: Tensor = convolution(x, caches)
-        return y if residual is None else residual + y
+        norm, silu, convolution, *behind = self.residual
+        x = convolution(silu(norm(x)), caches)
+        norm, silu, _, convolution = behind
+        y: Tensor = convolution.with_residual(silu(norm(x)), caches, beside)  # type: ignore[operator]
+        return y
 
 
 def residual_blocks(
@@ -305,14 +266,12 @@ class Upsample(Streamed):
             else:
                 x = torch.cat((x[:, :, :1], _interleaved(self.time_conv(x[:, :, 1:], caches))), dim=2)
         enlarge, convolve = self.resample
-        weight, bias = convolve.parameters()
         if caches.split is None:
             pictures = enlarge(as_images(x))
-            tiles = tiles_on(pictures, weight)
-            if tiles is not None:
-                clip = as_clip(pictures, x.shape[0])
-                return own_convolution(clip, None, weight.unsqueeze(2), bias, tiles)
+            if isinstance(convolve, Streamed):
+                return convolve(as_clip(pictures, x.shape[0]), caches)  # type: ignore[no-any-return]
             return as_clip(convolve(pictures), x.shape[0])
+        weight, bias = convolve.parameters()
         # Each neighbour's row becomes two rows, of which the adjacent one is needed.
         whole = enlarge(as_images(caches.split.with_neighbours(x)))[:, :, 1:-1]
         y = F.conv2d(whole, weight, bias, padding=(0, 1))
@@ -341,6 +300,8 @@ class HalvingTimeConv(Streamed):
 
     The first frame of a stream passes unchanged, and is also an input of the first convolution.
     """
+
+    keeps = True
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -26,15 +26,16 @@ from seko_export.media.wan_vae.layers import (
     CausalConv3d,
     Downsample,
     FrameCaches,
-    HalvingTimeConv,
     ResidualBlock,
     RmsNorm,
+    Streamed,
     Upsample,
     channels_last,
     residual_blocks,
     run,
 )
 from seko_export.media.wan_vae.levels import DownLevel, UpLevel, patched, unpatched
+from seko_export.media.wan_vae.own_convolution import own_weight
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
@@ -78,7 +79,7 @@ class _StreamedHalf(nn.Module):
     @property
     def cache_count(self) -> int:
         """Number of caches that a call returns; a STEADY call also takes as many."""
-        return sum(isinstance(m, CausalConv3d | HalvingTimeConv) for m in self.modules())
+        return sum(m.keeps for m in self.modules() if isinstance(m, Streamed))
 
     def _begin(
         self,
@@ -289,7 +290,7 @@ def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Ten
 
 
 class VaeTensors:
-    """The tensors of a VAE's checkpoint, together with the latents' statistics from its config.
+    """The tensors of a VAE's checkpoint, those that are packed for Seko's convolutions, and the latents' statistics.
 
     Parameters
     ----------
@@ -304,7 +305,10 @@ class VaeTensors:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the tensor of one parameter of `VaeDecode` or `VaeEncode`."""
-        return self._statistics[name] if name in self._statistics else self._checkpoint[name]
+        if name in self._statistics:
+            return self._statistics[name]
+        packed = own_weight(name, self._checkpoint)
+        return self._checkpoint[name] if packed is None else packed
 
 
 def _middle(channels: int, *, fp8: bool = False) -> nn.Sequential:

@@ -1,63 +1,200 @@
-"""Convolutions of the Wan VAEs in Seko's kernel, where it was measured to be faster than torch's (ADR 0028)."""
+"""Convolutions of the Wan VAEs in Seko's kernel, where it was measured to be faster than torch's (ADR 0028).
+
+A build replaces such convolutions before it traces an engine (`use_own_convolutions`), and writes their weights in the
+kernel's layout (`own_weight`), so that no call of an engine rearranges or quantises weights.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from seko_export.engines.weight_source import WeightSource
+from seko_export.media.wan_vae.layers import (
+    CONV_HISTORY,
+    NORM_BEFORE,
+    CausalConv3d,
+    FrameCaches,
+    ResidualBlock,
+    Streamed,
+    Upsample,
+)
 from seko_kernels.causal_conv import causal_conv, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.formats import E4M3_MAX
 from seko_kernels.fused_reference import LEAST_ROW_SCALE, e4m3_cast
-from seko_kernels.tuned_conv import ConvTiles
+from seko_kernels.tuned_conv import Convolution, ConvTiles, size_class
+
+TilesOf = Callable[[Convolution], ConvTiles | None]
+FILTERS, FILTERS_FP8, SUM_SCALE, FRAMES_SCALE = "filters", "filters_fp8", "sum_scale", "frames_scale"
 
 
-def own_convolution(
-    x: Tensor,
-    earlier: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    tiles: ConvTiles,
-    residual: Tensor | None = None,
-    largest: Tensor | None = None,
-) -> Tensor:
-    """Return the convolution of frames in the kernel, plus ``residual``.
+def packed_weights(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the weight of a convolution in the kernel's layout.
 
     Parameters
     ----------
-    x : Tensor
-        Frames, [B, C, T, H, W] in channels-last memory.
-    earlier : Tensor or None
-        The t - 1 frames before ``x``, [B, C, t - 1, H, W] in channels-last memory; None: zeros, whose products the
-        kernel leaves out.
     weight : Tensor
-        Weight of the convolution, [O, C, t, r, c], as in the checkpoint.
-    bias : Tensor
-        Bias of the convolution, [O].
-    tiles : ConvTiles
-        Tile sizes of the kernel, from `seko_kernels.causal_conv.tiles_on`.
-    residual : Tensor, optional
-        Tensor to add, [B, O, T, H, W] in channels-last memory.
-    largest : Tensor, optional
-        Upper bound of the frames' absolute values, one float32 number, if frames and weight are to be
-        multiplied as e4m3: frames with the scale ``largest / 448``, the weight with a scale for each filter.
+        Weight of the convolution as in the checkpoint, [O, C, t, r, c], or [O, C, r, c] of pictures.
+    gamma : Tensor, optional
+        Gains of the RMS norm before the convolution, [C, ...], if frames and weight are to be multiplied as e4m3. No
+        channel of a normalised vector is above 1, and SiLU makes no number larger, so no number of a frame is above
+        sqrt(C) * max|gamma|.
 
     Returns
     -------
-    Tensor
-        The sum, [B, O, T, H, W] in channels-last memory, rounded once to the dtype of ``bias``.
+    dict of str to Tensor
+        ``filters`` [t, r, c, O, C] of the weight's dtype. With ``gamma`` instead ``filters_fp8`` [t, r, c, O, C] e4m3;
+        ``frames_scale`` [1] float32, by which frames are divided before they become e4m3; and ``sum_scale`` [O]
+        float32, the product of the scales of frames and filters.
     """
-    frames, filters = _channels_behind(x), packed_filters(weight)
-    cached = None if earlier is None else _channels_behind(earlier)
-    scale = None
-    if largest is not None:
-        of_frames = (largest / E4M3_MAX).clamp(min=LEAST_ROW_SCALE)
-        frames = e4m3_cast(frames.float() / of_frames)
-        cached = None if cached is None else e4m3_cast(cached.float() / of_frames)
-        filters, of_filters = e4m3_filters(filters)
-        scale = of_filters * of_frames
-    added = None if residual is None else _channels_behind(residual)
-    y = causal_conv(frames, cached, filters, bias, added, scale=scale, tiles=tiles)
-    return y.permute(0, 4, 1, 2, 3)
+    filters = packed_filters(weight if weight.dim() == 5 else weight.unsqueeze(2))
+    if gamma is None:
+        return {FILTERS: filters}
+    largest = gamma.float().abs().amax().view(1) * gamma.numel() ** 0.5
+    frames_scale = (largest / E4M3_MAX).clamp(min=LEAST_ROW_SCALE)
+    codes, scale = e4m3_filters(filters)
+    return {FILTERS_FP8: codes, SUM_SCALE: scale * frames_scale, FRAMES_SCALE: frames_scale}
+
+
+def own_weight(name: str, checkpoint: WeightSource) -> Tensor | None:
+    """Return the tensor of a parameter of an `OwnConvolution`, from a checkpoint by Wan's names; None for a parameter
+    of any other layer."""
+    convolution, _, leaf = name.rpartition(".")
+    if leaf == FILTERS:
+        return packed_weights(checkpoint[f"{convolution}.weight"])[leaf]
+    if leaf not in (FILTERS_FP8, SUM_SCALE, FRAMES_SCALE):
+        return None
+    block, _, number = convolution.rpartition(".")
+    gamma = checkpoint[f"{block}.{NORM_BEFORE[int(number)]}.gamma"]
+    return packed_weights(checkpoint[f"{convolution}.weight"], gamma)[leaf]
+
+
+class OwnConvolution(Streamed):
+    """A convolution in Seko's kernel, in place of a `CausalConv3d` or of the convolution behind an upsampling.
+
+    Parameters
+    ----------
+    plain : CausalConv3d or nn.Conv2d
+        The convolution that it replaces.
+    tiles : ConvTiles
+        Tile sizes of the kernel, from `tuned_conv.measured_tiles`.
+    gamma : Tensor, optional
+        Gains of the norm before the convolution, if it multiplies e4m3 numbers; see `packed_weights`.
+    """
+
+    bias: Tensor
+    filters: Tensor
+    filters_fp8: Tensor
+    sum_scale: Tensor
+    frames_scale: Tensor
+
+    def __init__(
+        self, plain: CausalConv3d | nn.Conv2d, tiles: ConvTiles, gamma: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.tiles, self.fp8 = tiles, gamma is not None
+        assert plain.bias is not None
+        self.bias = plain.bias
+        self.keeps = isinstance(plain, CausalConv3d)
+        for name, tensor in packed_weights(plain.weight.detach(), gamma).items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+    def forward(self, x: Tensor, caches: FrameCaches, residual: Tensor | None = None) -> Tensor:
+        """Return the convolution of ``x``, plus ``residual``.
+
+        Parameters
+        ----------
+        x : Tensor
+            Frames, [B, C, T, H, W] in channels-last memory.
+        caches : FrameCaches
+            Caches of the call. A convolution of pictures takes none.
+        residual : Tensor, optional
+            Tensor to add, [B, O, T, H, W] in channels-last memory.
+
+        Returns
+        -------
+        Tensor
+            The sum, [B, O, T, H, W] in channels-last memory, rounded once to the dtype of the bias.
+        """
+        earlier = None
+        if self.keeps:
+            earlier = None if caches.starts else caches.before(x, CONV_HISTORY)
+            cached = x
+            if x.shape[2] < CONV_HISTORY:
+                cached = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
+            caches.keep(cached[:, :, -CONV_HISTORY:])
+        added = None if residual is None else _channels_behind(residual)
+        y = causal_conv(
+            self._numbers(x),
+            None if earlier is None else self._numbers(earlier),
+            self.filters_fp8 if self.fp8 else self.filters,
+            self.bias,
+            added,
+            scale=self.sum_scale if self.fp8 else None,
+            tiles=self.tiles,
+        )
+        return y.permute(0, 4, 1, 2, 3)
+
+    def with_residual(self, x: Tensor, caches: FrameCaches, residual: Tensor) -> Tensor:
+        """Return the convolution of ``x`` plus ``residual``, summed in the kernel."""
+        return self(x, caches, residual)  # type: ignore[no-any-return]
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        """Return frames [B, C, T, H, W] as the kernel multiplies them, [B, T, H, W, C]."""
+        frames = _channels_behind(x)
+        return e4m3_cast(frames.float() / self.frames_scale) if self.fp8 else frames
+
+
+def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: TilesOf) -> None:
+    """Replace the convolutions of a VAE's module for which there are tile sizes by `OwnConvolution`, in place.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A decoder or encoder of the Wan VAE, which may be on the meta device.
+    inputs : sequence of Tensor
+        Inputs of one call, on the module's device; their sizes determine the sizes of the convolutions.
+    tiles_of : callable
+        Function that returns the tile sizes of a convolution, or None if torch's convolution is faster.
+    """
+    gammas, behind = dict[nn.Module, Tensor](), set[nn.Module]()
+    for part in module.modules():
+        if isinstance(part, ResidualBlock) and part.fp8:
+            gammas |= {part.residual[n]: part.residual[norm].gamma for n, norm in NORM_BEFORE.items()}  # type: ignore[misc]
+        elif isinstance(part, Upsample):
+            behind.add(part.resample[1])
+    plain = {
+        name: part
+        for name, part in module.named_modules()
+        if isinstance(part, CausalConv3d) or part in behind
+    }
+    sizes: dict[nn.Module, str] = {}
+
+    def note(part: nn.Module, given: tuple[Any, ...], _: Tensor) -> None:
+        shape = given[0].shape
+        frames = shape[0] if len(shape) == 4 else shape[0] * shape[2]
+        sizes[part] = size_class(frames, *shape[-2:])
+
+    hooks = [part.register_forward_hook(note) for part in plain.values()]
+    with torch.no_grad():
+        module(*inputs)
+    for hook in hooks:
+        hook.remove()
+    for name, part in plain.items():
+        if part not in sizes:  # a convolution in time of a first call with a single frame
+            continue
+        filters, channels, *taps = part.weight.shape
+        place = Convolution(channels, filters, (1, *taps)[-3:], sizes[part])
+        gamma = gammas.get(part)
+        tiles = None if gamma is None else tiles_of(place._replace(fp8=True))
+        if tiles is None:
+            gamma, tiles = None, tiles_of(place)
+        if tiles is not None:
+            module.set_submodule(name, OwnConvolution(part, tiles, gamma))
 
 
 def _channels_behind(x: Tensor) -> Tensor:

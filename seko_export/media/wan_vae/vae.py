@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.json_files import read_config
@@ -19,6 +21,7 @@ from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import RESIDUAL_SIGNS, match_vae_sources, widths_in
 from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes, encoder_cache_shapes
+from seko_export.media.wan_vae.own_convolution import use_own_convolutions
 from seko_export.media.wan_vae.rows import (
     DecodeRow,
     DecodeShare,
@@ -27,6 +30,7 @@ from seko_export.media.wan_vae.rows import (
     EncodeLast,
     EncodePicture,
 )
+from seko_kernels.tuned_conv import measured_tiles
 
 _CLASS = "AutoencoderKLWan"  # diffusers'; our sample's config.json names none
 _FIELDS = (
@@ -102,12 +106,16 @@ class WanVae(Vae[WanVaeConfig]):
         return match_vae_sources(path, opened, config, half)
 
     def weights(self, checkpoint: WeightSource, config: WanVaeConfig) -> WeightSource:
-        """Return the checkpoint's tensors and the latents' statistics, which no file holds."""
+        """Return the checkpoint's tensors, those packed for Seko's convolutions, and the latents' statistics."""
         return VaeTensors(checkpoint, config)
 
     def decoder(self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype) -> DecodeRow:
         """Return the module that decodes one chunk of one session."""
         return DecodeRow(config, first=first, frames=frames, dtype=dtype)
+
+    def use_own_convolutions(self, module: nn.Module, inputs: Sequence[Tensor], arch: str) -> None:
+        """Replace the convolutions that `tuned_conv.json` lists for a GPU by Seko's kernel, in place."""
+        use_own_convolutions(module, inputs, partial(measured_tiles, arch))
 
     def shared_decoder(
         self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, ranks: int

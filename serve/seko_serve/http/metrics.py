@@ -44,6 +44,14 @@ class SessionsCollector(Collector):
         watched = sum(bool(facts["attached"]) for facts in sessions)
         yield GaugeMetricFamily(f"{PREFIX}_sockets", "Sessions with a socket", watched)
         yield GaugeMetricFamily(f"{PREFIX}_capacity", "Sessions that may be open", self._manager.capacity)
+        starts = GaugeMetricFamily(
+            f"{PREFIX}_variant_start",
+            "Number of the chunk from which a stream's calls are of another launch variant",
+            labels=["variant"],
+        )
+        for number, chunk in enumerate(self._manager.device.variant_starts, 1):
+            starts.add_metric([str(number)], chunk)
+        yield starts
         yield GaugeMetricFamily(
             f"{PREFIX}_queue", "Requests for a session that wait", self._manager.admission.waiting
         )

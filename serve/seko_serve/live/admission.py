@@ -225,9 +225,9 @@ class Admission:
         """Add a request to the queue; ServeError if the queue is full and the request's tenant has its share of the
         places."""
         if len(self._waiting) >= self._queue:
-            held = Counter(tenant for tenant, _ in self._waiting)
-            longest = max(held, key=held.__getitem__, default="")
-            if held[longest] <= held[place[0]] + 1:
+            places_of = Counter(tenant for tenant, _ in self._waiting)
+            longest = max(places_of, key=places_of.__getitem__, default="")
+            if places_of[longest] <= places_of[place[0]] + 1:
                 why = (
                     f"the queue of {self._queue} is full too"
                     if self._queue
@@ -240,11 +240,11 @@ class Admission:
 
     def _order(self, waiting: Mapping[_Place, _Waiting]) -> list[_Place]:
         """Return the waiting requests in the order in which they get rows."""
-        held = Counter(demand.tenant for demand in self._running.values())
+        rows_of = Counter(demand.tenant for demand in self._running.values())
         left, order = dict(waiting), []
         while left:
-            place = min(left, key=lambda place: (held[place[0]], left[place].turn))
-            held[place[0]] += 1
+            place = min(left, key=lambda place: (rows_of[place[0]], left[place].turn))
+            rows_of[place[0]] += 1
             del left[place]
             order.append(place)
         return order

@@ -23,6 +23,7 @@ from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.video.artifact import video_artifact
+from seko_runtime.video.chunk_programs import variant_starts
 from seko_serve.errors import ServeError
 from seko_serve.metrics import Metrics
 
@@ -113,8 +114,6 @@ class Device:
     opener : callable
         Function that returns a context manager, which opens the pool at its beginning and closes the pool at its end;
         see `pool_of`.
-    metrics : Metrics, optional
-        The server's Prometheus metrics.
 
     Attributes
     ----------
@@ -133,10 +132,8 @@ class Device:
     manifest: VideoManifest | SpeechManifest
     capacity: int
 
-    def __init__(
-        self, opener: Callable[[], AbstractContextManager[ServedPool]], metrics: Metrics | None = None
-    ) -> None:
-        self._opener, self.metrics = opener, metrics or Metrics()
+    def __init__(self, opener: Callable[[], AbstractContextManager[ServedPool]]) -> None:
+        self._opener, self.metrics = opener, Metrics()
         self.call_seconds: Mapping[int, float] = {}
         self._pool: ServedPool | None = None
         self._desk = threading.Condition()
@@ -155,6 +152,11 @@ class Device:
         if isinstance(self.manifest, VideoManifest):
             return self.manifest
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
+
+    @property
+    def variant_starts(self) -> tuple[int, ...]:
+        """Numbers of the chunks with which a stream begins another launch variant."""
+        return variant_starts(self.manifest) if isinstance(self.manifest, VideoManifest) else ()
 
     async def start(self) -> None:
         """Open the artifact; errors of opening it, such as an ArtifactError, are raised unchanged."""

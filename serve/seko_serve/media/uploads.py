@@ -114,10 +114,8 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
     return _from_file(data, load_image, f"{name} is no picture that can be decoded: expected {PICTURES}")
 
 
-def decoded_sound(
-    data: bytes, name: str = "voice", *, rate: int = VOICE_RATE, max_s: int | None = None
-) -> NDArray[np.float32]:
-    """Return the samples of an uploaded sound, float32 [N] in -1..1 at a given rate, as the mean of its channels.
+def decoded_sound(data: bytes, *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND_S) -> NDArray[np.float32]:
+    """Return the samples of an uploaded voice, float32 [N] in -1..1 at a given rate, as the mean of its channels.
 
     Raises
     ------
@@ -125,12 +123,11 @@ def decoded_sound(
         If the data is not sound, or the sound is longer than the limits.
     """
     if len(data) > MAX_SOUND_BYTES:
-        raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
-    longest = MAX_SOUND_S if max_s is None else max_s
+        raise ServeError("too_large", f"voice has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
     return _from_file(
         data,
-        lambda path: load_sound(path, max_s=longest, rate=rate),
-        f"{name} is no sound of at most {longest} s that can be decoded: expected {SOUNDS}",
+        lambda path: load_sound(path, max_s=max_s, rate=rate),
+        f"voice is no sound of at most {max_s} s that can be decoded: expected {SOUNDS}",
     )
 
 

@@ -83,7 +83,7 @@ class Box:
         self.admission = Admission(times.rows, queue, self._measured.slowest, lambda: env.now)
         self._work: deque[tuple[float, Event]] = deque()
         self._ready: list[Session] = []
-        self._asked: dict[Session, float] = {}  # with the time at which the chunk is due
+        self._asked: dict[Session, None] = {}  # in the order in which they asked
         self._bell: Event = env.event()
         self._writers = Resource(env, WRITERS)
         self._expected: Mapping[int, float] = self._measured.expected()
@@ -199,10 +199,14 @@ class Box:
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def _take(self, session: Session) -> None:
-        if self.alive and session.may_run:
+        if self.alive and session.may_run(alone=self._saves(session)):
             session.asked = True
             self._ready.append(session)
             self._ring()
+
+    def _saves(self, session: Session) -> bool:
+        """Return whether a snapshot of a session is due."""
+        return 0 < self._every <= session.unsaved and not session.saving
 
     def _do(self, seconds: float) -> Event:
         """Return the event at which the device's thread has done some work; its value is False if the box ends."""
@@ -245,8 +249,9 @@ class Box:
         for session in ready:
             if session.over.triggered or session.held:
                 continue
-            self._asked[session] = session.due()
-            if 0 < self._every <= session.unsaved and not session.saving:
+            self._asked[session] = None
+            session.due()  # it waits from now on
+            if self._saves(session):
                 chunks, session.unsaved, session.saving = session.made_chunks, 0, True
                 yield from self._busy(self._draw(self._times.capture_s))
                 self._env.process(self._write(session, chunks))
@@ -256,8 +261,11 @@ class Box:
         if len(waiting) == 1:
             chosen, bucket = waiting, min(self._expected)
         else:
+            variants = [session.variant for session in waiting]
             call = next_call(
-                [Waiting(self._asked[session]) for session in waiting], {None: self._expected}, self._env.now
+                [Waiting(session.due(), variant) for session, variant in zip(waiting, variants, strict=True)],
+                dict.fromkeys(variants, self._expected),
+                self._env.now,
             )
             assert call is not None  # sessions wait
             chosen, bucket = [waiting[place] for place in call.sessions], call.bucket
@@ -270,7 +278,8 @@ class Box:
             self._measured.record(None, bucket, seconds)
             self._expected, self._free = self._measured.expected(), None
         for session in chosen:
-            if self._asked.pop(session, None) is not None:
+            if session in self._asked:  # else it has left
+                del self._asked[session]
                 session.made(self._draw(self._times.encode_s))
                 self._take(session)
 

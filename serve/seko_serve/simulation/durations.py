@@ -33,6 +33,9 @@ class BoxTimes:
         Video frames of a chunk, and of a stream's first chunk; if ``first_frames`` is 0, all chunks are alike.
     call_s : mapping of int to Seconds
         Duration of a call of the device, by its number of rows.
+    variant_starts : tuple of int
+        Numbers of the chunks with which a stream begins another launch variant, ascending. A call carries rows of one
+        variant only. Without numbers all rows can share a call.
     open_s : Seconds
         Time for which opening a session occupies the device, for example to encode its prompt.
     encode_s : Seconds
@@ -57,6 +60,7 @@ class BoxTimes:
     chunk_frames: int
     call_s: Mapping[int, Seconds]
     first_frames: int = 0
+    variant_starts: tuple[int, ...] = ()
     open_s: Seconds = field(default=NONE)
     encode_s: Seconds = field(default=NONE)
     connect_s: Seconds = field(default=NONE)
@@ -69,6 +73,11 @@ class BoxTimes:
         for name, least in (("rows", 1), ("fps", 1e-3), ("chunk_frames", 1), ("first_frames", 0)):
             if not least <= getattr(self, name) < 1e6:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {least} or more")
+        if (
+            list(self.variant_starts) != sorted({*self.variant_starts})
+            or min(self.variant_starts, default=1) < 1
+        ):
+            raise ValueError("variant_starts are no ascending numbers of chunks from 1 on")
         if not self.call_s or min(self.call_s) < 1:
             raise ValueError("call_s is empty, expected seconds by number of rows, from 1 on")
         for name, values in (
@@ -143,6 +152,10 @@ def _json_fields(text: str) -> dict[str, Any]:
             table[name] = _NUMBERS[name](value)
         elif name in _DURATIONS:
             table[name] = _seconds(name, value)
+        elif name == "variant_starts":
+            if not isinstance(value, list) or not all(type(chunk) is int for chunk in value):
+                raise ValueError(f"variant_starts is {value!r}, expected a list of chunks' numbers")
+            table[name] = tuple(value)
         elif name == "call_s":
             if not isinstance(value, dict) or not all(rows.isdecimal() for rows in value):
                 raise ValueError("call_s is no table of seconds by number of rows")
@@ -183,12 +196,15 @@ def metrics_fields(texts: Iterable[str]) -> dict[str, Any]:
     counts: defaultdict[tuple[str, str], defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
     table: dict[str, Any] = {}
+    starts: set[int] = set()
     for text in texts:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = sample.name.removeprefix(f"{PREFIX}_")
                 if name == "capacity":
                     table["rows"] = int(sample.value)
+                elif name == "variant_start":
+                    starts.add(int(sample.value))
                 series = name.rpartition("_")[0], sample.labels.get("bucket", sample.labels.get("step", ""))
                 if name.endswith("_seconds_bucket"):
                     counts[series][float(sample.labels["le"])] += sample.value
@@ -202,6 +218,8 @@ def metrics_fields(texts: Iterable[str]) -> dict[str, Any]:
     if not calls:
         raise ValueError(f"{PREFIX}_call_seconds has no measured call")
     table["call_s"] = calls
+    if starts:
+        table["variant_starts"] = tuple(sorted(starts))
     for series, field_name in _HISTOGRAMS.items():
         if counts[series][float("inf")]:
             table[field_name] = likely(counts[series], sums[series])

@@ -24,7 +24,7 @@ from seko_serve.simulation.viewer import watch
 HOUR_S = 3600.0
 
 
-def simulate(scenario: Scenario, times: BoxTimes) -> Figures:
+def simulate(scenario: Scenario, times: BoxTimes, draw: int = 0) -> Figures:
     """Simulate a fleet and return its figures.
 
     Equal arguments give equal figures.
@@ -35,17 +35,21 @@ def simulate(scenario: Scenario, times: BoxTimes) -> Figures:
         The fleet, its viewers and its failures.
     times : BoxTimes
         Measured durations of a box.
+    draw : int
+        Number of the draw. With another number viewers arrive at the same times, but gateways choose other boxes, and
+        durations and failures are drawn anew.
     """
-    return _Fleet(scenario, times).run()
+    return _Fleet(scenario, times, draw).run()
 
 
 class _Fleet:
-    def __init__(self, scenario: Scenario, times: BoxTimes) -> None:
+    def __init__(self, scenario: Scenario, times: BoxTimes, draw: int) -> None:
+        seed = f"{scenario.seed}.{draw}" if draw else f"{scenario.seed}"
         self._env, self._scenario, self._times = Environment(), scenario, times
         self._arrivals = arrivals(scenario.sessions, scenario.arrivals, scenario.seed)
-        self._dice = random.Random(f"{scenario.seed} boxes")
-        self._failures = random.Random(f"{scenario.seed} failures")
-        self._viewers = random.Random(f"{scenario.seed} viewers")
+        self._dice = random.Random(f"{seed} boxes")
+        self._failures = random.Random(f"{seed} failures")
+        self._viewers = random.Random(f"{seed} viewers")
         begin, last = scenario.warm_up_s, self._arrivals[-1]
         clock = partial(getattr, self._env, "now")
         self._meters = Meters(begin, last if last > begin else float("inf"), clock)
@@ -55,7 +59,7 @@ class _Fleet:
         self._gateways = [
             Gateway(
                 self._env,
-                random.Random(f"{scenario.seed} gateway {number}"),
+                random.Random(f"{seed} gateway {number}"),
                 self._rows,
                 self._boxes,
                 self._traffic,

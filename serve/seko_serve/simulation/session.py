@@ -4,6 +4,7 @@ received."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from simpy import Environment, Event
 
 from seko_serve.live.admission import Demand
 from seko_serve.live.pace import Pace
+from seko_serve.live.session import MAX_ENCODING
 from seko_serve.load import View
 from seko_serve.simulation.durations import BoxTimes
 
@@ -70,6 +72,8 @@ class Session:
         self.again: list[int] = []
         self.saved: int | None = None
         self.unsaved, self.saving, self.asked, self.held = 0, False, False, False
+        self._encoding = 0  # chunks that were made and have not arrived
+        self._waits_since: float | None = None  # when the device was first asked for the next chunk
         self._pace = Pace(times.fps, buffer)
         self._end: float | None = None  # when what the viewer plays is over; None while it collects chunks
         self._collected: list[tuple[int, int]] = []  # numbers and frames of chunks
@@ -79,8 +83,13 @@ class Session:
 
     @property
     def made_chunks(self) -> int:
-        """Number of chunks that were made."""
+        """Number of chunks that were made and encoded."""
         return self._pace.chunks
+
+    @property
+    def variant(self) -> int:
+        """Number of the launch variant of the session's next chunk."""
+        return bisect_right(self._times.variant_starts, self._pace.chunks + self._encoding)
 
     def frames(self, chunks: int) -> int:
         """Return the video frames of the first chunks of a stream."""
@@ -91,6 +100,7 @@ class Session:
         self.over, self._socket, self._ready = self._env.event(), self._socket + 1, ready
         self._end, self._collected = None, []
         self.asked = self.held = False
+        self._encoding, self._waits_since = 0, None
         if self._lost_at is not None:  # it continues from the snapshot
             chunks = self.saved or 0
             self.again.append(self.made_chunks - chunks)
@@ -110,25 +120,44 @@ class Session:
             self._lost_at = self._env.now
             self.over.succeed(reason)
 
-    @property
-    def may_run(self) -> bool:
-        """Whether the next chunk may be made."""
-        return not (self.asked or self.held or self.over.triggered) and self._pace.may_run()
+    def may_run(self, *, alone: bool) -> bool:
+        """Return whether the next chunk may be made; with ``alone`` all earlier chunks must be encoded."""
+        free = not (self.asked or self.held or self.over.triggered)
+        fits = self._encoding < (1 if alone else MAX_ENCODING)
+        return free and fits and self._pace.may_run(self._encoding)
 
     def due(self) -> float:
-        """Return the time at which the viewer needs the next chunk."""
-        return self._pace.due(self._env.now)
+        """Return the time at which the viewer needs the next chunk, as the server knows it.
+
+        A chunk that is being encoded is not on the viewer's clock yet. So the chunk behind a stream's first one is due
+        at once, if the device asks before the first one is encoded.
+        """
+        if self._waits_since is None:
+            self._waits_since = self._env.now
+        return self._pace.due(self._waits_since, self._encoding)
 
     def made(self, encode_s: float) -> None:
         """Take a chunk that the device has made; it arrives when it is encoded."""
-        self.asked = False
+        self.asked, self._waits_since = False, None
         if self.over.triggered:
             return
-        number, now = self._pace.chunks, self._env.now
-        frames = self._times.chunk_frames if number else self._first
-        self._pace.made(frames, now)
+        self._encoding += 1
         self.unsaved += 1
-        came, view = now + encode_s, self.views[-1]
+        if encode_s:
+            encoded = self._env.timeout(encode_s)
+            assert encoded.callbacks is not None  # it has not happened
+            encoded.callbacks.append(partial(self._arrived, self._socket))
+        else:
+            self._arrived(self._socket)
+
+    def _arrived(self, socket: int, _: Event | None = None) -> None:
+        """Count a chunk that was encoded, and give it to the viewer."""
+        if socket != self._socket:
+            return
+        self._encoding -= 1
+        number, came, view = self._pace.chunks, self._env.now, self.views[-1]
+        frames = self._times.chunk_frames if number else self._first
+        self._pace.made(frames, came)
         if view.first_at is None:
             view.first_at = came
         if self._lost_at is not None:
@@ -138,12 +167,13 @@ class Session:
         view.frames.append(frames)
         if self._end is not None:
             self._play(number, frames, came)
-            return
-        self._collected.append((number, frames))
-        if len(self._collected) == self._buffer:
-            self._end = came
-            for chunk, count in self._collected:
-                self._play(chunk, count, came)
+        else:
+            self._collected.append((number, frames))
+            if len(self._collected) == self._buffer:
+                self._end = came
+                for chunk, count in self._collected:
+                    self._play(chunk, count, came)
+        self._ready(self)
 
     def _play(self, chunk: int, frames: int, came: float) -> None:
         """Show a chunk after those that wait to be shown, and acknowledge it afterwards."""

@@ -84,10 +84,6 @@ class KeySettings:
         return self.unit or self.steps_per_frame * self.move or 1.0
 
 
-REALTIME = KeySettings(steps_per_frame=1, yaw=6.0, pitch=4.0)
-"""One step for each latent frame, as vllm-omni and SGLang steer."""
-
-
 def key_rows(text: str) -> list[frozenset[str]]:
     """Parse a string such as ``w-10,iw-15,none-5`` (keys, a dash, number of steps) to the held keys of each step.
 

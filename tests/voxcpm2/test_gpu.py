@@ -1,0 +1,95 @@
+"""What only a GPU shows of speech: engines verify, a step is one launch, and who shares a call changes no byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export import BuildOptions, build
+from seko_export.families.voxcpm2.config import VoxCpm2Config
+from seko_runtime import open_artifact
+from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
+from tests.voxcpm2.models import PLAIN
+from tests.voxcpm2.test_build import numbers, write_folder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+POSITIONS, PATCHES = 96, 5
+TEXTS = ("hello 世界", "the thin world", "你好")
+
+
+def wide() -> VoxCpm2Config:
+    """The tiny model in bfloat16, with heads of 128 channels as the kernels of few tokens take them."""
+    factors = tuple(1 + pair / 128 for pair in range(64))
+    nets = {
+        role: replace(getattr(PLAIN, role), head_dim=128)
+        for role in ("base", "residual", "encoder", "decoder")
+    }
+    rope = replace(PLAIN.rope, short_factors=factors, long_factors=factors)
+    return replace(PLAIN, name="wide", dtype="bfloat16", rope=rope, **nets)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"fp8": True}, {"kv": "int8"}, {"fp4_kv": True}],
+    ids=["exact", "fp8", "int8", "fp4"],
+)
+def artifact(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SpeechArtifact]:
+    """An artifact of three sessions in calls of two, its engines compiled for this machine's GPU."""
+    home: Path = tmp_path_factory.mktemp("speech")
+    write_folder(home / "model", wide())
+    sizes: dict[str, Any] = {"sessions": 3, "batch": (2,), "positions": POSITIONS, "prefill": (16,)}
+    build(BuildOptions(home / "model", **sizes, **request.param), home / "artifact", compiler_cache=False)
+    with open_artifact(home / "artifact") as opened:
+        yield speech_artifact(opened)
+
+
+def test_goldens_hold(artifact: SpeechArtifact) -> None:
+    assert artifact.manifest.target.device == "cuda"
+    assert all(error.within for error in artifact.verify())
+
+
+def test_a_step_is_one_launch(artifact: SpeechArtifact) -> None:
+    with artifact.open_pool() as pool, pool.open_session(seed=1) as session:
+        list(session.speak(TEXTS[0], patches=2))
+        rows, row = pool._rows, session._running_row()
+        device = rows.device()
+        with rows.memory.ordered():
+            launches, _ = device.step(numbers(rows, row))
+    assert launches == 1
+
+
+def test_who_shares_a_call_changes_no_byte(artifact: SpeechArtifact) -> None:
+    """Three texts in calls of two, of which one begins while the others are spoken; and each text alone."""
+    alone = []
+    for seed, text in enumerate(TEXTS):
+        with artifact.open_pool() as pool, pool.open_session(seed=seed) as session:
+            alone.append([sound.tobytes() for sound in session.speak(text, patches=PATCHES)])
+    together: list[list[bytes]] = [[] for _ in TEXTS]
+    with artifact.open_pool() as pool, ExitStack() as stack:
+        sessions = [stack.enter_context(pool.open_session(seed=seed)) for seed in range(len(TEXTS))]
+        for session, text in zip(sessions[:2], TEXTS, strict=False):
+            session.begin(text, patches=PATCHES)
+        for step in range(3 * PATCHES):
+            if step == 2:
+                sessions[2].begin(TEXTS[2], patches=PATCHES)
+            order = [(step + place) % 3 for place in range(3)]
+            company = [number for number in order if sessions[number].speaks][:2]
+            sounds = pool.step([sessions[number] for number in company]) if company else []
+            for number, sound in zip(company, sounds, strict=True):
+                if sound is not None:
+                    assert np.isfinite(sound).all()
+                    together[number].append(sound.tobytes())
+    assert together == alone
+    assert all(alone)
