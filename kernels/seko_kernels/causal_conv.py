@@ -111,7 +111,7 @@ def causal_conv(
         x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
         earlier = None if earlier is None else F.pad(earlier, (0, missing))
     sizes = [tiles.rows, tiles.columns, tiles.filters, tiles.more_filters, tiles.channels]
-    loops = [tiles.stages, tiles.warps, tiles.resident]
+    loops = [tiles.stages, tiles.warps, tiles.resident, int(tiles.filters_first)]
     out: Tensor = _causal_conv_cuda(x, earlier, weight, scale, bias, residual, sizes + loops)
     return out
 
@@ -128,7 +128,7 @@ def _causal_conv_cuda(
 ) -> Tensor:
     use_torchs_memory()
     out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
-    sizes = ConvTiles(*tiles)
+    sizes = ConvTiles(*tiles[:-1], filters_first=bool(tiles[-1]))
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count * sizes.resident
     launch_causal_conv(
         wrap_triton(causal_conv_kernel), x, earlier, weight, scale, bias, residual, out, sizes, programs
@@ -180,5 +180,6 @@ def launch_causal_conv(
         BN_MORE=tiles.more_filters,
         BK=tiles.channels,
         STAGES=tiles.stages,
+        FILTERS_FIRST=tiles.filters_first,
         num_warps=tiles.warps,
     )

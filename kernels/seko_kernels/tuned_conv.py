@@ -40,6 +40,8 @@ class ConvTiles:
         Number of warps of a program, 4 or 8.
     resident : int
         Number of programs that run on a multiprocessor at a time.
+    filters_first : bool
+        Whether filters are the rows of the matrix product. Each part of filters then has at least 64.
 
     Raises
     ------
@@ -55,12 +57,20 @@ class ConvTiles:
     stages: int
     warps: int
     resident: int = 1
+    filters_first: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("columns", 1), ("filters", 16), ("channels", 16), ("warps", 4)):
+        fewest = 64 if self.filters_first else 16  # rows of a matrix instruction, or its columns
+        for name, least in (
+            ("rows", 1),
+            ("columns", 1),
+            ("filters", fewest),
+            ("channels", 16),
+            ("warps", 4),
+        ):
             _expect_power(name, getattr(self, name), least)
         if self.more_filters:
-            _expect_power("more_filters", self.more_filters, 16)
+            _expect_power("more_filters", self.more_filters, fewest)
         if self.rows * self.columns < 64:
             raise TilesError(f"a tile must have 64 pixels, got {self.rows} x {self.columns}")
         if self.stages < 1 or self.resident < 1:

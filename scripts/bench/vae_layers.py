@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -129,9 +130,16 @@ def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, fir
 
 
 def candidates(channels: int, filters: int) -> Iterator[ConvTiles]:
-    """Yield tile sizes worth a try, the likeliest first."""
-    multiple = -(-filters // 16) * 16
-    whole = max(16, min(128, 1 << (multiple.bit_length() - 1)))
+    """Yield tile sizes worth a try, the likeliest first; by turns filters are rows and columns of the product."""
+    orders = (_candidates(channels, filters, filters_first=first) for first in (True, False))
+    for pair in zip_longest(*orders):
+        yield from (tiles for tiles in pair if tiles is not None)
+
+
+def _candidates(channels: int, filters: int, *, filters_first: bool) -> Iterator[ConvTiles]:
+    fewest = 64 if filters_first else 16
+    multiple = -(-filters // fewest) * fewest
+    whole = max(fewest, min(128, 1 << (multiple.bit_length() - 1)))
     parts = [(whole, 0)]
     if whole < multiple <= whole * 3 // 2:  # 96 and 192
         parts = [(whole, whole // 2)]
@@ -142,7 +150,9 @@ def candidates(channels: int, filters: int) -> Iterator[ConvTiles]:
         (box, step, part) for step in steps[:2] for part in parts for box in BOXES
     ):
         for resident in (1, 2):
-            fitting = [ConvTiles(rows, columns, *part, step, n, warps, resident) for n in (6, 5, 4, 3)]
+            fitting = [
+                ConvTiles(rows, columns, *part, step, n, warps, resident, filters_first) for n in (6, 5, 4, 3)
+            ]
             fitting = [tiles for tiles in fitting if tiles.loaded_bytes * resident < SHARED_BYTES - 8192]
             numbers = rows * columns * sum(part) / (warps * 32)  # of sums that a thread holds
             if fitting and numbers <= (192 if resident == 1 else 96):
