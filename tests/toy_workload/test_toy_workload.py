@@ -1,12 +1,8 @@
-"""A workload outside the package: pooled, paused, saved, replayed; found by registration and by an entry point."""
+"""A workload outside the package: pooled, paused, saved, replayed; on a GPU captured. Builds: test_toy_build.py."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_export.artifact.manifest_json import manifest_json
-from seko_runtime import open_artifact, read_manifest, register_workload
+from seko_runtime import open_artifact, register_workload
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import ManifestError, PoolFullError, SnapshotError, UsageError
@@ -31,7 +27,6 @@ from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from tests.runtime import toy
 from tests.runtime.order_watch import FakeMemory, World, made_world
-from tests.shared import made_once
 from tests.toy_workload import model
 from tests.toy_workload.workload import WORKLOAD, ToyPool, ToySession
 
@@ -225,15 +220,15 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     register_workload(WORKLOAD)
 
 
-def build(folder: Path, device: str, target: Target | None = None) -> Path:
-    """Compile the engines, and write an artifact with golden samples of the eager modules."""
+def build(folder: Path, target: Target) -> Path:
+    """Compile the engines for this machine's GPU, and write an artifact with golden samples of the eager modules."""
     manifest = model.manifest()
     (folder / "engines").mkdir(parents=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, while it compiles
         for engine in manifest.engines:
             given = tuple(
-                torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+                torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device="cuda")
                 for spec in engine.inputs
             )
             torch._inductor.aoti_compile_and_package(
@@ -250,73 +245,11 @@ def build(folder: Path, device: str, target: Target | None = None) -> Path:
     manifest = replace(
         manifest,
         workload=replace(manifest.workload, golden=golden),
-        target=manifest.target if target is None else target,
+        target=target,
         files=toy.file_entries(folder),
     )
     (folder / "manifest.json").write_bytes(manifest_json(manifest))
     return folder
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy's artifact for this machine's CPU; not to be changed."""
-    return made_once(tmp_path_factory, "toy-speech", lambda folder: build(folder, "cpu"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("registered")
-def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> None:
-    with open_artifact(built) as artifact:
-        assert [error.within for error in artifact.verify()] == [True]
-        pool = artifact.open_pool()
-        sessions = [pool.open_session(words) for words in WORDS[:3]]
-        with pytest.raises(PoolFullError, match="all 3 rows"):
-            pool.open_session(WORDS[3])
-        made = pool.step(sessions)
-        sessions[1].pause()
-        fourth = pool.open_session(WORDS[3])
-        later = pool.step([fourth, sessions[0]])
-        fourth.close()
-        sessions[1].resume()
-        again = pool.step([sessions[1]])
-        for samples, words, place in (
-            *((made[n], WORDS[n], 0) for n in range(3)),
-            (later[0], WORDS[3], 0),
-            (later[1], WORDS[0], 1),
-            (again[0], WORDS[1], 1),
-        ):
-            if place < len(alone(words)):
-                np.testing.assert_allclose(samples, alone(words)[place], **NEAR)
-        for session in sessions:
-            session.close()
-
-
-@pytest.mark.slow
-def test_without_it_the_kind_is_unknown(built: Path) -> None:
-    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows speech, video"):
-        read_manifest(built)
-
-
-@pytest.mark.slow
-def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
-    info = tmp_path / "toy_speech-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-speech\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text(
-        "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")])
-    for command, said_there in (("verify", {"ok": True}), ("info", {"workload": model.KIND, "words": 8})):
-        child = subprocess.run(
-            [sys.executable, "-m", "seko_runtime", command, str(built), "--json"],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert child.returncode == 0, child.stderr
-        told = json.loads(child.stdout)
-        assert {name: told[name] for name in said_there} == said_there
 
 
 @pytest.mark.gpu
@@ -324,7 +257,7 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
 def test_on_a_gpu_each_step_is_one_launch_of_a_captured_graph(tmp_path: Path) -> None:
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
     target = Target("cuda", arch, torch.__version__.split("+")[0], torch.version.cuda)
-    with open_artifact(build(tmp_path / "toy", "cuda", target)) as artifact:
+    with open_artifact(build(tmp_path / "toy", target)) as artifact:
         assert [error.within for error in artifact.verify()] == [True]
         with artifact.open_pool() as pool:
             sessions = [pool.open_session(words) for words in WORDS[:3]]
