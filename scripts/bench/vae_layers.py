@@ -168,8 +168,9 @@ def margin_candidates(key: Convolution) -> Iterator[ConvTiles]:
 
 
 def kernels_of(groups: Groups, most: int) -> list[tuple[Case, ConvTiles]]:
-    """Return every case with each of its candidates."""
-    return [(case, tiles) for key, cases in groups.items() for tiles in tried(key, most) for case in cases]
+    """Return every case with each of its candidates; last those of the kernel that may hang, as it waits for itself."""
+    every = [(case, tiles) for key, cases in groups.items() for tiles in tried(key, most) for case in cases]
+    return sorted(every, key=lambda pair: pair[1].margin)
 
 
 def tried(key: Convolution, most: int) -> list[ConvTiles]:
