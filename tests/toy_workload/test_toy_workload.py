@@ -50,7 +50,7 @@ def alone(words: Sequence[int]) -> list[list[float]]:
             for column in range(len(matrix[0]))
         ]
 
-    state, history, said = [0.0] * model.DIM, [], []
+    state, history, products = [0.0] * model.DIM, [], []
     for word in words:
         state = [math.tanh(a + b) for a, b in zip(product(state, w["inner"]), w["table"][word], strict=True)]
         history.append(state)
@@ -59,10 +59,10 @@ def alone(words: Sequence[int]) -> list[list[float]]:
         pairs = zip(product(state, w["inner"]), product(mean, w["outer"]), strict=True)
         state = [math.tanh(a + b) for a, b in pairs]
         history.append(state)
-        said.append(product(state, w["voice"]))
+        products.append(product(state, w["voice"]))
         if state[0] > model.LIMIT:
             break
-    return said
+    return products
 
 
 def open_pool(memory: Memory | None = None, digest: str = "d") -> ToyPool:
@@ -89,8 +89,8 @@ def test_some_words_end_by_their_flag_and_some_not() -> None:
 def test_a_session_says_what_the_net_says_by_loops(words: tuple[int, ...]) -> None:
     with open_pool() as pool:
         session, wanted = pool.open_session(words), alone(words)
-        made = said(session, len(wanted))
-        np.testing.assert_allclose(made, wanted, **NEAR)
+        samples = said(session, len(wanted))
+        np.testing.assert_allclose(samples, wanted, **NEAR)
         session.close()
 
 
@@ -98,10 +98,10 @@ def test_a_flag_is_read_one_step_late_and_the_surplus_step_is_dropped() -> None:
     words = next(words for words in WORDS if len(alone(words)) + len(words) < model.POSITIONS - 1)
     with open_pool() as pool:
         session = pool.open_session(words)
-        row, made = session._running_row(), said(session)
-        assert len(made) == len(alone(words))
+        row, samples = session._running_row(), said(session)
+        assert len(samples) == len(alone(words))
         assert session.closed
-        assert pool._rows.positions[row] == len(words) + len(made) + 1
+        assert pool._rows.positions[row] == len(words) + len(samples) + 1
 
 
 def test_too_many_words_and_positions_are_refused() -> None:
@@ -123,10 +123,10 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
 ) -> None:
     """Sessions join, step in any company, pause, resume, are saved and restored, and leave."""
     with open_pool() as pool, open_pool() as other:
-        told: dict[ToySession, tuple[tuple[int, ...], list[np.ndarray]]] = {}
+        stories: dict[ToySession, tuple[tuple[int, ...], list[np.ndarray]]] = {}
         for _ in range(data.draw(st.integers(1, 25))):
-            running = [session for session in told if not session.closed and not session.paused]
-            paused = [session for session in told if session.paused]
+            running = [session for session in stories if not session.closed and not session.paused]
+            paused = [session for session in stories if session.paused]
             steps = [
                 "join",
                 *(["step", "pause", "leave"] if running else []),
@@ -136,7 +136,7 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
             if step == "join":
                 words = data.draw(st.sampled_from(WORDS))
                 if pool.free:
-                    told[pool.open_session(words)] = (words, [])
+                    stories[pool.open_session(words)] = (words, [])
                 else:
                     with pytest.raises(PoolFullError):
                         pool.open_session(words)
@@ -145,7 +145,7 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
                 whole = [s for s in these if pool._rows.positions[s._running_row()] < model.POSITIONS]
                 for session, samples in zip(whole, pool.step(whole) if whole else [], strict=True):
                     if samples is not None:
-                        told[session][1].append(samples)
+                        stories[session][1].append(samples)
             elif step == "resume":
                 session = data.draw(st.sampled_from(paused))
                 if pool.free:
@@ -153,11 +153,11 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
             else:
                 session = data.draw(st.sampled_from(running))
                 session.pause() if step == "pause" else session.close()
-        for session, (words, made) in told.items():
+        for session, (words, samples) in stories.items():
             twin = other.open_session(words)
-            wanted = said(twin, len(made))
+            wanted = said(twin, len(samples))
             twin.close()
-            assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
+            assert [array.tobytes() for array in samples] == [array.tobytes() for array in wanted]
             session.close()
 
 
@@ -165,14 +165,14 @@ def test_a_snapshot_goes_on_in_another_pool_and_foreign_ones_are_refused(tmp_pat
     words = next(words for words in WORDS if len(alone(words)) > 3)
     with open_pool() as pool, open_pool(digest="e") as foreign:
         session = pool.open_session(words)
-        made = said(session, 2)
+        samples = said(session, 2)
         session.save(tmp_path / "saved")
         session.close()
         with open_pool() as later:
             again = later.restore(tmp_path / "saved")
-            made += said(again, 1)
+            samples += said(again, 1)
             again.close()
-        np.testing.assert_allclose(made, alone(words)[:3], **NEAR)
+        np.testing.assert_allclose(samples, alone(words)[:3], **NEAR)
         with pytest.raises(SnapshotError, match="is of artifact 'd'"):
             foreign.restore(tmp_path / "saved")
         with pytest.raises(SnapshotError, match="a row at position 99, expected 1 to 24"):
@@ -201,9 +201,9 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         third = pool.open_session(WORDS[2])
         pool.step([second, third])
         first.resume()
-        made = pool.step([first, second, third])
+        samples = pool.step([first, second, third])
         assert pool._rows.launches == launches + 5
-        np.testing.assert_allclose(made[0], alone(WORDS[0])[1], **NEAR)
+        np.testing.assert_allclose(samples[0], alone(WORDS[0])[1], **NEAR)
         for session in (first, second, third):
             session.close()
 
@@ -232,12 +232,12 @@ def build(folder: Path, device: str, target: Target | None = None) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, while it compiles
         for engine in manifest.engines:
-            given = tuple(
+            arguments = tuple(
                 torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
                 for spec in engine.inputs
             )
             torch._inductor.aoti_compile_and_package(
-                torch.export.export(model.MODULES[engine.name](), given),
+                torch.export.export(model.MODULES[engine.name](), arguments),
                 package_path=str(folder / engine.file),
             )
     toy.write_safetensors(
@@ -272,7 +272,7 @@ def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> 
         sessions = [pool.open_session(words) for words in WORDS[:3]]
         with pytest.raises(PoolFullError, match="all 3 rows"):
             pool.open_session(WORDS[3])
-        made = pool.step(sessions)
+        samples = pool.step(sessions)
         sessions[1].pause()
         fourth = pool.open_session(WORDS[3])
         later = pool.step([fourth, sessions[0]])
@@ -280,7 +280,7 @@ def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> 
         sessions[1].resume()
         again = pool.step([sessions[1]])
         for samples, words, place in (
-            *((made[n], WORDS[n], 0) for n in range(3)),
+            *((samples[n], WORDS[n], 0) for n in range(3)),
             (later[0], WORDS[3], 0),
             (later[1], WORDS[0], 1),
             (again[0], WORDS[1], 1),
@@ -315,8 +315,8 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
             check=False,
         )
         assert child.returncode == 0, child.stderr
-        told = json.loads(child.stdout)
-        assert {name: told[name] for name in said_there} == said_there
+        facts = json.loads(child.stdout)
+        assert {name: facts[name] for name in said_there} == said_there
 
 
 @pytest.mark.gpu
@@ -329,10 +329,10 @@ def test_on_a_gpu_each_step_is_one_launch_of_a_captured_graph(tmp_path: Path) ->
         with artifact.open_pool() as pool:
             sessions = [pool.open_session(words) for words in WORDS[:3]]
             assert len(pool._rows.device().replays) == len(model.LENGTHS) + len(model.BUCKETS)
-            before, made = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
+            before, samples = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
             assert pool._rows.launches == before + 2
             for number, words in enumerate(WORDS[:3]):
                 for place, wanted in enumerate(alone(words)[:2]):
-                    np.testing.assert_allclose(made[place][number], wanted, rtol=1e-4, atol=1e-5)
+                    np.testing.assert_allclose(samples[place][number], wanted, rtol=1e-4, atol=1e-5)
             for session in sessions:
                 session.close()
