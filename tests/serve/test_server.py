@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.live.session import MAX_WAITING
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool, toy_whole
 
@@ -252,6 +253,15 @@ def test_keys_are_asked_for_and_tenants_do_not_see_each_other(start: Starter) ->
     for method in ("GET", "PATCH", "DELETE"):
         assert http(url, method, {} if method == "PATCH" else None, second)[0] == 404
     assert http(f"{server.url}/v1/sessions", key=second)[1]["data"] == []
+
+
+def test_a_change_that_is_refused_changes_nothing(start: Starter) -> None:
+    server = start()
+    opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
+    url = f"{server.url}/v1/sessions/{opened['id']}"
+    for _ in range(MAX_WAITING + 1):  # a prompt that was taken would fill the queue of controls
+        assert http(url, "PATCH", {"prompt": PROMPT, "paused": 1})[0] == 400
+    assert http(url, "PATCH", {"prompt": PROMPT, "paused": True})[1]["state"] == "paused"
 
 
 @pytest.mark.parametrize(
