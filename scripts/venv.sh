@@ -27,13 +27,14 @@ seko_ticking() { # $1: what is being done; then the command. Says every five sec
 }
 
 seko_make_venv() { # $1: the extra to install, "" or "dev"
+    # pip compiles nothing below: modules are compiled when they are first imported, once for all processes.
+    unset PYTHONDONTWRITEBYTECODE
     if [ -n "${SEKO_PYTHON:-}" ]; then
         PYTHON=$SEKO_PYTHON
         export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels:$PWD/serve${PYTHONPATH:+:$PYTHONPATH}"
         return 0
     fi
     PYTHON=$PWD/.venv/bin/python
-    unset PYTHONDONTWRITEBYTECODE # pip compiles nothing below: modules are compiled when they are first imported
     local extra=${1:-} stamp wanted
     stamp=.venv/seko-installed-${extra:-base}
     wanted=$(cat pyproject.toml runtime/pyproject.toml kernels/pyproject.toml serve/pyproject.toml scripts/constraints.txt | cksum)

@@ -115,6 +115,7 @@ def nodes(directory: str, store: Path) -> Iterator[str]:
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
+        "RAY_worker_niceness": "0",  # else any other work of the machine delays the boxes
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

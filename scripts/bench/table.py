@@ -56,7 +56,6 @@ OLDER: tuple[tuple[str, str, str, str], ...] = (
         "2026-11-21",
         "before the last attention kernels",
     ),
-    ("import_ms", "*", "2026-11-20", "before imports waited for the first open"),
 )
 PLAIN_BLOCK = re.compile(r"(?P<head><!-- plain:(?P<name>\w+) -->\n).*?(?P<foot><!-- /plain -->)", re.DOTALL)
 
@@ -170,11 +169,6 @@ MISSED: tuple[Said, ...] = (
         "share of prompts, changed after 3 s of a stream, that the quick start's artifact follows",
         "{:.2f}",
         (("cpu", "switches_followed", "sample, 100 held-out pairs of prompts, the cache rebuilt"),),
-    ),
-    (
-        "CPU time to import what opens an artifact, ms",
-        "{:.0f}",
-        (("cpu", "import_ms", "from seko_runtime import open_artifact"),),
     ),
     (
         "a chunk of lingbot-v2-fast whose camera is computed in every pass, ms",

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from seko_serve.command_line import Parser, lacking, sentence
+from seko_serve.security.certificates import check_certificate
 from seko_serve.security.keys import ENVIRONMENT, private_bytes, read_keys
 from seko_serve.settings import Settings
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    argument_parser = argparse.ArgumentParser(
+    argument_parser = Parser(
         "seko-serve",
         description="Serve an artifact as live video in a browser.",
         epilog="seko-serve load URL puts viewers on a server and prints what came late: seko-serve load --help. "
@@ -87,6 +89,8 @@ def settings(arguments: argparse.Namespace) -> Settings:
         file = getattr(arguments, option)
         if file is not None and not file.is_file():
             raise ValueError(f"--{option.replace('_', '-')} {file} is not a file")
+    if arguments.ssl_certfile is not None and arguments.ssl_keyfile is not None:
+        check_certificate(arguments.ssl_certfile, arguments.ssl_keyfile, "--ssl-certfile and --ssl-keyfile")
     if arguments.uds is not None and not arguments.uds.absolute().parent.is_dir():
         raise ValueError(f"--uds {arguments.uds}: there is no folder {arguments.uds.absolute().parent}")
     return Settings(
@@ -129,6 +133,16 @@ def main(arguments: list[str] | None = None) -> int:
     ``seko-serve fleet`` (serve from many processes) or ``seko-serve simulate`` (simulate these); return the exit code.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _run(words)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("seko_serve"):
+            raise
+        print(f"seko-serve: {lacking(error)}", file=sys.stderr)
+        return 3
+
+
+def _run(words: list[str]) -> int:
     if words[:1] == ["load"]:
         from seko_serve.load import main as load  # with the client's libraries
 
@@ -144,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         chosen = settings(parser().parse_args(words))
     except (ValueError, OSError) as error:
-        print(f"seko-serve: {error}", file=sys.stderr)
+        print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 2
     from seko_serve.run import serve  # with the server's libraries
 

@@ -20,6 +20,7 @@ from seko_serve.errors import ServeError
 from seko_serve.live.behind import VideoBehind
 from seko_serve.live.content import Opening
 from seko_serve.live.device import Device, DeviceEndedError
+from seko_serve.store.base import StoreError
 
 MAX_FOLDER_BYTES = 1 << 30
 KEPT_S = 3600.0  # from a video's end to its removal
@@ -104,14 +105,19 @@ class VideoJobs:
 
         Raises
         ------
-        OSError
+        StoreError
             If the folder of the video files cannot be made.
         """
         if self._chosen is None:
             self._folder = Path(tempfile.mkdtemp(prefix="seko-serve-videos-"))
         else:
             self._folder = self._chosen
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(
+                    f"--video-folder {self._folder} cannot be made: {error.strerror}; give another folder"
+                ) from None
             for left in (*self._folder.glob(f"{ID}*.mp4"), *self._folder.glob(f".{ID}*.writing")):
                 left.unlink()  # of an earlier process, which alone knew whose they are
         self._tasks = [asyncio.create_task(self._make_all()), asyncio.create_task(self._reap())]

@@ -20,12 +20,14 @@ import av
 from websockets.exceptions import WebSocketException
 
 from seko_serve.client import AsyncClient
+from seko_serve.command_line import Parser, sentence
 from seko_serve.errors import ServeError
 from seko_serve.protocol import MAX_BUFFER, Codec, Media
 from seko_serve.security.keys import read_keys
 
 PROMPT = "a small red disc bouncing and a large blue ring pulsing on a green gradient"
 DECODERS = {Codec.H264: "h264", Codec.VP8: "vp8", Codec.MJPEG: "mjpeg"}
+UNREACHABLE = "unreachable"  # refused because no server answered
 CODECS = ("h264", "vp8", "mjpeg", "rgb24")
 
 
@@ -262,8 +264,8 @@ async def _view(load: Load, number: int, after: float) -> View:
         except ServeError as error:
             view.refused = error.kind.code
             return view
-        except (OSError, WebSocketException) as error:
-            view.refused = type(error).__name__
+        except (OSError, WebSocketException):
+            view.refused = UNREACHABLE
             return view
         try:
             await _watch(client, load, view)
@@ -351,9 +353,7 @@ def _shown(value: float | None, digits: int) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line of ``seko-serve load``."""
-    argument_parser = argparse.ArgumentParser(
-        "seko-serve load", description="Put a load of viewers on a server."
-    )
+    argument_parser = Parser("seko-serve load", description="Put a load of viewers on a server.")
     argument_parser.add_argument("url", help="the server's address, such as http://127.0.0.1:8000")
     argument_parser.add_argument("--sessions", type=int, default=8, help="viewers that arrive (default: 8)")
     argument_parser.add_argument(
@@ -399,8 +399,12 @@ def main(arguments: Sequence[str]) -> int:
             chosen.at_once,
         )
     except (ValueError, OSError) as error:
-        print(f"seko-serve: {error}", file=sys.stderr)
+        print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 2
     report = Report.of(asyncio.run(run_load(load)), load.buffer)
     print(json.dumps(asdict(report)) if chosen.json else report.text())
-    return 0 if report.served else 1
+    if report.served:
+        return 0
+    if UNREACHABLE in report.refused:
+        print(f"seko-serve: no server answers at {load.url}; check the address", file=sys.stderr)
+    return 1

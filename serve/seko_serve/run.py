@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from seko_runtime.errors import SekoRuntimeError
+from seko_serve.command_line import sentence
 from seko_serve.http.app import Application
 from seko_serve.http.connections import HttpConnection, StreamConnection
 from seko_serve.live.device import Device, pool_of
@@ -140,11 +141,14 @@ def serve(settings: Settings) -> int:
     try:
         asyncio.run(http_server.serve())
     except (SekoRuntimeError, StoreError, OSError) as error:
-        print(f"seko-serve: {error}", file=sys.stderr)
+        print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 3
     except SystemExit:  # uvicorn's, which has written why to the log
         where = _address(settings, settings.port)
-        print(f"seko-serve: {where} cannot be listened on; another process may have it", file=sys.stderr)
+        print(
+            f"seko-serve: {where} cannot be listened on; another process may have it: choose another --port",
+            file=sys.stderr,
+        )
         return 3
     except KeyboardInterrupt:
         return 0

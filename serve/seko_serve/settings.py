@@ -103,6 +103,8 @@ class Settings:
             raise ValueError(f"--snapshot-every {self.snapshot_every}: expected 0 or more")
         if not self.snapshot_keep_s > 0:
             raise ValueError(f"--snapshot-keep {self.snapshot_keep_s}: expected seconds above 0")
+        if self.root_path and not (self.root_path.startswith("/") and not self.root_path.endswith("/")):
+            raise ValueError(f"--root-path {self.root_path}: expected a path such as /seko")
         for origin in self.allowed_origins - {"*"}:
             parts = urlsplit(origin)
             if not parts.netloc or origin != f"{parts.scheme}://{parts.netloc}":

@@ -42,12 +42,19 @@ LEFT_S = 60.0  # behind which no row and no lease of an ended session is left
 
 @contextmanager
 def box_process(
-    directory: str, folder: Path, every: int = EVERY, *, lease: float = 60.0, desk: Path | None = None
+    directory: str,
+    folder: Path,
+    every: int = EVERY,
+    *,
+    lease: float = 60.0,
+    desk: Path | None = None,
+    patience: float | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of a box, which has perhaps not started yet; killed at the end. For the desk see `toy_box`."""
+    """A process of a box, which has perhaps not started yet; killed at the end. For desk and patience see `toy_box`."""
     command = [sys.executable, "-m", "tests.serve.toy_box", directory, str(folder)]
     command += ["--every", str(every), "--lease", str(lease)]
     command += [] if desk is None else ["--desk", str(desk)]
+    command += [] if patience is None else ["--patience", str(patience)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stderr=log)
         try:

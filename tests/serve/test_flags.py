@@ -8,6 +8,8 @@ import json
 import logging
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -188,13 +190,76 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
         (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
         (["--lease", "nan"], "--lease"),
         (["--allowed-origins", "video.example.org"], "video.example.org"),
+        (["--root-path", "seko"], "expected a path such as /seko"),
+        (["--root-path", "/seko/"], "expected a path such as /seko"),
+        (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "are no certificate and its key"),
     ],
 )
 def test_options_that_cannot_be_are_named(
     options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["toy", *options]) == 2
-    assert named in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert named in told
+    assert told.count("\n") == 1
+    assert "Errno" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "the following arguments are required: artifact; see `seko-serve --help`"),
+        (["toy", "--prot", "1"], "unrecognized arguments: --prot 1; see `seko-serve --help`"),
+        (["toy", "--port", "x"], "argument --port: invalid int value: 'x'; see `seko-serve --help`"),
+        (["load"], "the following arguments are required: url; see `seko-serve load --help`"),
+        (["fleet"], "the following arguments are required: config; see `seko-serve fleet --help`"),
+        (["simulate"], "the following arguments are required: times; see `seko-serve simulate --help`"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"seko-serve: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["simulate", "/nowhere/times.json"], "/nowhere/times.json was not found; check the path"),
+        (["simulate", "http://127.0.0.1:1/metrics"], "http://127.0.0.1:1/metrics: Connection refused"),
+    ],
+)
+def test_a_file_or_address_that_is_not_there_is_named(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("simpy", reason="needs seko-serve[simulate]")
+    assert main(arguments) == 3
+    assert capsys.readouterr().err == f"seko-serve: {sentence}\n"
+
+
+@pytest.mark.parametrize("package", ["av", "uvicorn", "websockets"])
+def test_a_library_that_is_not_installed_is_named(package: str) -> None:
+    """In a process of its own, where the library cannot be imported."""
+    program = f"import sys; sys.modules['{package}'] = None; from seko_serve.cli import main; sys.exit(main(['toy']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"seko-serve: the package {package} is not installed; in Seko's folder, pip install ./runtime ./serve\n"
+    )
+
+
+@pytest.mark.usefixtures("_own_log", "serve")
+def test_a_folder_of_videos_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    folder = tmp_path / "file" / "videos"
+    assert main(["toy", "--port", "0", "--snapshots", "none", "--video-folder", str(folder)]) == 3
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"seko-serve: --video-folder {folder} cannot be made: Not a directory; give another folder"
 
 
 @pytest.fixture

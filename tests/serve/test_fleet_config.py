@@ -145,7 +145,9 @@ def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "fleet.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert done.stderr == "seko-serve: a fleet needs Ray Serve: pip install 'seko-serve[ray]'\n"
+    assert done.stderr == (
+        "seko-serve: a fleet needs Ray Serve; in Seko's folder, pip install ./runtime './serve[ray]'\n"
+    )
 
 
 def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(
@@ -186,14 +188,14 @@ def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
         unused.bind(("127.0.0.1", 0))  # nobody listens there
         free, used = unused.getsockname()[1], taken.getsockname()[1]
         for sentence, fields in (
-            ("No such file", {"artifact": tmp_path / "none"}),
+            ("was not found; check the path", {"artifact": tmp_path / "none"}),
             ("has no VAE", {}),
             ("is not signed", {"trust": trust}),
             (f"port {used} cannot be listened on: Address already in use", {"port": used}),
             (f"no Redis server answers at 127.0.0.1:{free}\n", {"directory": f"redis://:secret@127.0.0.1:{free}/0"}),
             ("give it mode 0700", {"snapshots": open_folder}),
             ("host is 0.0.0.0, which others reach, and there is no API key", {"host": "0.0.0.0"}),
-            ("No such file", {"api_key_file": tmp_path / "none"}),
+            ("was not found; check the path", {"api_key_file": tmp_path / "none"}),
             ("ssl_certfile and ssl_keyfile are no certificate", {"ssl_certfile": trust, "ssl_keyfile": trust}),
             ("ca_file", {"ca_file": trust}),
         ):  # fmt: skip

@@ -15,16 +15,13 @@ from urllib.error import URLError
 
 import pytest
 
-from seko_serve.client import AsyncClient
 from seko_serve.fleet.choice import FRESH_S
 from seko_serve.fleet.redis_directory import RedisDirectory
 
+from .box_fleet import box_fleet
 from .fleet_soak import (
-    Viewer,
-    box_process,
     doubles,
     holder,
-    listed,
     more,
     moved,
     nothing_left,
@@ -33,7 +30,6 @@ from .fleet_soak import (
     rows,
     run,
 )
-from .fleets import Fleet
 from .test_fleet_directory import RedisServer, redis_server
 from .test_server import http
 from .toy_box import SENT
@@ -56,26 +52,22 @@ def test_a_directory_that_loses_all_it_knew_ends_no_stream(redis_server: RedisSe
     folder, directory = tmp_path / "store", redis_server.url
 
     async def test() -> None:
-        with ExitStack() as stack:
-            process = stack.enter_context(box_process(directory, folder, 1))
-            await listed(directory, [process])
-            fleet = Fleet(folder, lambda: RedisDirectory(directory))
-            async with fleet.running():
-                viewer = await Viewer(AsyncClient(fleet.url), 1).open()
-                await viewer.watch(lambda: len(viewer.media) > 4)
-                redis_server.kill()
-                await more(viewer, 40)
-                assert await refusal(f"{fleet.url}/v1/sessions", "POST") == (503, "full", NO_DIRECTORY)
-                redis_server.start()
-                while await holder(directory, viewer.session) != process.pid:
-                    await asyncio.sleep(0.1)
-                await viewer.client.drop()
-                await resumed(viewer.client)
-                count = len(viewer.media)
-                await viewer.watch(lambda: len(viewer.media) > count + 4)
-                assert not viewer.waits, "no socket but the dropped one ended"
-                viewer.check()
-                await viewer.client.close()
+        async with box_fleet(directory, folder) as fleet:
+            process = await fleet.box(1)
+            viewer = await fleet.viewer(1)
+            await viewer.watch(lambda: len(viewer.media) > 4)
+            redis_server.kill()
+            await more(viewer, 40)
+            assert await refusal(f"{fleet.url}/v1/sessions", "POST") == (503, "full", NO_DIRECTORY)
+            redis_server.start()
+            while await holder(directory, viewer.session) != process.pid:
+                await asyncio.sleep(0.1)
+            await viewer.client.drop()
+            await resumed(viewer.client)
+            count = len(viewer.media)
+            await viewer.watch(lambda: len(viewer.media) > count + 4)
+            assert not viewer.waits, "no socket but the dropped one ended"
+            await fleet.end(viewer)
 
     run(test, LIMIT_S)
 
@@ -133,40 +125,31 @@ def test_a_box_that_is_cut_off_from_the_directory_goes_on_until_another_box_has_
     folder, directory = tmp_path / "store", redis_server.url
 
     async def test() -> None:
-        async with Wire(redis_server.port) as wire:
-            with ExitStack() as stack:
-                first = stack.enter_context(box_process(wire.url, folder, 1))
-                await listed(directory, [first])
-                fleet = Fleet(folder, lambda: RedisDirectory(directory))
-                async with fleet.running():
-                    viewers = [await Viewer(AsyncClient(fleet.url), seed).open() for seed in (0, 1)]
-                    for viewer in viewers:
-                        await viewer.watch(lambda viewer=viewer: len(viewer.media) > 4)  # type: ignore[misc]
-                    second = stack.enter_context(box_process(directory, folder, 1))
-                    await listed(directory, [second])
-                    wire.cut(True)
-                    stays, moves = viewers
-                    until = time.monotonic() + CUT_S
-                    await stays.watch(lambda: time.monotonic() > until)
-                    assert not stays.waits
-                    (cut_off,) = {viewer.client._stream.partition("/v1")[0] for viewer in viewers}
-                    asked = f"http{cut_off.removeprefix('ws')}/v1/sessions"
-                    assert await refusal(asked, "POST") == (503, "full", NO_DIRECTORY)
-                    await moves.client.drop()  # its client asks the gateway, which knows the second box alone
-                    count = len(moves.media)
-                    await moves.watch(lambda: len(moves.media) > count + 4)
-                    assert await holder(directory, moves.session) == second.pid
-                    wire.cut(False)
-                    while await holder(directory, stays.session) != first.pid:
-                        await asyncio.sleep(0.1)
-                    while {
-                        row.sessions for row in await rows(directory) if number(row.name) == first.pid
-                    } != {1}:
-                        await asyncio.sleep(0.1)
-                    assert await holder(directory, moves.session) == second.pid
-                    for viewer in viewers:
-                        viewer.check()
-                        await viewer.client.close()
+        async with Wire(redis_server.port) as wire, box_fleet(directory, folder) as fleet:
+            first = await fleet.box(1, directory=wire.url)
+            viewers = [await fleet.viewer(seed) for seed in (0, 1)]
+            for viewer in viewers:
+                await viewer.watch(lambda viewer=viewer: len(viewer.media) > 4)  # type: ignore[misc]
+            second = await fleet.box(1)
+            wire.cut(True)
+            stays, moves = viewers
+            until = time.monotonic() + CUT_S
+            await stays.watch(lambda: time.monotonic() > until)
+            assert not stays.waits
+            (cut_off,) = {viewer.client._stream.partition("/v1")[0] for viewer in viewers}
+            asked = f"http{cut_off.removeprefix('ws')}/v1/sessions"
+            assert await refusal(asked, "POST") == (503, "full", NO_DIRECTORY)
+            await moves.client.drop()  # its client asks the gateway, which knows the second box alone
+            count = len(moves.media)
+            await moves.watch(lambda: len(moves.media) > count + 4)
+            assert await holder(directory, moves.session) == second.pid
+            wire.cut(False)
+            while await holder(directory, stays.session) != first.pid:
+                await asyncio.sleep(0.1)
+            while {row.sessions for row in await rows(directory) if number(row.name) == first.pid} != {1}:
+                await asyncio.sleep(0.1)
+            assert await holder(directory, moves.session) == second.pid
+            await fleet.end(*viewers)
 
     run(test, LIMIT_S)
 
@@ -177,29 +160,25 @@ def test_a_gateway_that_is_cut_off_from_the_directory_refuses_and_answers_again(
     folder, directory = tmp_path / "store", redis_server.url
 
     async def test() -> None:
-        async with Wire(redis_server.port) as wire:
-            with ExitStack() as stack:
-                process = stack.enter_context(box_process(directory, folder))
-                await listed(directory, [process])
-                async with Fleet(folder, lambda: RedisDirectory(wire.url)).running() as fleet:
-                    viewer = await Viewer(AsyncClient(fleet.url), 0).open()
-                    await more(viewer)
-                    wire.cut(True)
-                    await asyncio.sleep(2 * FRESH_S)  # rows of boxes that it has just read are used
-                    for path, method in (("", "POST"), (f"/{viewer.session}", "GET")):
-                        refused = await refusal(f"{fleet.url}/v1/sessions{path}", method)
-                        assert refused == (503, "full", NO_DIRECTORY)
-                    await more(viewer, 40)
-                    assert not viewer.waits
-                    await viewer.client.drop()
-                    coming = asyncio.create_task(moved(viewer))
-                    await asyncio.sleep(2.0)
-                    assert not coming.done()
-                    wire.cut(False)
-                    await coming
-                    viewer.check()
-                    await viewer.client.close()
-                    await nothing_left(directory)
+        async with Wire(redis_server.port) as wire, box_fleet(directory, folder, wire.url) as fleet:
+            await fleet.box()
+            viewer = await fleet.viewer(0)
+            await more(viewer)
+            wire.cut(True)
+            await asyncio.sleep(2 * FRESH_S)  # rows of boxes that it has just read are used
+            for path, method in (("", "POST"), (f"/{viewer.session}", "GET")):
+                refused = await refusal(f"{fleet.url}/v1/sessions{path}", method)
+                assert refused == (503, "full", NO_DIRECTORY)
+            await more(viewer, 40)
+            assert not viewer.waits
+            await viewer.client.drop()
+            coming = asyncio.create_task(moved(viewer))
+            await asyncio.sleep(2.0)
+            assert not coming.done()
+            wire.cut(False)
+            await coming
+            await fleet.end(viewer)
+            await nothing_left(directory)
 
     run(test, LIMIT_S)
 
@@ -221,40 +200,36 @@ def test_a_box_that_is_killed_while_redis_is_down_is_left_once_redis_is_back(
         return 0 if lease is None else lease.fence
 
     async def test() -> None:
-        with ExitStack() as stack:
-            boxes = [stack.enter_context(box_process(directory, folder, desk=tmp_path))]
-            await listed(directory, boxes)
-            async with Fleet(folder, lambda: RedisDirectory(directory)).running() as fleet:
-                moves = await Viewer(AsyncClient(fleet.url), 0, folder).open()
-                await moves.watch(lambda: len({file.name for file in folder.glob("*.record*")}) > 1)
-                before = await fence(moves.session)
-                boxes.append(stack.enter_context(box_process(directory, folder, desk=tmp_path)))
-                await listed(directory, boxes)
-                stays = Viewer(AsyncClient(fleet.url), 1)
-                while not stays.client._id or await holder(directory, stays.session) != boxes[1].pid:
-                    if stays.client._id:
-                        await stays.client.close()
-                    await stays.open()  # until it is drawn
-                await more(stays)
-                server.kill()
-                boxes[0].kill()
-                coming = asyncio.create_task(moved(moves))
-                await more(stays, 20)
-                assert not stays.waits
-                assert not coming.done()
-                where = f"{fleet.url}/v1/sessions/{moves.session}"
-                assert await refusal(where) == (503, "full", NO_DIRECTORY)
-                server.start()
-                await asyncio.gather(coming, more(stays, 20))
-                for viewer in (moves, stays):
-                    while await holder(directory, viewer.session) != boxes[1].pid:
-                        await more(viewer, 1)
-                    viewer.check()
-                assert not stays.waits, "its socket never ended"
-                if with_file:
-                    assert await fence(moves.session) > before
-                for viewer in (moves, stays):
-                    await viewer.client.close()
+        async with box_fleet(directory, folder) as fleet:
+            boxes = [await fleet.box(desk=tmp_path)]
+            moves = await fleet.viewer(0, saved=True)
+            await moves.watch(lambda: len({file.name for file in folder.glob("*.record*")}) > 1)
+            before = await fence(moves.session)
+            boxes.append(await fleet.box(desk=tmp_path))
+            stays = await fleet.viewer(1)
+            while await holder(directory, stays.session) != boxes[1].pid:  # until it is drawn
+                await stays.client.close()
+                stays = await fleet.viewer(1)
+            await more(stays)
+            server.kill()
+            boxes[0].kill()
+            coming = asyncio.create_task(moved(moves))
+            await more(stays, 20)
+            assert not stays.waits
+            assert not coming.done()
+            where = f"{fleet.url}/v1/sessions/{moves.session}"
+            assert await refusal(where) == (503, "full", NO_DIRECTORY)
+            server.start()
+            await asyncio.gather(coming, more(stays, 20))
+            for viewer in (moves, stays):
+                while await holder(directory, viewer.session) != boxes[1].pid:
+                    await more(viewer, 1)
+                viewer.check()
+            assert not stays.waits, "its socket never ended"
+            if with_file:
+                assert await fence(moves.session) > before
+            for viewer in (moves, stays):
+                await viewer.client.close()
             await nothing_left(directory)
             assert doubles((tmp_path / SENT).read_text().splitlines()) == 0
 
@@ -295,33 +270,32 @@ def test_a_killed_gateway_ends_no_stream_and_another_one_knows_all_sessions(
     folder, directory = tmp_path / "store", redis_server.url
 
     async def test() -> None:
-        with ExitStack() as stack:
-            box = stack.enter_context(box_process(directory, folder))
-            await listed(directory, [box])
-            ports = free_ports(2)
-            first, _ = [stack.enter_context(gateway_process(directory, port)) for port in ports]
-            urls = [f"http://127.0.0.1:{port}" for port in ports]
-            viewer = await Viewer(AsyncClient(urls[0]), 0).open()
-            await more(viewer)
-            first.send_signal(signal.SIGKILL)
-            first.wait()
-            await more(viewer, 40)
-            assert not viewer.waits, "its socket is at the box"
-            with pytest.raises(URLError):
-                await asyncio.to_thread(http, f"{urls[0]}/v1/sessions")
-            status, table = await asyncio.to_thread(http, f"{urls[1]}/v1/sessions")
-            assert (status, [session["id"] for session in table["data"]]) == (200, [viewer.session])
-            viewer.client._url = urls[1]
-            await viewer.client.drop()
-            await moved(viewer)
-            stack.enter_context(gateway_process(directory, ports[0]))
-            viewer.client._url = urls[0]
-            await viewer.client.drop()
-            await moved(viewer)
-            assert len(viewer.waits) == 2
-            assert viewer.again == [0, 0]
-            viewer.check()
-            await viewer.client.close()
-            await nothing_left(directory)
+        async with box_fleet(directory, folder) as fleet:
+            with ExitStack() as stack:
+                await fleet.box()
+                ports = free_ports(2)
+                first, _ = [stack.enter_context(gateway_process(directory, port)) for port in ports]
+                urls = [f"http://127.0.0.1:{port}" for port in ports]
+                viewer = await fleet.viewer(0, url=urls[0])
+                await more(viewer)
+                first.send_signal(signal.SIGKILL)
+                first.wait()
+                await more(viewer, 40)
+                assert not viewer.waits, "its socket is at the box"
+                with pytest.raises(URLError):
+                    await asyncio.to_thread(http, f"{urls[0]}/v1/sessions")
+                status, table = await asyncio.to_thread(http, f"{urls[1]}/v1/sessions")
+                assert (status, [session["id"] for session in table["data"]]) == (200, [viewer.session])
+                viewer.client._url = urls[1]
+                await viewer.client.drop()
+                await moved(viewer)
+                stack.enter_context(gateway_process(directory, ports[0]))
+                viewer.client._url = urls[0]
+                await viewer.client.drop()
+                await moved(viewer)
+                assert len(viewer.waits) == 2
+                assert viewer.again == [0, 0]
+                await fleet.end(viewer)
+                await nothing_left(directory)
 
     run(test, LIMIT_S)

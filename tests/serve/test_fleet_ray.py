@@ -188,11 +188,22 @@ class Watched:
         assert [packet.first for packet in media] == list(range(len(media)))
 
 
+def ready_boxes(url: str) -> int:
+    """Return the number of boxes that a gateway knows."""
+    status, table = http(f"{url}/ready")
+    return int(table["boxes"]) if status == 200 else 0
+
+
+def applications() -> int:
+    """Return the number of Ray Serve's applications that are boxes."""
+    from ray import serve
+
+    return sum(name.startswith("seko-box-") for name in serve.status().applications)
+
+
 def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
     cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    from ray import serve
-
     from seko_serve.fleet.deployments import apply, remove
 
     del cluster
@@ -209,19 +220,12 @@ def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
     )
     url = f"http://127.0.0.1:{config.port}"
 
-    def ready_boxes() -> int:
-        status, table = http(f"{url}/ready")
-        return int(table["boxes"]) if status == 200 else 0
-
-    def applications() -> int:
-        return sum(name.startswith("seko-box-") for name in serve.status().applications)
-
     async def box_of(watched: Watched) -> int:
         return await holder(redis_server.url, watched.viewer.session)
 
     async def test() -> None:
         await asyncio.to_thread(apply, config)
-        await until(lambda: ready_boxes() == 1)
+        await until(lambda: ready_boxes(url) == 1)
         # Three requests for the two rows of one box: one of them waits.
         viewers = [Watched(url, seed) for seed in range(3)]
         await asyncio.gather(*(viewer.begin() for viewer in viewers))
@@ -236,12 +240,12 @@ def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
         for viewer in viewers:
             if viewer is not stays:
                 await viewer.end()
-        await until(lambda: (applications(), ready_boxes()) == (1, 1))
+        await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
         await stays.goes_on()
 
         again = [Watched(url, seed) for seed in range(3) if seed != stays.viewer.seed]
         await asyncio.gather(*(viewer.begin() for viewer in again))
-        await until(lambda: applications() >= 2 and ready_boxes() == applications())
+        await until(lambda: applications() >= 2 and ready_boxes(url) == applications())
         everyone = [stays, *again]
 
         # A smaller fleet: boxes are closed, and end only behind their last sessions.
@@ -258,7 +262,7 @@ def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
         for viewer in everyone:
             if viewer not in left:
                 await viewer.end()
-        await until(lambda: (applications(), ready_boxes()) == (1, 1))
+        await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
         for viewer in left:
             await viewer.goes_on()
             await viewer.end()
@@ -287,6 +291,64 @@ def below(process: int) -> list[int]:
 def raylet(node: Any) -> int:
     """Return the number of the process that started all workers of a node."""
     return int(node.all_processes["raylet"][0].process.pid)
+
+
+def replicas(cluster: Any, name: str) -> list[int]:
+    """Return the processes of the replicas of Ray Serve whose application and deployment have this name."""
+    processes = [process for node in cluster.list_all_nodes() for process in below(raylet(node))]
+    return [
+        process
+        for process in processes
+        if Path(f"/proc/{process}/cmdline").read_text().startswith(f"ray::ServeReplica:{name}")
+    ]
+
+
+def test_a_killed_scaler_ends_no_session_and_adds_and_ends_boxes_again(
+    cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    from seko_serve.fleet.deployments import apply, remove
+
+    model = ModelConfig(str(film / "artifact"), boxes=1, max_boxes=2, gpus=0, cpus=0.5, device="cpu")
+    config = FleetConfig(
+        (model,),
+        str(tmp_path / "store"),
+        redis_server.url,
+        port=port,
+        box_host="127.0.0.1",
+        opens_per_second=1e4,
+        snapshot_every=1,
+        shrink_after=3.0,
+    )
+    url = f"http://127.0.0.1:{config.port}"
+
+    async def test() -> None:
+        await asyncio.to_thread(apply, config)
+        await until(lambda: ready_boxes(url) == 1)
+        stays = await Watched(url, 0).begin()
+        await stays.goes_on()
+
+        (scaler,) = await asyncio.to_thread(replicas, cluster, "seko-scaler:scaler")
+        os.kill(scaler, signal.SIGKILL)
+        await stays.goes_on()
+        further = [Watched(url, seed) for seed in (1, 2)]  # for whom the box has one row
+        await asyncio.gather(*(viewer.begin() for viewer in further))
+        assert applications() == 2
+        (again,) = await asyncio.to_thread(replicas, cluster, "seko-scaler:scaler")
+        assert again != scaler
+        for viewer in (stays, *further):
+            await viewer.goes_on()
+
+        os.kill(again, signal.SIGKILL)
+        for viewer in further:
+            await viewer.end()
+        await until(lambda: (applications(), ready_boxes(url)) == (1, 1))
+        await stays.goes_on()
+        await stays.end()
+        for viewer in (stays, *further):
+            viewer.check()
+        await asyncio.to_thread(remove)
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
 
 
 def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
@@ -329,12 +391,7 @@ def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
                     await asyncio.sleep(0.1)
 
             await goes_on()
-            processes = [process for node in cluster.list_all_nodes() for process in below(raylet(node))]
-            gateways = [
-                process
-                for process in processes
-                if Path(f"/proc/{process}/cmdline").read_text().startswith("ray::ServeReplica:seko:gateway")
-            ]
+            gateways = await asyncio.to_thread(replicas, cluster, "seko:gateway")
             assert len(gateways) == 2
             os.kill(gateways[0], signal.SIGKILL)
             await until(lambda: has_boxes(2))

@@ -18,7 +18,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.fleet.box import Box
 from seko_serve.fleet.redis_directory import RedisDirectory
 from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX
-from seko_serve.security.tokens import MOST_LINKS, TICKET_S, Links, Tickets
+from seko_serve.security.tokens import MOST_OPEN, TICKET_S, Links, Tickets
 
 from .fleets import KEYS, Fleet
 from .test_flags import certificate
@@ -197,9 +197,9 @@ def test_a_link_is_for_one_request_of_one_purpose_within_its_time() -> None:
     with pytest.raises(ServeError):
         links.redeem(first, "/mine")
     oldest = links.issue("tenant", "/mine")
-    for _ in range(MOST_LINKS):
+    for _ in range(MOST_OPEN):
         newest = links.issue("tenant", "/mine")
-    assert len(links._open) == MOST_LINKS
+    assert len(links._secrets._open) == MOST_OPEN
     assert links.redeem(newest, "/mine") == "tenant"
     with pytest.raises(ServeError):
         links.redeem(oldest, "/mine")

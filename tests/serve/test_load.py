@@ -123,7 +123,9 @@ def test_where_nobody_listens_or_something_else_does_nobody_is_served(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["load", URL, "--sessions", "1", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["refused"] == {"URLError": 1}
+    told = capsys.readouterr()
+    assert json.loads(told.out)["refused"] == {"unreachable": 1}
+    assert told.err == f"seko-serve: no server answers at {URL}; check the address\n"
 
     class Other(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

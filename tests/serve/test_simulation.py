@@ -344,4 +344,6 @@ def test_without_simpy_one_sentence_says_what_to_install(file: Path) -> None:
         [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 3
-    assert done.stderr == "seko-serve: a simulation needs SimPy: pip install 'seko-serve[simulate]'\n"
+    assert done.stderr == (
+        "seko-serve: a simulation needs SimPy; in Seko's folder, pip install ./runtime './serve[simulate]'\n"
+    )

@@ -1,9 +1,9 @@
 """A box of the toy pool as a process of its own, which a test may kill, pause and spoil. No tests.
 
-python -m tests.serve.toy_box DIRECTORY FOLDER [--every CHUNKS] [--lease SECONDS] [--desk FOLDER]
+python -m tests.serve.toy_box DIRECTORY FOLDER [--every CHUNKS] [--lease SECONDS] [--desk FOLDER] [--patience SECONDS]
 
 The desk is a folder shared with the test. The box appends a line for each chunk that it sends to the desk's file
-`SENT`, and obeys the files that the test makes there: `SLOW`, and `POISON` with a session's id behind it.
+`SENT`, and obeys the files that the test makes there: `SLOW`, `STUCK`, and `POISON` with a session's id behind it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from seko_serve.fleet.box import Box
 from seko_serve.fleet.redis_directory import RedisDirectory
+from seko_serve.live import manager, saving
 from seko_serve.live.saving import Saving
 from seko_serve.live.session import LiveSession
 from seko_serve.logs import set_up
@@ -32,6 +33,7 @@ from tests.serve.fleets import DIGEST
 
 SENT = "sent.jsonl"
 SLOW = "slow"  # writing a file to the store takes `SLOW_S`
+STUCK = "stuck"  # the store does not answer who writes a snapshot
 POISON = "poison-"  # the box ends before it makes a chunk of the session
 SLOW_S = 1.0
 
@@ -42,8 +44,8 @@ def note_chunks(desk: Path) -> None:
     """
     begin = Saving.begin
 
-    def noting(saving: Saving, session: LiveSession, record: Record | None = None) -> None:
-        begin(saving, session, record)
+    def noting(saved: Saving, session: LiveSession, record: Record | None = None) -> None:
+        begin(saved, session, record)
         viewer, send = session.viewer, session.viewer.send
 
         def sent(chunk: int, *messages: Any) -> None:
@@ -71,6 +73,8 @@ def obey(desk: Path) -> None:
     def putting(store: FolderStore, name: str, pieces: Sequence[Content]) -> None:
         if (desk / SLOW).exists():
             time.sleep(SLOW_S)
+        while ".snapshot-" in name and (desk / STUCK).exists():
+            time.sleep(SLOW_S)
         put(store, name, pieces)
 
     def requesting(session: LiveSession, now: float) -> Any:
@@ -90,7 +94,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--lease", type=float, default=60.0)
     parser.add_argument("--desk", type=Path)
+    parser.add_argument(
+        "--patience", type=float, help="seconds for which it waits for the store when it stops"
+    )
     options = parser.parse_args()
+    if options.patience is not None:
+        manager.DRAIN_S = saving.LAST_WRITES_S = options.patience
     if options.desk is not None:
         note_chunks(options.desk)
         obey(options.desk)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,8 @@ from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
 from seko_export.roofline.room import room_of
 from seko_export.workloads.registry import workload_named
-from seko_runtime import open_artifact, register_workload
+from seko_runtime import open_artifact, read_manifest, register_workload
+from seko_runtime.errors import ManifestError, PoolFullError
 from seko_runtime.opening import workloads
 from tests.shared import made_once
 from tests.toy_workload import model
@@ -84,6 +88,8 @@ def test_it_verifies_and_its_sessions_join_pause_and_leave(built: Path) -> None:
         assert [error.within for error in artifact.verify()] == [True]
         with artifact.open_pool() as pool:
             first, second, third = (pool.open_session(words) for words in WORDS[:3])
+            with pytest.raises(PoolFullError, match="all 3 rows"):
+                pool.open_session(WORDS[3])
             made = [pool.step([first, second, third])]
             second.pause()
             fourth = pool.open_session(WORDS[3])
@@ -117,6 +123,34 @@ def test_a_saved_session_goes_on_in_another_pool_of_it(built: Path, tmp_path: Pa
             after = said(restored, 2)
     np.testing.assert_allclose([*before, *on], alone(words)[:4], **NEAR)
     assert [samples.tobytes() for samples in after] == [samples.tobytes() for samples in on]
+
+
+def test_without_it_the_kind_is_unknown(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "_registered", {})
+    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows speech, video"):
+        read_manifest(built)
+
+
+@pytest.mark.slow
+def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
+    info = tmp_path / "toy_speech-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-speech\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(
+        "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")])
+    for command, said_there in (("verify", {"ok": True}), ("info", {"workload": model.KIND, "words": 8})):
+        child = subprocess.run(
+            [sys.executable, "-m", "seko_runtime", command, str(built), "--json"],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert child.returncode == 0, child.stderr
+        told = json.loads(child.stdout)
+        assert {name: told[name] for name in said_there} == said_there
 
 
 def test_a_backend_of_another_workload_refuses_it() -> None:

@@ -1,12 +1,8 @@
-"""A workload outside the package: pooled, paused, saved, replayed; found by registration and by an entry point."""
+"""A workload outside the package: pooled, paused, saved, replayed; on a GPU captured. Builds: test_toy_build.py."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_export.artifact.manifest_json import manifest_json
-from seko_runtime import open_artifact, read_manifest, register_workload
+from seko_runtime import open_artifact, register_workload
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import ManifestError, PoolFullError, SnapshotError, UsageError
@@ -31,7 +27,6 @@ from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from tests.runtime import toy
 from tests.runtime.order_watch import FakeMemory, World, made_world
-from tests.shared import made_once
 from tests.toy_workload import model
 from tests.toy_workload.workload import WORKLOAD, ToyPool, ToySession
 
@@ -50,7 +45,7 @@ def alone(words: Sequence[int]) -> list[list[float]]:
             for column in range(len(matrix[0]))
         ]
 
-    state, history, products = [0.0] * model.DIM, [], []
+    state, history, said = [0.0] * model.DIM, [], []
     for word in words:
         state = [math.tanh(a + b) for a, b in zip(product(state, w["inner"]), w["table"][word], strict=True)]
         history.append(state)
@@ -59,10 +54,10 @@ def alone(words: Sequence[int]) -> list[list[float]]:
         pairs = zip(product(state, w["inner"]), product(mean, w["outer"]), strict=True)
         state = [math.tanh(a + b) for a, b in pairs]
         history.append(state)
-        products.append(product(state, w["voice"]))
+        said.append(product(state, w["voice"]))
         if state[0] > model.LIMIT:
             break
-    return products
+    return said
 
 
 def open_pool(memory: Memory | None = None, digest: str = "d") -> ToyPool:
@@ -89,8 +84,8 @@ def test_some_words_end_by_their_flag_and_some_not() -> None:
 def test_a_session_says_what_the_net_says_by_loops(words: tuple[int, ...]) -> None:
     with open_pool() as pool:
         session, wanted = pool.open_session(words), alone(words)
-        samples = said(session, len(wanted))
-        np.testing.assert_allclose(samples, wanted, **NEAR)
+        made = said(session, len(wanted))
+        np.testing.assert_allclose(made, wanted, **NEAR)
         session.close()
 
 
@@ -98,10 +93,10 @@ def test_a_flag_is_read_one_step_late_and_the_surplus_step_is_dropped() -> None:
     words = next(words for words in WORDS if len(alone(words)) + len(words) < model.POSITIONS - 1)
     with open_pool() as pool:
         session = pool.open_session(words)
-        row, samples = session._running_row(), said(session)
-        assert len(samples) == len(alone(words))
+        row, made = session._running_row(), said(session)
+        assert len(made) == len(alone(words))
         assert session.closed
-        assert pool._rows.positions[row] == len(words) + len(samples) + 1
+        assert pool._rows.positions[row] == len(words) + len(made) + 1
 
 
 def test_too_many_words_and_positions_are_refused() -> None:
@@ -123,10 +118,10 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
 ) -> None:
     """Sessions join, step in any company, pause, resume, are saved and restored, and leave."""
     with open_pool() as pool, open_pool() as other:
-        stories: dict[ToySession, tuple[tuple[int, ...], list[np.ndarray]]] = {}
+        told: dict[ToySession, tuple[tuple[int, ...], list[np.ndarray]]] = {}
         for _ in range(data.draw(st.integers(1, 25))):
-            running = [session for session in stories if not session.closed and not session.paused]
-            paused = [session for session in stories if session.paused]
+            running = [session for session in told if not session.closed and not session.paused]
+            paused = [session for session in told if session.paused]
             steps = [
                 "join",
                 *(["step", "pause", "leave"] if running else []),
@@ -136,7 +131,7 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
             if step == "join":
                 words = data.draw(st.sampled_from(WORDS))
                 if pool.free:
-                    stories[pool.open_session(words)] = (words, [])
+                    told[pool.open_session(words)] = (words, [])
                 else:
                     with pytest.raises(PoolFullError):
                         pool.open_session(words)
@@ -145,7 +140,7 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
                 whole = [s for s in these if pool._rows.positions[s._running_row()] < model.POSITIONS]
                 for session, samples in zip(whole, pool.step(whole) if whole else [], strict=True):
                     if samples is not None:
-                        stories[session][1].append(samples)
+                        told[session][1].append(samples)
             elif step == "resume":
                 session = data.draw(st.sampled_from(paused))
                 if pool.free:
@@ -153,11 +148,11 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
             else:
                 session = data.draw(st.sampled_from(running))
                 session.pause() if step == "pause" else session.close()
-        for session, (words, samples) in stories.items():
+        for session, (words, made) in told.items():
             twin = other.open_session(words)
-            wanted = said(twin, len(samples))
+            wanted = said(twin, len(made))
             twin.close()
-            assert [array.tobytes() for array in samples] == [array.tobytes() for array in wanted]
+            assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
             session.close()
 
 
@@ -165,14 +160,14 @@ def test_a_snapshot_goes_on_in_another_pool_and_foreign_ones_are_refused(tmp_pat
     words = next(words for words in WORDS if len(alone(words)) > 3)
     with open_pool() as pool, open_pool(digest="e") as foreign:
         session = pool.open_session(words)
-        samples = said(session, 2)
+        made = said(session, 2)
         session.save(tmp_path / "saved")
         session.close()
         with open_pool() as later:
             again = later.restore(tmp_path / "saved")
-            samples += said(again, 1)
+            made += said(again, 1)
             again.close()
-        np.testing.assert_allclose(samples, alone(words)[:3], **NEAR)
+        np.testing.assert_allclose(made, alone(words)[:3], **NEAR)
         with pytest.raises(SnapshotError, match="is of artifact 'd'"):
             foreign.restore(tmp_path / "saved")
         with pytest.raises(SnapshotError, match="a row at position 99, expected 1 to 24"):
@@ -201,9 +196,9 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         third = pool.open_session(WORDS[2])
         pool.step([second, third])
         first.resume()
-        samples = pool.step([first, second, third])
+        made = pool.step([first, second, third])
         assert pool._rows.launches == launches + 5
-        np.testing.assert_allclose(samples[0], alone(WORDS[0])[1], **NEAR)
+        np.testing.assert_allclose(made[0], alone(WORDS[0])[1], **NEAR)
         for session in (first, second, third):
             session.close()
 
@@ -225,19 +220,19 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     register_workload(WORKLOAD)
 
 
-def build(folder: Path, device: str, target: Target | None = None) -> Path:
-    """Compile the engines, and write an artifact with golden samples of the eager modules."""
+def build(folder: Path, target: Target) -> Path:
+    """Compile the engines for this machine's GPU, and write an artifact with golden samples of the eager modules."""
     manifest = model.manifest()
     (folder / "engines").mkdir(parents=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, while it compiles
         for engine in manifest.engines:
-            arguments = tuple(
-                torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+            given = tuple(
+                torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device="cuda")
                 for spec in engine.inputs
             )
             torch._inductor.aoti_compile_and_package(
-                torch.export.export(model.MODULES[engine.name](), arguments),
+                torch.export.export(model.MODULES[engine.name](), given),
                 package_path=str(folder / engine.file),
             )
     toy.write_safetensors(
@@ -250,73 +245,11 @@ def build(folder: Path, device: str, target: Target | None = None) -> Path:
     manifest = replace(
         manifest,
         workload=replace(manifest.workload, golden=golden),
-        target=manifest.target if target is None else target,
+        target=target,
         files=toy.file_entries(folder),
     )
     (folder / "manifest.json").write_bytes(manifest_json(manifest))
     return folder
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy's artifact for this machine's CPU; not to be changed."""
-    return made_once(tmp_path_factory, "toy-speech", lambda folder: build(folder, "cpu"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("registered")
-def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> None:
-    with open_artifact(built) as artifact:
-        assert [error.within for error in artifact.verify()] == [True]
-        pool = artifact.open_pool()
-        sessions = [pool.open_session(words) for words in WORDS[:3]]
-        with pytest.raises(PoolFullError, match="all 3 rows"):
-            pool.open_session(WORDS[3])
-        samples = pool.step(sessions)
-        sessions[1].pause()
-        fourth = pool.open_session(WORDS[3])
-        later = pool.step([fourth, sessions[0]])
-        fourth.close()
-        sessions[1].resume()
-        again = pool.step([sessions[1]])
-        for samples, words, place in (
-            *((samples[n], WORDS[n], 0) for n in range(3)),
-            (later[0], WORDS[3], 0),
-            (later[1], WORDS[0], 1),
-            (again[0], WORDS[1], 1),
-        ):
-            if place < len(alone(words)):
-                np.testing.assert_allclose(samples, alone(words)[place], **NEAR)
-        for session in sessions:
-            session.close()
-
-
-@pytest.mark.slow
-def test_without_it_the_kind_is_unknown(built: Path) -> None:
-    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows speech, video"):
-        read_manifest(built)
-
-
-@pytest.mark.slow
-def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
-    info = tmp_path / "toy_speech-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-speech\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text(
-        "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")])
-    for command, said_there in (("verify", {"ok": True}), ("info", {"workload": model.KIND, "words": 8})):
-        child = subprocess.run(
-            [sys.executable, "-m", "seko_runtime", command, str(built), "--json"],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert child.returncode == 0, child.stderr
-        facts = json.loads(child.stdout)
-        assert {name: facts[name] for name in said_there} == said_there
 
 
 @pytest.mark.gpu
@@ -324,15 +257,15 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
 def test_on_a_gpu_each_step_is_one_launch_of_a_captured_graph(tmp_path: Path) -> None:
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
     target = Target("cuda", arch, torch.__version__.split("+")[0], torch.version.cuda)
-    with open_artifact(build(tmp_path / "toy", "cuda", target)) as artifact:
+    with open_artifact(build(tmp_path / "toy", target)) as artifact:
         assert [error.within for error in artifact.verify()] == [True]
         with artifact.open_pool() as pool:
             sessions = [pool.open_session(words) for words in WORDS[:3]]
             assert len(pool._rows.device().replays) == len(model.LENGTHS) + len(model.BUCKETS)
-            before, samples = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
+            before, made = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
             assert pool._rows.launches == before + 2
             for number, words in enumerate(WORDS[:3]):
                 for place, wanted in enumerate(alone(words)[:2]):
-                    np.testing.assert_allclose(samples[place][number], wanted, rtol=1e-4, atol=1e-5)
+                    np.testing.assert_allclose(made[place][number], wanted, rtol=1e-4, atol=1e-5)
             for session in sessions:
                 session.close()

@@ -18,6 +18,7 @@ from seko_serve.fleet.config import MEMORY, FleetConfig
 from seko_serve.fleet.directory import DirectoryError
 from seko_serve.fleet.redis_directory import RedisDirectory
 from seko_serve.live.kinds import check_served
+from seko_serve.security.certificates import check_certificate
 from seko_serve.security.keys import read_keys
 from seko_serve.settings import LOOPBACK
 from seko_serve.store.folder import FolderStore
@@ -72,12 +73,8 @@ def check(config: FleetConfig, environment: Mapping[str, str]) -> None:
 
 
 def _check_certificates(config: FleetConfig) -> None:
-    try:
-        if config.ssl_certfile:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-    except OSError as error:
-        raise ValueError(f"ssl_certfile and ssl_keyfile are no certificate and its key: {error}") from None
+    if config.ssl_certfile:
+        check_certificate(config.ssl_certfile, config.ssl_keyfile, "ssl_certfile and ssl_keyfile")
     try:
         ssl.create_default_context(cafile=config.ca_file or None)
     except OSError as error:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from seko_runtime.errors import SekoRuntimeError
+from seko_serve.command_line import Parser, sentence
 from seko_serve.fleet.config import read_config
 from seko_serve.fleet.directory import DirectoryError
 from seko_serve.store.base import StoreError
@@ -18,7 +19,7 @@ from seko_serve.store.base import StoreError
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    argument_parser = argparse.ArgumentParser(
+    argument_parser = Parser(
         "seko-serve fleet",
         description="Serve artifacts from many processes and machines, through Ray Serve.",
     )
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = read_config(chosen.config)
     except (ValueError, OSError) as error:
-        print(f"seko-serve: {error}", file=sys.stderr)
+        print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 3
     except ImportError:
         return _lacking()
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
         else:
             check_cluster(chosen.address)
     except (ValueError, OSError, SekoRuntimeError, StoreError, DirectoryError) as error:
-        print(f"seko-serve: {error}", file=sys.stderr)
+        print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 3
     reason = ""
     try:
@@ -95,5 +96,8 @@ def _last_line(error: Exception) -> str:
 
 
 def _lacking() -> int:
-    print("seko-serve: a fleet needs Ray Serve: pip install 'seko-serve[ray]'", file=sys.stderr)
+    print(
+        "seko-serve: a fleet needs Ray Serve; in Seko's folder, pip install ./runtime './serve[ray]'",
+        file=sys.stderr,
+    )
     return 3

@@ -26,7 +26,7 @@ from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
 from seko_serve.store.base import StoreError, TakenError, VainError
-from seko_serve.store.saved import Record, new_session
+from seko_serve.store.saved import Record, Saved, new_session
 
 REAP_S = 1.0  # between two looks for leases that are over
 ENCODERS = 4  # threads that encode
@@ -324,7 +324,8 @@ class SessionManager:
             record = await self._taken_over(record)
             await self.device.call(self.device.make_room)
             began = time.monotonic()
-            session = await self.device.beside(lambda pool: self._restored(pool, record))
+            saved = await self.saving.read(record)
+            session = await self.device.beside(lambda pool: self._restored(pool, record, saved))
             self.device.metrics.snapshot.labels("read").observe(time.monotonic() - began)
             session.tokens = tokens
             await self.device.call(lambda _: self.device.add(session))
@@ -363,10 +364,8 @@ class SessionManager:
                 "full", "the store of snapshots takes no file now", retry_after=AGAIN_S
             ) from None
 
-    def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
-        """Return a session that continues from a snapshot. The snapshot is read in a thread beside the device's
-        thread."""
-        saved = self.saving.read(record)
+    def _restored(self, pool: ServedPool, record: Record, saved: Saved) -> LiveSession:
+        """Return a session that continues from a snapshot; called beside the device's thread."""
         content = content_of_state(pool.manifest, saved.state["content"])
         session = self._session(record.session, record.tenant, content)
         messages = [bytes(message) for message in saved.messages]

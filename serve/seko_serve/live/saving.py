@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,8 +19,12 @@ from seko_serve.store.base import Store, StoreError, TakenError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.objects import ObjectStore
 from seko_serve.store.saved import Record, Saved, SavedSessions
+from seko_serve.store.threads import StoreThreads
 
-WRITERS = 2  # threads that write snapshots
+WRITERS = 2  # threads that write and read snapshots
+LAST_WRITES_S = (
+    10.0  # for snapshots that are still being written when the server has stopped; Ray waits longer
+)
 OLD_S = 60.0  # between two looks for files that are too old
 TAKEN = "another process has taken the session over"
 ResultT = TypeVar("ResultT")
@@ -61,7 +64,7 @@ class Saving:
         self._store, self._keep_s, self._metrics = store, settings.snapshot_keep_s, metrics
         self._saved = None if store is None else SavedSessions(store, settings.snapshot_key)
         self._newest: dict[str, _NewestRecord] = {}
-        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="seko-save")
+        self._threads = StoreThreads(WRITERS)
         self._tasks: set[asyncio.Task[object]] = set()
         self._looked_at = float("-inf")
 
@@ -171,13 +174,12 @@ class Saving:
             raise StoreError("there is no store")
         return await self._run(lambda: saved.take_over(record))
 
-    def read(self, record: Record) -> Saved:
-        """Return the snapshot that a record names; StoreError if the snapshot cannot be read. Any thread may call
-        `read`.
-        """
-        if self._saved is None:
+    async def read(self, record: Record) -> Saved:
+        """Return the snapshot that a record names; StoreError if the snapshot cannot be read."""
+        saved = self._saved
+        if saved is None:
             raise StoreError("there is no store")
-        return self._saved.read(record)
+        return await self._run(lambda: saved.read(record))
 
     async def forget(self, name: str, record: Record | None = None) -> None:
         """Remove a session's record and snapshot from the store."""
@@ -206,10 +208,17 @@ class Saving:
             _LOG.error("%s", error)
 
     async def stop(self) -> None:
-        """Wait for snapshots that are being written, and end the writing threads."""
+        """Wait for snapshots that are being written, at most `LAST_WRITES_S` seconds, and end the writing threads.
+
+        A store that does not answer keeps its threads; they end with the process.
+        """
+        until = time.monotonic() + LAST_WRITES_S
         if self._tasks:
-            await asyncio.wait(self._tasks)
-        self._writers.shutdown()
+            _, unwritten = await asyncio.wait(self._tasks, timeout=LAST_WRITES_S)
+            for task in unwritten:
+                task.cancel()
+        if not await self._threads.stop(max(0.0, until - time.monotonic())):
+            _LOG.error("the store of snapshots does not answer; what is being written is given up")
 
     async def _write_or_note(self, session: LiveSession, capture: Capture) -> None:
         try:
@@ -218,7 +227,7 @@ class Saving:
             _LOG.error("session %s is not saved: %s", session.name, error)
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._writers, work)
+        return await self._threads.run(work)
 
 
 def _store(chosen: str | None) -> Store | None:

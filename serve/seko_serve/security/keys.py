@@ -8,6 +8,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from seko_serve.command_line import sentence
 from seko_serve.errors import ServeError
 
 LEAST_LETTERS = 16
@@ -74,10 +75,14 @@ def _tenant(key_digest: str) -> str:
 
 
 def private_bytes(file: Path, option: str) -> bytes:
-    """Return the content of a file that only its owner may read; ValueError if other users may read the file."""
-    if file.stat().st_mode & 0o077:
-        raise ValueError(f"{option} {file.name} may be read by other users; give it mode 0600")
-    return file.read_bytes()
+    """Return the content of a file that only its owner may read; ValueError if other users may read the file, or if it
+    cannot be read."""
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ValueError(f"{option} {file.name} may be read by other users; give it mode 0600")
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{option} {sentence(error)}") from None
 
 
 def read_keys(
@@ -89,9 +94,7 @@ def read_keys(
     ------
     ValueError
         If users other than the owner may read the file of keys, the file has no key or is no text, or a key is too
-        short or not printable ASCII.
-    OSError
-        If the file cannot be read.
+        short or not printable ASCII, or the file cannot be read.
     """
     keys = [*from_command_line]
     if file is not None:

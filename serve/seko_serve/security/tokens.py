@@ -7,20 +7,56 @@ import hmac
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from seko_serve.errors import ServeError
 from seko_serve.security.keys import digest
 
 TICKET_S = 30.0
-MOST_LINKS = 10_000  # that are open at a time; the oldest one goes first
+MOST_OPEN = 10_000  # tickets, and links, at a time; the oldest one goes first
 MOST_TOKENS = 4  # of a session that a client may hold
 _BYTES = 24
+MeaningT = TypeVar("MeaningT")
 
 
 @dataclass(frozen=True)
-class _Ticket:
-    session: str
+class _Secret(Generic[MeaningT]):
+    meaning: MeaningT
     expires: float
+
+
+class _Secrets(Generic[MeaningT]):
+    """Secrets that are each taken once, within `TICKET_S` seconds, and what each stands for.
+
+    Parameters
+    ----------
+    clock : callable
+        Function that returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: dict[str, _Secret[MeaningT]] = {}  # by the secret's hash, the oldest first
+
+    def issue(self, meaning: MeaningT) -> str:
+        """Return a new secret; secrets that are too old are forgotten, and the oldest one if there are `MOST_OPEN`."""
+        now = self._clock()
+        for hashed in list(self._open):
+            if len(self._open) < MOST_OPEN and self._open[hashed].expires > now:
+                break
+            del self._open[hashed]
+        secret = secrets.token_urlsafe(_BYTES)
+        self._open[digest(secret)] = _Secret(meaning, now + TICKET_S)
+        return secret
+
+    def revoke(self, meaning: MeaningT) -> None:
+        """Forget all secrets that stand for something."""
+        self._open = {hashed: entry for hashed, entry in self._open.items() if entry.meaning != meaning}
+
+    def take(self, secret: str) -> MeaningT | None:
+        """Return what a secret stands for, and forget the secret; None if it is unknown, was taken, or is too old."""
+        entry = self._open.pop(digest(secret), None)
+        return None if entry is None or entry.expires <= self._clock() else entry.meaning
 
 
 class Tickets:
@@ -33,36 +69,26 @@ class Tickets:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._open: dict[str, _Ticket] = {}  # by the ticket's hash
+        self._secrets = _Secrets[str](clock)
 
     def issue(self, session: str) -> str:
         """Return a new ticket for a session; the session's older tickets become invalid."""
-        now = self._clock()
-        self._open = {
-            hashed: ticket
-            for hashed, ticket in self._open.items()
-            if ticket.expires > now and ticket.session != session
-        }
-        ticket = secrets.token_urlsafe(_BYTES)
-        self._open[digest(ticket)] = _Ticket(session, now + TICKET_S)
-        return ticket
+        self._secrets.revoke(session)
+        return self._secrets.issue(session)
 
     def redeem(self, ticket: str, session: str) -> None:
         """Use a ticket to open a socket; ServeError if the ticket is not one of this session, was used, or is too
         old."""
-        ticket_entry = self._open.pop(digest(ticket), None)
-        if ticket_entry is None or ticket_entry.session != session or ticket_entry.expires <= self._clock():
+        if self._secrets.take(ticket) != session:
             raise ServeError(
                 "unauthorized", "the ticket is unknown, used, or older than 30 s; ask for another"
             )
 
 
 @dataclass(frozen=True)
-class _Link:
+class _Request:
     tenant: str
     purpose: str
-    expires: float
 
 
 class Links:
@@ -75,29 +101,21 @@ class Links:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._open: dict[str, _Link] = {}  # by the ticket's hash, the oldest first
+        self._secrets = _Secrets[_Request](clock)
 
     def issue(self, tenant: str, purpose: str) -> str:
         """Return a new ticket with which a tenant's request of this purpose is answered."""
-        now = self._clock()
-        for hashed in list(self._open):
-            if len(self._open) < MOST_LINKS and self._open[hashed].expires > now:
-                break
-            del self._open[hashed]
-        ticket = secrets.token_urlsafe(_BYTES)
-        self._open[digest(ticket)] = _Link(tenant, purpose, now + TICKET_S)
-        return ticket
+        return self._secrets.issue(_Request(tenant, purpose))
 
     def redeem(self, ticket: str, purpose: str) -> str:
         """Use a ticket for a request of this purpose, and return the tenant; ServeError if the ticket is for another
         purpose, was used, or is too old."""
-        link = self._open.pop(digest(ticket), None)
-        if link is None or link.purpose != purpose or link.expires <= self._clock():
+        request = self._secrets.take(ticket)
+        if request is None or request.purpose != purpose:
             raise ServeError(
                 "unauthorized", "the link's ticket is unknown, used, or older than 30 s; ask for another link"
             )
-        return link.tenant
+        return request.tenant
 
 
 class ResumeTokens:

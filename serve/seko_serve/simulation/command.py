@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from urllib.request import urlopen
 
+from seko_serve.command_line import Parser, sentence
 from seko_serve.simulation.durations import read_times
 from seko_serve.simulation.scenario import LENGTHS, Scenario, option
 
@@ -40,7 +41,7 @@ URL_S = 10.0
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    argument_parser = argparse.ArgumentParser(
+    argument_parser = Parser(
         "seko-serve simulate", description="Simulate a fleet, to choose its size from measured durations."
     )
     argument_parser.add_argument(
@@ -72,13 +73,17 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from seko_serve.simulation.run import simulate
     except ImportError:
-        print("seko-serve: a simulation needs SimPy: pip install 'seko-serve[simulate]'", file=sys.stderr)
+        print(
+            "seko-serve: a simulation needs SimPy; in Seko's folder, pip install ./runtime './serve[simulate]'",
+            file=sys.stderr,
+        )
         return 3
     overrides = {name: getattr(chosen, name) for name in ARTIFACT if getattr(chosen, name) is not None}
     try:
         times = read_times(_text(chosen.times), overrides)
     except (ValueError, OSError) as error:
-        print(f"seko-serve: {chosen.times}: {error}", file=sys.stderr)
+        named = isinstance(error, OSError) and error.filename is not None
+        print(f"seko-serve: {'' if named else f'{chosen.times}: '}{sentence(error)}", file=sys.stderr)
         return 3
     try:
         scenario = Scenario(**{entry.name: getattr(chosen, entry.name) for entry in fields(Scenario)})
