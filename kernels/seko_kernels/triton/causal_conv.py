@@ -46,7 +46,7 @@ def _accumulated(  # type: ignore[no-untyped-def]
     return acc, more_acc
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _product(x, w, acc, FILTERS_FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return `acc` plus the products of pixels `x` [BM, BK] with filters `w` [BN, BK]: [BM, BN], or [BN, BM] if filters
     are first."""
