@@ -48,6 +48,7 @@ PARTS = ("beside", "sizes", "large")
 NODES = 3
 WAITS = {1: 0.3, 2: 0.4, 4: 0.6}  # seconds of a call of the part `beside`, by its number of rows
 PERIOD_S = 1.0  # for which its viewers show a chunk
+PINGS = 99  # of a viewer, from which the time of a message and its answer is measured
 LONE = 9  # viewers, one after the other, from whom the time of network and client is measured
 DRAWS = 64  # simulations of the viewers of a run
 POOL = "self-forcing-1.3b-fp4-sm_90, 480x832, ring 21, 9 sessions in calls of 4"
@@ -156,6 +157,7 @@ def beside(rows: Path, viewers: int, arrivals: float, seconds: float, buffer: in
             load(url, *common, "--sessions", 1, "--seconds", PERIOD_S, "--seed", seed)["ttfc_ms_p50"]
             for seed in range(LONE)
         ]
+        ack_s = asyncio.run(_round_trip(url))
         before = _metrics(directory)
         ran = [load(url, *common, *counted, "--seed", seed) for seed in range(runs)]
         after = _metrics(directory)
@@ -164,7 +166,7 @@ def beside(rows: Path, viewers: int, arrivals: float, seconds: float, buffer: in
         [_text_difference(text, earlier) for text, earlier in zip(after, before, strict=True)]
     )
     given = {"fps": fps, "chunk_frames": video.chunk_frames, "first_frames": video.first_frames}
-    times = BoxTimes(**{**measured, **given, "connect_s": (connect_s,)})
+    times = BoxTimes(**{**measured, **given, "connect_s": (connect_s,), "ack_s": (ack_s,)})
     assert times.variant_starts == variant_starts(manifest)
     scenario = Scenario(
         boxes=NODES, sessions=viewers, arrivals=arrivals, seconds=seconds, lengths="fixed", buffer=buffer
@@ -175,7 +177,12 @@ def beside(rows: Path, viewers: int, arrivals: float, seconds: float, buffer: in
     shape = f"three boxes of the toy model, {viewers} viewers, {arrivals:g} a second, {seconds:g} s, "
     shape += f"{buffer} collected, {runs} runs"
     durations = {f"call of {count}": values for count, values in times.call_s.items()}
-    durations |= {"open": times.open_s, "encode": times.encode_s, "connect": times.connect_s}
+    durations |= {
+        "open": times.open_s,
+        "encode": times.encode_s,
+        "connect": times.connect_s,
+        "ack": times.ack_s,
+    }
     kept = ("cpr", "ttfc_ms_p50", "ttfc_ms_p99", "served", "refused", "late")
     run_cpr, simulated_cpr = [run["cpr"] for run in ran], _each(drawn, "cpr")
     apart = _spread([run - mean for run, mean in zip(run_cpr, _by_run(simulated_cpr), strict=True)])
@@ -214,6 +221,26 @@ def _by_run(values: Sequence[float]) -> list[float]:
 def _spread(values: Sequence[float]) -> float | None:
     """Return the standard deviation of values; None of one value."""
     return statistics.stdev(values) if len(values) > 1 else None
+
+
+async def _round_trip(url: str) -> float:
+    """Return the median seconds from a message of a client to the box's answer."""
+    from seko_serve.client import AsyncClient
+
+    seconds = []
+    async with AsyncClient(url) as client:
+        await client.open(codecs=["h264"], prompt="a b")
+        incoming = client.messages()
+        for _ in range(PINGS):
+            await asyncio.sleep(0.05)  # else the box refuses some as too many
+            began = time.monotonic()
+            await client.send("ping", t=began)
+            received: Any = None
+            while not (isinstance(received, dict) and received["type"] == "pong"):
+                received = await anext(incoming)
+            seconds.append(time.monotonic() - began)
+        await client.close()
+    return statistics.median(seconds)
 
 
 def _metrics(directory: str) -> list[str]:

@@ -56,6 +56,7 @@ OLDER: tuple[tuple[str, str, str, str], ...] = (
         "2026-11-21",
         "before the last attention kernels",
     ),
+    ("fleet_simulated_*", "* collected", "2026-11-25", "one run, before launch variants were simulated"),
 )
 PLAIN_BLOCK = re.compile(r"(?P<head><!-- plain:(?P<name>\w+) -->\n).*?(?P<foot><!-- /plain -->)", re.DOTALL)
 

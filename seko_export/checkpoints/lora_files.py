@@ -70,6 +70,12 @@ _ROLES: tuple[tuple[str, Role], ...] = (
     (r"\.reshape_weight", Role.RESHAPE),
 )
 _COMPILED = tuple((re.compile(rf"(.+?){suffix}", re.ASCII), role) for suffix, role in _ROLES)
+_CHANGED_BASE = (
+    "pissa",
+    "olora",
+    "corda",
+    "lora_ga",
+)  # ways in which PEFT begins a LoRA by taking it out of the base weights
 _MIDDLE = "lora_mid"
 _OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", _MIDDLE: "a LoCon with a middle matrix"}
 
@@ -224,6 +230,12 @@ def _scaling(config_json: Mapping[str, Any] | None, metadata: Mapping[str, str])
 
 
 def _peft_scaling(origin: str, config_json: Mapping[str, Any]) -> Scaling:
+    start = config_json.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
+        raise NotACheckpointError(
+            f"{shown(repr(start))} (init_lora_weights) in its {origin} says that training changed the base weights, "
+            "too; let its author save it with path_initial_model_for_weight_conversion"
+        )
     alpha, rank = config_json.get("lora_alpha"), config_json.get("r")
     patterns: dict[str, dict[str, float]] = {}
     for name in ("alpha_pattern", "rank_pattern"):

@@ -37,11 +37,11 @@ def part_of(keys: Iterable[str]) -> str | None:
     return _named(keys, _PARTS)
 
 
-def looks_like(keys: Iterable[str]) -> str:
+def looks_like(keys: Iterable[str], *, but: str = "") -> str:
     """Return a clause, beginning with a semicolon, that names the part of a model to which keys belong, the transformer
-    included; empty for unknown keys."""
+    included; empty for unknown keys, and for a part that the option ``but`` takes."""
     sentence = _named(keys, (*_PARTS, _TRANSFORMER))
-    return "" if sentence is None else f"; {sentence}"
+    return "" if sentence is None or (but and f"with {but} " in f"{sentence} ") else f"; {sentence}"
 
 
 def _named(keys: Iterable[str], parts: Iterable[tuple[tuple[str, ...], str]]) -> str | None:

@@ -59,7 +59,7 @@ def vae_config_of(path: Path) -> VaeConfig:
             return config
     keys = [source.key for source in open_files(path, vae.layout).sources]
     raise NotACheckpointError(
-        f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}{looks_like(keys)}"
+        f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}{looks_like(keys, but='--vae')}"
     )
 
 

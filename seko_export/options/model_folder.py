@@ -234,7 +234,7 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
 
 def _places(folder: Path) -> Iterator[Path]:
     """Yield the files and subfolders that may hold weights, without shards and companions of a transformer."""
-    beside = _companions()
+    beside = companion_names()
     for path in sorted(folder.iterdir()):
         if path.is_dir() or (
             path.suffix in WEIGHT_SUFFIXES and _SHARD not in path.name and path.name not in beside
@@ -242,7 +242,7 @@ def _places(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _companions() -> list[str]:
+def companion_names() -> list[str]:
     """Return the file names of further weights of a transformer, of any family."""
     return [
         name
@@ -253,7 +253,7 @@ def _companions() -> list[str]:
 
 
 def _adapter_in(folder: Path) -> Path | None:
-    return next((folder / name for name in _companions() if (folder / name).is_file()), None)
+    return next((folder / name for name in companion_names() if (folder / name).is_file()), None)
 
 
 def _known(places: list[Path], taken: set[Path], read: Callable[[Path], object]) -> list[Path]:

@@ -12,12 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from seko_export.checkpoints.lora_files import PEFT_CONFIG
 from seko_export.config.video import VideoBuild
 from seko_export.errors import ExportError, MachineError, UsageError
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
 from seko_export.options.checks import check_files, is_speech
 from seko_export.options.declaration import BuildOptions
+from seko_export.options.model_folder import companion_names
 from seko_export.options.resolve import resolve_build
 from seko_export.options.resolved import ResolvedBuild
 from seko_runtime.format.manifest import MANIFEST_FILE
@@ -135,6 +137,15 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
 
 
+def _read_with(file: Path) -> list[Path]:
+    """Return the files in a file's folder that are read together with it: shards of an index, PEFT's config of a LoRA,
+    further weights of a transformer."""
+    if file.suffix == ".json":
+        return sorted(file.parent.glob("*.safetensors"))
+    beside = (file.parent / name for name in (PEFT_CONFIG, *companion_names()))
+    return [path for path in beside if path.is_file() and path.name != file.name]
+
+
 class _Digests:
     """SHA-256 of files, kept in a file of the cache; a digest is used again while size and time of change of its file
     are the same."""
@@ -148,11 +159,15 @@ class _Digests:
         self._known: dict[str, list[Any]] = content if isinstance(content, dict) else {}
 
     def of(self, path: Path | None) -> list[str]:
-        """Return the digest of a file, or of each file in a folder, with the file's name there."""
+        """Return the digest of a file, and those of files beside it that are read together with it; of a folder, the
+        digest of each file, with the file's name there."""
         if path is None:
             return []
         if path.is_file():
-            return [self._digest(path)]
+            return [
+                self._digest(path),
+                *(f"{file.name} {self._digest(file)}" for file in _read_with(path)),
+            ]
         return [
             f"{file.relative_to(path).as_posix()} {self._digest(file)}" for file in sorted(self._files(path))
         ]

@@ -323,7 +323,8 @@ def test_numbers_that_overflow_in_the_merge(tmp_path: Path, load: Load, pairs: d
 @pytest.mark.parametrize(
     "change",
     [{"lora_alpha": "x"}, {"lora_alpha": -1}, {"lora_alpha": math.inf}, {"r": 5}, {"alpha_pattern": [1]},
-     {"alpha_pattern": {"(a*)*b": 1}}, {"alpha_pattern": {"(": 1}}, {"use_dora": True}],
+     {"alpha_pattern": {"(a*)*b": 1}}, {"alpha_pattern": {"(": 1}}, {"use_dora": True},
+     {"init_lora_weights": "pissa_niter_16"}, {"init_lora_weights": "OLoRA"}],
 )  # fmt: skip
 def test_configs_that_do_not_fit(
     change: dict[str, Any], tmp_path: Path, load: Load, pairs: dict[str, Pair]

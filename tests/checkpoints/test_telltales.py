@@ -97,6 +97,13 @@ def test_a_part_in_the_place_of_another(
         assert option in str(caught.value)
 
 
+def test_another_vae_is_not_sent_to_the_option_that_refused_it(tmp_path: Path) -> None:
+    save_file({"decoder.mid_block.resnets.0.norm1.weight": torch.ones(2)}, tmp_path / "other")
+    with pytest.raises(CheckpointError, match="holds no VAE that is known") as caught:
+        vae_config_of(tmp_path / "other")
+    assert "it is a VAE" not in str(caught.value)
+
+
 def test_a_clip_has_the_keys_of_a_text_encoder_and_one_hint(tmp_path: Path) -> None:
     keys = (
         "visual.transformer.0.norm1.weight",

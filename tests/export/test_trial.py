@@ -68,6 +68,31 @@ def test_it_is_built_again_only_if_something_changed(tmp_path: Path) -> None:
     assert len({folder for folder, _ in others} | {first}) == len(others) + 1
 
 
+def test_files_that_are_read_with_a_named_one_count(tmp_path: Path) -> None:
+    """Shards of an index, which `--variant` names, and PEFT's config beside the file of a LoRA."""
+    folder = tmp_path / "sharded"
+    write_random_checkpoint(folder, TINY, format="wan-sharded", seed=0)
+    index, shard = next(folder.glob("*.index.json")), min(folder.glob("*.safetensors"))
+    write_lora(tmp_path / "style", random_pairs(TINY, rank=2, seed=0), "peft", 1.0)
+    lora, config = (
+        tmp_path / "style" / name for name in ("adapter_model.safetensors", "adapter_config.json")
+    )
+
+    def made() -> tuple[Path, bool]:
+        return try_artifact(BuildOptions(index, lora=(str(lora),), target="cpu"), build)
+
+    folders = [made()[0]]
+    assert made() == (folders[0], False)
+    state = {name: tensor.clone() for name, tensor in load_file(shard).items()}
+    next(iter(state.values())).add_(1)
+    shard.unlink()
+    save_file(state, shard)
+    folders.append(made()[0])
+    config.write_text(config.read_text().replace("1.0", "2.0"))
+    folders.append(made()[0])
+    assert len({*folders}) == 3
+
+
 def test_a_failed_build_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
 

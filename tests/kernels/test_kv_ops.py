@@ -155,6 +155,22 @@ def test_the_mean_is_taken_off_first(form: NumberFormat) -> None:
 
 
 @EACH
+def test_each_head_is_written_and_read_by_its_own_scale(form: NumberFormat) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, shape_of(form, 64)) * torch.tensor([1.0, 2.0**7, 2.0**-9])[:, None]
+    g = global_scale(x.abs().amax((0, 2)), form.top)
+    assert len(g.unique()) == 3
+    codes, scales = encode(form, x, g)
+    read = decode(form, codes, scales, g, torch.float32)
+    for head in range(3):
+        alone = slice(head, head + 1)
+        own_codes, own_scales = encode(form, x[:, alone], g[alone])
+        assert torch.equal(codes[:, alone], own_codes)
+        assert own_scales is None or (scales is not None and torch.equal(scales[:, alone], own_scales))
+        assert torch.equal(read[:, alone], decode(form, own_codes, own_scales, g[alone], torch.float32))
+
+
+@EACH
 def test_a_window_with_the_sink_apart_has_room_for_it(form: NumberFormat) -> None:
     x, g = torch.randn(6, 2, shape_of(form, 32)), torch.full((2,), 2.0**-5)
     codes, scales = written(form, x, torch.arange(6), 6, g)

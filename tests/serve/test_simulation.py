@@ -49,6 +49,16 @@ def test_all_parts_of_the_first_chunks_time_are_counted() -> None:
     assert simulate(AT_ONCE, times).ttfc_ms_p50 == pytest.approx(1e3 * (0.25 + 0.5 + 0.125 + 0.0625))
 
 
+def test_acknowledgements_take_their_time() -> None:
+    # Chunk 2 is requested at 1.25 s + 0.125 s, and its own acknowledgement comes at 3.25 s + 0.125 s.
+    figures = simulate(AT_ONCE, replace(QUICK, ack_s=(0.125,)))
+    assert (figures.cpr, figures.span_s) == (1.0, pytest.approx(3.375))
+    # Chunk 2 is due at 2.25 s. Its call takes 0.5 s, so it comes in time if it is requested by 1.75 s.
+    slower = replace(QUICK, call_s={1: (0.5,)})
+    assert simulate(AT_ONCE, replace(slower, ack_s=(0.4,))).cpr == 1.0
+    assert simulate(AT_ONCE, replace(slower, ack_s=(0.6,))).cpr == pytest.approx(1 / 3)
+
+
 def test_two_viewers_share_the_device_as_the_scheduler_says() -> None:
     # The second one is opened from 0.1 to 0.2 s. Then the first one's chunk is made (0.6), and the second one's chunk,
     # which is due at once, alone (1.0): a call of both would end at 1.2.

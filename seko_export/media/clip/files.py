@@ -62,6 +62,7 @@ def clip_config_of(path: Path) -> ClipConfig:
     """
     opened = open_files(path, CLIP_LAYOUT)
     shapes = _naming_of(opened).shapes_in(opened)
+    other = looks_like((source.key for source in opened.sources), but="--image-encoder")
     patches, positions, inner = (
         shapes.get(name, ())
         for name in ("patch_embedding.weight", "pos_embedding", "transformer.0.mlp.0.weight")
@@ -72,7 +73,7 @@ def clip_config_of(path: Path) -> ClipConfig:
     if len(patches) != 4 or len(inner) != 2 or len(blocks) < 2 or not side or side**2 + 1 != count:
         raise NotACheckpointError(
             f"{path} holds no CLIP image encoder: patches, positions in a square or two blocks are not there; "
-            f"expected {CLIP_LAYOUT.formats}{looks_like(source.key for source in opened.sources)}"
+            f"expected {CLIP_LAYOUT.formats}{other}"
         )
     return ClipConfig(
         dim=patches[0], layers=len(blocks) - 1, ffn_dim=inner[0], patch=patches[2], side=side * patches[2]

@@ -58,7 +58,7 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     ):
         raise NotACheckpointError(
             f"{path} holds no UMT5 encoder: an embedding, or the projections of its first layer, are not there; "
-            f"expected {TEXT_LAYOUT.formats}{looks_like(shapes)}"
+            f"expected {TEXT_LAYOUT.formats}{looks_like(shapes, but='--text-encoder')}"
         )
     layers = [_text_layer(key, transformers=theirs) for key in shapes]
     heads = tensor_shapes["bias"][1]

@@ -280,7 +280,7 @@ class Box:
         for session in chosen:
             if session in self._asked:  # else it has left
                 del self._asked[session]
-                session.made(self._draw(self._times.encode_s))
+                session.made(self._draw(self._times.encode_s), self._draw(self._times.ack_s))
                 self._take(session)
 
     # -- snapshots and the directory ---------------------------------------------------------------------------

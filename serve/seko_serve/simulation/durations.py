@@ -42,6 +42,8 @@ class BoxTimes:
         Duration from the end of a call to a chunk's last encoded frame.
     connect_s : Seconds
         Time of network and client when a session is opened.
+    ack_s : Seconds
+        Time by which an acknowledgement comes later than the chunk was shown: a message to the client and one back.
     capture_s : Seconds
         Time for which a snapshot occupies the device.
     write_s, read_s : Seconds
@@ -64,6 +66,7 @@ class BoxTimes:
     open_s: Seconds = field(default=NONE)
     encode_s: Seconds = field(default=NONE)
     connect_s: Seconds = field(default=NONE)
+    ack_s: Seconds = field(default=NONE)
     capture_s: Seconds = field(default=NONE)
     write_s: Seconds = field(default=NONE)
     read_s: Seconds = field(default=NONE)
@@ -93,7 +96,7 @@ class BoxTimes:
         return self.chunk_frames / self.fps
 
 
-_DURATIONS = ("open_s", "encode_s", "connect_s", "capture_s", "write_s", "read_s", "start_s")
+_DURATIONS = ("open_s", "encode_s", "connect_s", "ack_s", "capture_s", "write_s", "read_s", "start_s")
 _NUMBERS = {"rows": int, "fps": float, "chunk_frames": int, "first_frames": int}
 
 

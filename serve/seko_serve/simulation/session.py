@@ -136,8 +136,10 @@ class Session:
             self._waits_since = self._env.now
         return self._pace.due(self._waits_since, self._encoding)
 
-    def made(self, encode_s: float) -> None:
-        """Take a chunk that the device has made; it arrives when it is encoded."""
+    def made(self, encode_s: float, ack_s: float) -> None:
+        """Take a chunk that the device has made; it arrives when it is encoded, and is acknowledged ``ack_s`` after it
+        was shown.
+        """
         self.asked, self._waits_since = False, None
         if self.over.triggered:
             return
@@ -146,11 +148,11 @@ class Session:
         if encode_s:
             encoded = self._env.timeout(encode_s)
             assert encoded.callbacks is not None  # it has not happened
-            encoded.callbacks.append(partial(self._arrived, self._socket))
+            encoded.callbacks.append(partial(self._arrived, self._socket, ack_s))
         else:
-            self._arrived(self._socket)
+            self._arrived(self._socket, ack_s)
 
-    def _arrived(self, socket: int, _: Event | None = None) -> None:
+    def _arrived(self, socket: int, ack_s: float, _: Event | None = None) -> None:
         """Count a chunk that was encoded, and give it to the viewer."""
         if socket != self._socket:
             return
@@ -166,16 +168,16 @@ class Session:
         view.came_at.append(came)
         view.frames.append(frames)
         if self._end is not None:
-            self._play(number, frames, came)
+            self._play(number, frames, came, ack_s)
         else:
             self._collected.append((number, frames))
             if len(self._collected) == self._buffer:
                 self._end = came
                 for chunk, count in self._collected:
-                    self._play(chunk, count, came)
+                    self._play(chunk, count, came, ack_s)
         self._ready(self)
 
-    def _play(self, chunk: int, frames: int, came: float) -> None:
+    def _play(self, chunk: int, frames: int, came: float, ack_s: float) -> None:
         """Show a chunk after those that wait to be shown, and acknowledge it afterwards."""
         assert self._end is not None  # the viewer plays
         view = self.views[-1]
@@ -183,7 +185,7 @@ class Session:
             view.underruns += 1
             view.stall_s += came - self._end
         self._end = max(self._end, came) + frames / self._times.fps
-        shown = self._env.timeout(self._end - self._env.now)
+        shown = self._env.timeout(self._end - self._env.now + ack_s)
         assert shown.callbacks is not None  # it has not happened
         shown.callbacks.append(partial(self._shown, chunk, self._socket))
 
