@@ -18,6 +18,7 @@ from seko_kernels import conv_reference
 from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
+from seko_kernels.hopper_conv import REGISTERS, WARPS, causal_conv_outline
 from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
 from seko_kernels.parts import use_torchs_memory
 from seko_kernels.triton.causal_conv import causal_conv_kernel
@@ -110,9 +111,9 @@ def causal_conv(
     if missing:
         x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
         earlier = None if earlier is None else F.pad(earlier, (0, missing))
-    sizes = [tiles.rows, tiles.columns, tiles.filters, tiles.more_filters, tiles.channels]
-    loops = [tiles.stages, tiles.warps, tiles.resident]
-    out: Tensor = _causal_conv_cuda(x, earlier, weight, scale, bias, residual, sizes + loops)
+    if tiles.margin and tuple(weight.shape[1:3]) != (3, 3):
+        raise KernelsError(f"tiles with a margin are for 3 x 3 taps, got {tuple(weight.shape[1:3])}")
+    out: Tensor = _causal_conv_cuda(x, earlier, weight, scale, bias, residual, tiles.numbers)
     return out
 
 
@@ -128,12 +129,17 @@ def _causal_conv_cuda(
 ) -> Tensor:
     use_torchs_memory()
     out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
-    sizes = ConvTiles(*tiles)
+    sizes = ConvTiles.of_numbers(tiles)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count * sizes.resident
-    launch_causal_conv(
-        wrap_triton(causal_conv_kernel), x, earlier, weight, scale, bias, residual, out, sizes, programs
-    )
+    # By their names: torch reads an op's kernels off the source of its function.
+    kernel = wrap_triton(causal_conv_outline) if sizes.margin else wrap_triton(causal_conv_kernel)
+    launch_causal_conv(kernel, x, earlier, weight, scale, bias, residual, out, sizes, programs)
     return out
+
+
+def conv_kernel_of(tiles: ConvTiles) -> Any:
+    """Return the kernel that tile sizes belong to."""
+    return causal_conv_outline if tiles.margin else causal_conv_kernel
 
 
 def launch_causal_conv(
@@ -148,12 +154,18 @@ def launch_causal_conv(
     tiles: ConvTiles,
     programs: int,
 ) -> None:
-    """Launch `causal_conv_kernel` with at most `programs` programs; `kernel` is that kernel, or its wrapper for a torch
-    op."""
+    """Launch `conv_kernel_of` the given tile sizes with at most `programs` programs; `kernel` is that kernel, or its
+    wrapper for a torch op."""
     batch, frames, height, width, channels = x.shape
     taps_t, taps_h, taps_w, filters, _ = weight.shape
     places = triton.cdiv(height, tiles.rows) * triton.cdiv(width, tiles.columns)
     work = batch * frames * places * triton.cdiv(filters, tiles.filters + tiles.more_filters)
+    own: dict[str, Any]
+    if tiles.margin:
+        own = {"REGISTERS": REGISTERS, "num_warps": WARPS}
+    else:
+        own = {"TAPS_H": taps_h, "TAPS_W": taps_w, "BH": tiles.rows, "num_warps": tiles.warps}
+        own["FILTERS_FIRST"] = tiles.filters_first
     kernel[(min(programs, work),)](
         x,
         x if earlier is None else earlier,  # a tensor must stand there; the switches say that it is not read
@@ -169,16 +181,13 @@ def launch_causal_conv(
         CHANNELS=channels,
         FILTERS=filters,
         TAPS_T=taps_t,
-        TAPS_H=taps_h,
-        TAPS_W=taps_w,
         CACHED=earlier is not None,
         SCALED=scale is not None,
         ADD=residual is not None,
-        BH=tiles.rows,
         BW=tiles.columns,
         BN=tiles.filters,
         BN_MORE=tiles.more_filters,
         BK=tiles.channels,
         STAGES=tiles.stages,
-        num_warps=tiles.warps,
+        **own,
     )

@@ -1,6 +1,6 @@
 """Tile sizes of the causal convolution, and the table of sizes for which it is faster than torch's convolution.
 
-`tuned_conv.json` is that table. Measurements write it, never a hand. It is empty, as nothing has been measured yet.
+`tuned_conv.json` is that table. Measurements write it, never a hand.
 A row stands for a convolution for which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time
 than torch's convolution. If the table has no row for a convolution, a build uses torch's convolution. Builds read the
 table of convolutions; opening an artifact does not.
@@ -9,17 +9,19 @@ table of convolutions; opening an artifact does not.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from seko_kernels.errors import TilesError
+from seko_kernels.outlines import gluon_fault
 from seko_kernels.tuned import admitted_rows, shape_class, table_faults
 
 TABLE = Path(__file__).with_name("tuned_conv.json")
 # Shared memory of a Hopper multiprocessor that a program can use, in bytes.
 SHARED_BYTES = 227 * 1024
+MARGIN_TILE = 6, 64  # rows and columns of a tile with a margin
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ConvTiles:
     Parameters
     ----------
     rows, columns : int
-        Sides of a tile in pixels, powers of two; their product is at least 64.
+        Sides of a tile in pixels, powers of two; their product is at least 64. With `margin`: 6 x 64.
     filters, more_filters : int
         Numbers of filters in the two parts of a tile, powers of two of at least 16; 0: there is no second part.
     channels : int
@@ -37,9 +39,15 @@ class ConvTiles:
     stages : int
         Number of steps that are loaded ahead.
     warps : int
-        Number of warps of a program, 4 or 8.
+        Number of warps of a program, 4 or 8; with `margin`, those of the warpgroup that loads, 4.
     resident : int
         Number of programs that run on a multiprocessor at a time.
+    margin : bool
+        Whether the kernel is `gluon.causal_conv`, for three taps in height and width: a tile with a row of pixels above
+        and below it stays in shared memory for the three vertical taps.
+    filters_first : bool
+        Whether filters are the rows of the matrix product, not with `margin`. Each part of filters then has at least
+        64.
 
     Raises
     ------
@@ -55,21 +63,43 @@ class ConvTiles:
     stages: int
     warps: int
     resident: int = 1
+    margin: bool = False
+    filters_first: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("columns", 1), ("filters", 16), ("channels", 16), ("warps", 4)):
+        if self.margin and self.filters_first:
+            raise TilesError("a tile with a margin has no filters first")
+        fewest = 64 if self.filters_first else 16  # rows of a matrix instruction, or its columns
+        sides = () if self.margin else (("rows", 1), ("columns", 1))
+        for name, least in (*sides, ("filters", fewest), ("channels", 16), ("warps", 4)):
             _expect_power(name, getattr(self, name), least)
+        if self.margin and (self.rows, self.columns) != MARGIN_TILE:
+            raise TilesError(f"a tile with a margin has 6 x 64 pixels, got {self.rows} x {self.columns}")
         if self.more_filters:
-            _expect_power("more_filters", self.more_filters, 16)
+            _expect_power("more_filters", self.more_filters, fewest)
         if self.rows * self.columns < 64:
             raise TilesError(f"a tile must have 64 pixels, got {self.rows} x {self.columns}")
         if self.stages < 1 or self.resident < 1:
             raise TilesError(f"stages {self.stages} and resident {self.resident} must be at least 1")
 
     @property
+    def numbers(self) -> list[int]:
+        """The sizes as a torch op takes them; `of_numbers` reads them."""
+        return [int(size) for size in astuple(self)]
+
+    @classmethod
+    def of_numbers(cls, numbers: list[int]) -> ConvTiles:
+        """Return the tile sizes of which these are the `numbers`."""
+        sizes: dict[str, Any] = dict(zip((size.name for size in fields(cls)), numbers, strict=True))
+        return cls(**{**sizes, **{name: bool(sizes[name]) for name in ("margin", "filters_first")}})
+
+    @property
     def loaded_bytes(self) -> int:
         """Bytes of 16-bit numbers that all stages of a program take in shared memory."""
-        return 2 * self.channels * (self.rows * self.columns + self.filters + self.more_filters) * self.stages
+        pixels, filters = self.rows * self.columns, self.filters + self.more_filters
+        if self.margin:
+            pixels, filters = pixels + 2 * self.columns, 3 * filters
+        return 2 * self.channels * (pixels + filters) * self.stages
 
 
 class Convolution(NamedTuple):
@@ -107,8 +137,9 @@ def has_fp8_convolutions(arch: str) -> bool:
 
 def measured_tiles(arch: str, convolution: Convolution) -> ConvTiles | None:
     """Return the tile sizes that were admitted and faster than torch's convolution on an architecture (``"sm_90"``),
-    or None."""
-    return faster_table().get((arch, convolution))
+    or None; also None if the kernel needs Gluon, and this triton has no Gluon as of 3.6."""
+    tiles = faster_table().get((arch, convolution))
+    return None if tiles is not None and tiles.margin and gluon_fault() is not None else tiles
 
 
 @cache

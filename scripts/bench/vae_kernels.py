@@ -50,9 +50,8 @@ from vae_layers import (
 
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
 from seko_kernels.admission_conv import admit_conv
-from seko_kernels.causal_conv import launch_causal_conv
+from seko_kernels.causal_conv import conv_kernel_of, launch_causal_conv
 from seko_kernels.parts import use_torchs_memory
-from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import Convolution, ConvTiles, write_table
 
 CLOSE = 0.01  # largest relative difference from torch's result: both round sums to bfloat16 once, or a tap at a time
@@ -175,7 +174,7 @@ def run_kernel(case: Case, tiles: ConvTiles, inputs: Inputs) -> Tensor:
     use_torchs_memory()  # of the kernel's tensor descriptors, as the op does
     launch_causal_conv(
         *(
-            causal_conv_kernel,
+            conv_kernel_of(tiles),
             inputs.x,
             inputs.earlier,
             inputs.weight,

@@ -73,9 +73,9 @@ def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
     for number in range(12):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
         wanted = plain.run_chunk(first, [1, 2])
-        made = ours.run_chunk(first, [1, 2], feed=[one.latents for one in wanted])
-        for one, other in zip(wanted[:-1], made[:-1], strict=True):
-            error = relative_error(other.velocity, one.velocity)
+        results = ours.run_chunk(first, [1, 2], feed=[step.latents for step in wanted])
+        for step, other in zip(wanted[:-1], results[:-1], strict=True):
+            error = relative_error(other.velocity, step.velocity)
             worst(f"fused layers, fp8 attention{' and matmuls' * fp8}, against plain ones, a pass", error)
             assert error <= bound
             if number == 0 and not fp8:  # nothing but the chunk, which sees itself as it is (docs/adr/0004)
@@ -102,9 +102,9 @@ def test_with_16_bit_attention_nothing_is_rounded_otherwise(
     for number in range(6):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
         wanted = plain.run_chunk(first, [1, 2])
-        made = ours.run_chunk(first, [1, 2], feed=[one.latents for one in wanted])
-        for one, other in zip(wanted[:-1], made[:-1], strict=True):
-            error = relative_error(other.velocity, one.velocity)
+        results = ours.run_chunk(first, [1, 2], feed=[step.latents for step in wanted])
+        for step, other in zip(wanted[:-1], results[:-1], strict=True):
+            error = relative_error(other.velocity, step.velocity)
             worst(f"fused layers with {attention} attention against plain ones, {scheme}, a pass", error)
             assert error <= STEP[torch.float32] if scheme == "fp32" or not number else FP8_PASS / 20
         for name, cache in ours.caches().items():
@@ -122,8 +122,8 @@ def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
     wanted = plain.run_chunk([0], [1])
     for excepted in ((), (0,), (0, 2, 3)):
         ours = EagerStream(fused(config, fp8=True).changed(fp8_except=excepted), weights, text)
-        made = ours.run_chunk([0], [1], feed=[one.latents for one in wanted])
-        errors[excepted] = relative_error(made[0].velocity, wanted[0].velocity)
+        results = ours.run_chunk([0], [1], feed=[step.latents for step in wanted])
+        errors[excepted] = relative_error(results[0].velocity, wanted[0].velocity)
         for layer in range(4):
             assert (f"blocks.{layer}.ffn.0.weight" in ours.weights) == (layer in excepted)
             assert (f"blocks.{layer}.ffn.0.weight_fp8" in ours.weights) == (layer not in excepted)
@@ -193,8 +193,8 @@ def test_a_fused_layer_that_is_wrong_is_seen(name: str) -> None:
     errors = []
     for number in range(4):
         wanted = plain.run_chunk([2 * number], [1])
-        made = ours.run_chunk([2 * number], [1], feed=[one.latents for one in wanted])
-        errors.append(relative_error(made[0].velocity, wanted[0].velocity))
+        results = ours.run_chunk([2 * number], [1], feed=[step.latents for step in wanted])
+        errors.append(relative_error(results[0].velocity, wanted[0].velocity))
     assert max(errors) > 2 * FP8_PASS
 
 
@@ -219,7 +219,7 @@ def test_the_context_pass_alone_writes_the_bytes_of_the_plain_layers() -> None:
     assert not {"denoise_full", "context_full"} & programs.keys()
     for number in range(4):
         wanted = plain.run_chunk([2 * number] * 2, [1, 2])
-        ours.run_chunk([2 * number] * 2, [1, 2], feed=[one.latents for one in wanted])
+        ours.run_chunk([2 * number] * 2, [1, 2], feed=[step.latents for step in wanted])
         for (
             name,
             cache,
@@ -235,9 +235,9 @@ def test_what_lies_behind_the_fill_is_never_seen() -> None:
     for cache in stale.caches().values():
         cache.fill_(0x7F)
     for number in range(4):
-        one, other = (s.run_chunk([2 * number], [1]) for s in (clean, stale))
-        assert one[0].velocity.isfinite().all()
-        assert same_bytes(one[0].velocity, other[0].velocity), number
+        own, other = (s.run_chunk([2 * number], [1]) for s in (clean, stale))
+        assert own[0].velocity.isfinite().all()
+        assert same_bytes(own[0].velocity, other[0].velocity), number
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
@@ -252,30 +252,30 @@ def test_any_two_rows_of_a_pool_give_the_bytes_of_a_batch_of_two(scheme: str) ->
     with eager_pool(config, weights) as pool:
         a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
         for chunk in batch_latents(batch, weights, {7: c, 4: a}, 6):
-            found = pool.run([c, a])
-            assert np.array_equal(found[0].to_host()[0], chunk[0])
-            assert np.array_equal(found[1].to_host()[0], chunk[1])
+            results = pool.run([c, a])
+            assert np.array_equal(results[0].to_host()[0], chunk[0])
+            assert np.array_equal(results[1].to_host()[0], chunk[1])
             b.run_chunk()
 
 
 def seeded(config: VideoBuild) -> dict[str, Tensor]:
     """Seeded weights of a pool's pieces, and the constants of cache and scratch."""
     generator = torch.Generator().manual_seed(5)
-    made: dict[str, Tensor] = {}
+    constants: dict[str, Tensor] = {}
     for piece in make_pieces(config.as_batch).values():
         for argument, layer in product(piece.parameters, piece.served or (0,)):
             noise = torch.randn(argument.shape, generator=generator)
             scaled = 1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise
             name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
-            made[name] = scaled.to(argument.dtype)
-    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
+            constants[name] = scaled.to(argument.dtype)
+    constants |= config.workload.schedule.tables(config.as_batch.workload.stream)
     if config.lossless:
-        return made
+        return constants
     exact = config.as_batch.as_exact
     statistics = KvStatistics(exact, config.kv)
-    golden.run_eager(exact, made, golden.golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
-    made |= statistics.calibrate()
-    return made | layer_constants(config, made)
+    golden.run_eager(exact, constants, golden.golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
+    constants |= statistics.calibrate()
+    return constants | layer_constants(config, constants)
 
 
 @pytest.mark.parametrize(("batch", "fp8"), first_is_fast([(1, False), (2, True), (2, False)], 2))
@@ -291,11 +291,11 @@ def test_a_fused_piece_traces_and_equals_itself(name: str, scheme: str, batch: i
     for wanted, got in pairs:
         assert wanted.isfinite().all()
         assert same_bytes(wanted, got)
-    for argument, one, other, before in zip(
+    for argument, result, other, before in zip(
         piece.signature, eager, traced, inputs_of(piece, config), strict=True
     ):
-        assert same_bytes(one, other), argument.name
-        assert same_bytes(one, before) == (argument.name not in piece.mutates), argument.name
+        assert same_bytes(result, other), argument.name
+        assert same_bytes(result, before) == (argument.name not in piece.mutates), argument.name
 
 
 def inputs_of(piece: object, config: VideoBuild) -> Iterator[Tensor]:

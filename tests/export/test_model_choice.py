@@ -52,8 +52,8 @@ models = st.builds(
 ).filter(lambda model: not has_condition(model.in_channels, model.out_channels))  # another family's
 
 
-def put_config(folder: Path, **told: Any) -> None:
-    (folder / "config.json").write_text(json.dumps(told))
+def put_config(folder: Path, **fields: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(fields))
 
 
 @pytest.fixture
@@ -71,24 +71,24 @@ def test_what_was_written_is_recognised(
     """Shapes give every dimension that leaves one; config.json the others; the rest is marked as assumed."""
     path = tmp_path_factory.mktemp("any") / "checkpoint"
     write_random_checkpoint(path, model, format=format, seed=0)
-    told = recognise_checkpoint(path).recognised
-    assert told.format == format.removesuffix("-sharded")
-    read = {name: fact.value for name, fact in told.model.items() if fact.is_read}
+    recognised = recognise_checkpoint(path).recognised
+    assert recognised.format == format.removesuffix("-sharded")
+    read = {name: fact.value for name, fact in recognised.model.items() if fact.is_read}
     assert read == {name: getattr(model, name) for name in read}
     unread = {"heads", "text_tokens", "norm_eps"}
     unread -= {"wan-sharded": unread, "diffusers": {"heads", "norm_eps"}}.get(format, set())
-    assert {name for name, fact in told.model.items() if fact.source is Source.ASSUMED} | {
-        *told.lacking
+    assert {name for name, fact in recognised.model.items() if fact.source is Source.ASSUMED} | {
+        *recognised.lacking
     } == unread
     if format == "wan-sharded":
-        assert told.model_named("any") == model
+        assert recognised.model_named("any") == model
     if format == "diffusers":
-        assert told.model_named("any") == replace(model, text_tokens=512)
+        assert recognised.model_named("any") == replace(model, text_tokens=512)
     if format in ("self-forcing", "wan") and model.dim % 128 == 0:
         usual = replace(model, heads=model.dim // 128, text_tokens=512, norm_eps=1e-6)
-        assert told.model_named("any") == usual
-    if not told.lacking:  # and what was recognised is what is loaded
-        load_checkpoint(path, told.model_named("any"))
+        assert recognised.model_named("any") == usual
+    if not recognised.lacking:  # and what was recognised is what is loaded
+        load_checkpoint(path, recognised.model_named("any"))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -125,25 +125,25 @@ def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_of_presets_with_the_same_sizes_the_file_s_name_tells(alike: Path) -> None:
-    made = resolved(checkpoint=alike)
-    assert (made.config.model.name, made.config.workload.stream) == ("first", TINY.stream)
-    assert made.first_entry is None
-    assert any("windowed, unbuilt have the same sizes: --preset names one" in note for note in made.notes)
+    build = resolved(checkpoint=alike)
+    assert (build.config.model.name, build.config.workload.stream) == ("first", TINY.stream)
+    assert build.first_entry is None
+    assert any("windowed, unbuilt have the same sizes: --preset names one" in note for note in build.notes)
     named = alike.rename(alike.parent / "models" / "windowed.pt")
-    made = resolved(checkpoint=named)
-    assert made.config.model.name == "windowed"
-    assert made.config.workload.schedule.timesteps == (900.0, 500.0)
-    assert made.config.workload.stream.sink_frames == 3
-    assert made.first_entry == "generator"
-    assert any("those of windowed, since the file is named so" in note for note in made.notes)
+    build = resolved(checkpoint=named)
+    assert build.config.model.name == "windowed"
+    assert build.config.workload.schedule.timesteps == (900.0, 500.0)
+    assert build.config.workload.stream.sink_frames == 3
+    assert build.first_entry == "generator"
+    assert any("those of windowed, since the file is named so" in note for note in build.notes)
     assert resolved("first", checkpoint=named).config.model.name == "first"
 
 
 def test_a_config_json_tells_which_of_them(alike: Path) -> None:
     put_config(alike.parent, num_heads=2, text_len=32, local_attn_size=12, sink_size=3)
-    made = resolved(checkpoint=alike)
-    assert made.config.model.name == "windowed"
-    assert not any("have the same sizes" in note for note in made.notes)
+    build = resolved(checkpoint=alike)
+    assert build.config.model.name == "windowed"
+    assert not any("have the same sizes" in note for note in build.notes)
 
 
 def test_a_preset_that_lacks_something_is_refused_by_name(alike: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_loop_that_no_build_makes_is_refused_by_name_and_on_the_page(name: str
     with pytest.raises(UsageError, match=re.escape(f"{name} is not built yet: it needs {missing}")):
         resolved(name, random_weights=0)
     page = (Path(__file__).parents[2] / "docs" / "real-models.md").read_text(encoding="utf-8")
-    told = page.split("### Loops that are refused")[1].split("\n## ")[0]
-    (entry,) = (part for part in told.split("\n- ") if part.startswith(f"**{title}**"))
+    section = page.split("### Loops that are refused")[1].split("\n## ")[0]
+    (entry,) = (part for part in section.split("\n- ") if part.startswith(f"**{title}**"))
     assert "It would take" in " ".join(entry.split())
 
 
@@ -207,27 +207,27 @@ def test_heads_that_nobody_told_are_said(tiny: Path) -> None:
     assert "heads 2" in note
     assert "preset tiny" in note
     assert "--heads N" in note
-    told = resolved(checkpoint=tiny, heads=4)
-    assert told.config.model == replace(TINY.model, name="wan-256x2", heads=4, text_tokens=512)
-    assert "heads" not in told.notes[0].split(";")[1]
+    build = resolved(checkpoint=tiny, heads=4)
+    assert build.config.model == replace(TINY.model, name="wan-256x2", heads=4, text_tokens=512)
+    assert "heads" not in build.notes[0].split(";")[1]
 
 
 def test_a_config_beside_the_file_is_read(tiny: Path) -> None:
     """Other heads: it is no preset's model any more, and nothing of a preset is taken."""
     put_config(tiny.parent, num_heads=4, text_len=77, eps=1e-5)
-    made = resolved(checkpoint=tiny)
+    build = resolved(checkpoint=tiny)
     wanted = replace(TINY.model, name="wan-256x2", heads=4, text_tokens=77, norm_eps=1e-5)
-    assert made.config.model == wanted
-    assert made.notes == ()
+    assert build.config.model == wanted
+    assert build.notes == ()
 
 
 @pytest.mark.parametrize("format", ["wan-sharded", "diffusers"])
 def test_any_size_is_taken_with_the_options_that_belong_to_the_stream(format: str, tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "odd", ODD, format=format, seed=0)
-    made = resolved(checkpoint=tmp_path / "odd", height=32, width=48, kv="fp4").config
-    assert made.model == replace(ODD, text_tokens=8 if format == "wan-sharded" else 512)
+    build = resolved(checkpoint=tmp_path / "odd", height=32, width=48, kv="fp4").config
+    assert build.model == replace(ODD, text_tokens=8 if format == "wan-sharded" else 512)
     usual = PRESETS["self-forcing-1.3b"].stream
-    assert made.workload.stream == replace(usual, height=32, width=48)
+    assert build.workload.stream == replace(usual, height=32, width=48)
 
 
 def test_a_model_that_attends_to_windows_of_tokens_is_refused(tiny: Path) -> None:
@@ -361,9 +361,9 @@ def test_a_config_that_is_no_json_object(tiny: Path, content: str) -> None:
 )
 def test_a_config_of_something_else_is_not_read_and_that_is_said(tiny: Path, told: Mapping[str, Any]) -> None:
     put_config(tiny.parent, **told)
-    made = resolved(checkpoint=tiny)
-    assert made.config == resolved("tiny", checkpoint=tiny).config
-    assert "config.json is of something else" in made.notes[-1]
+    build = resolved(checkpoint=tiny)
+    assert build.config == resolved("tiny", checkpoint=tiny).config
+    assert "config.json is of something else" in build.notes[-1]
 
 
 # -- families beside each other -------------------------------------------------------------------------------------
@@ -388,8 +388,8 @@ class CameraFamily(WanFamily):
         return replace(KEYS, shapes=_camera_shapes, dimensions=sizes, models={"camera": model})
 
     def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
-        found = recognise(where, opened, told, family=self.name, keys=self.keys)
-        return None if found is None else replace(found, kind=CameraModel)
+        recognised = recognise(where, opened, told, family=self.name, keys=self.keys)
+        return None if recognised is None else replace(recognised, kind=CameraModel)
 
 
 def _camera_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -412,10 +412,10 @@ def test_a_file_is_of_the_family_that_knows_all_keys_of_its_layers(
     with pytest.raises(CheckpointError, match="2 unknown"):
         load_checkpoint(tmp_path / "camera", TINY.model)
     monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, CAMERA.name))
-    told = recognise_checkpoint(tmp_path / "camera").recognised
-    assert (told.family, told.lacking, told.foreign) == (CAMERA.name, (), ())
-    assert told.model_named(model.name) == replace(model, text_tokens=512)
-    load_checkpoint(tmp_path / "camera", told.model_named("any"))
+    recognised = recognise_checkpoint(tmp_path / "camera").recognised
+    assert (recognised.family, recognised.lacking, recognised.foreign) == (CAMERA.name, (), ())
+    assert recognised.model_named(model.name) == replace(model, text_tokens=512)
+    load_checkpoint(tmp_path / "camera", recognised.model_named("any"))
     assert recognise_checkpoint(tmp_path / "plain").recognised.family == "wan"
 
 
@@ -442,10 +442,10 @@ def test_a_layer_of_a_huge_number_asks_for_no_more_layers_than_there_are(tmp_pat
     tensors = load_file(tmp_path / "tiny")
     tensors |= {f"blocks.{'9' * digits}.norm3.bias": zeros(256) for digits in (5, 6, 9, 5000)}
     save_file(tensors, tmp_path / "far")
-    told = recognise_checkpoint(tmp_path / "far").recognised
-    assert told.model["layers"].value == 4
+    recognised = recognise_checkpoint(tmp_path / "far").recognised
+    assert recognised.model["layers"].value == 4
     with pytest.raises(CheckpointError, match="unknown"):
-        load_checkpoint(tmp_path / "far", told.model_named("far"))
+        load_checkpoint(tmp_path / "far", recognised.model_named("far"))
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ def resident(config: VideoBuild) -> VideoBuild:
 
 def pool_of(stream: StreamConfig, buckets: tuple[int, ...]) -> VideoBuild:
     """Three sessions of a model of two layers: what the first one attends to shows in the second one's keys."""
-    one = VideoBuild(
+    build = VideoBuild(
         replace(POOL_MODEL, layers=2), VideoConfig(stream, Schedule.warped(2), "fp4"), TargetConfig("cpu")
     )
-    return fused(one).changed(pool=PoolConfig(3, buckets))
+    return fused(build).changed(pool=PoolConfig(3, buckets))
 
 
 @pytest.mark.parametrize("fp8", first_is_fast([True, False]))
@@ -70,10 +70,10 @@ def test_every_pass_is_the_one_of_a_window_made_anew(
             buffer.view(torch.uint8).fill_(0x7F)  # e4m3's NaN: what is not written is not read
     for number in range(8):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
-        wanted, made = anew.run_chunk(first, [1, 2]), ours.run_chunk(first, [1, 2])
-        for one, other in zip(wanted, made, strict=True):
-            assert same_bytes(other.latents, one.latents)
-            assert one.latents.isfinite().all()
+        wanted, results = anew.run_chunk(first, [1, 2]), ours.run_chunk(first, [1, 2])
+        for step, other in zip(wanted, results, strict=True):
+            assert same_bytes(other.latents, step.latents)
+            assert step.latents.isfinite().all()
     for name, cache in ours.caches().items():
         assert same_bytes(cache, anew.caches()[name]), name
     assert config.workload.stream.cache_frames < 16  # the ring went round
@@ -102,30 +102,34 @@ def test_a_pools_sessions_share_it_and_see_their_own_past(buckets: tuple[int, ..
         with eager_pool(build, weights) as pool:
             a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
             calls = [[a, b], [c], [b, c], [c, a], [a], [b, a], [a, c], [c, b]]
-            made = [latents.to_host() for rows in calls for latents in pool.run(rows)]
-            made += [latents.to_host() for latents in pool.run([b, c])]  # where c is rebuilt lies b's window
+            results = [latents.to_host() for rows in calls for latents in pool.run(rows)]
+            results += [
+                latents.to_host() for latents in pool.run([b, c])
+            ]  # where c is rebuilt lies b's window
             c.set_text(text_of(11), recache=True)
-            chunks.append(made + [latents.to_host() for rows in ([c, a], [c]) for latents in pool.run(rows)])
-    for one, other in zip(*chunks, strict=True):
-        assert np.isfinite(one).all()
-        assert np.array_equal(one, other)
+            chunks.append(
+                results + [latents.to_host() for rows in ([c, a], [c]) for latents in pool.run(rows)]
+            )
+    for chunk, other in zip(*chunks, strict=True):
+        assert np.isfinite(chunk).all()
+        assert np.array_equal(chunk, other)
 
 
 def test_reference_frames_see_each_other_through_it() -> None:
     """Two chunks of them, written where the window of another session lies."""
     stream = replace(POOL_STREAM, reference_frames=2 * POOL_STREAM.chunk_frames)
     config = pool_of(stream, (1, 2))
-    weights, made = seeded(config), []
-    given = np.random.default_rng(2).standard_normal((2, 1, 16, stream.reference_frames, 4, 4))
+    weights, runs = seeded(config), []
+    references = np.random.default_rng(2).standard_normal((2, 1, 16, stream.reference_frames, 4, 4))
     for build in (config, resident(config)):
         with eager_pool(build, weights) as pool:
-            a = pool.open_session(seed=4, text=text_of(4), reference=given[0].astype(np.float32))
-            made.append([pool.run([a])[0].to_host() for _ in range(4)])
-            b = pool.open_session(seed=9, text=text_of(9), reference=given[1].astype(np.float32))
-            made[-1] += [latents.to_host() for rows in ([b], [a, b]) for latents in pool.run(rows)]
-    for one, other in zip(*made, strict=True):
-        assert np.isfinite(one).all()
-        assert np.array_equal(one, other)
+            a = pool.open_session(seed=4, text=text_of(4), reference=references[0].astype(np.float32))
+            runs.append([pool.run([a])[0].to_host() for _ in range(4)])
+            b = pool.open_session(seed=9, text=text_of(9), reference=references[1].astype(np.float32))
+            runs[-1] += [latents.to_host() for rows in ([b], [a, b]) for latents in pool.run(rows)]
+    for chunk, other in zip(*runs, strict=True):
+        assert np.isfinite(chunk).all()
+        assert np.array_equal(chunk, other)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +164,8 @@ def test_the_plan_tells_its_memory_and_its_time() -> None:
     preset = PRESETS["self-forcing-1.3b"]
     past = preset.stream.cache_tokens - preset.stream.chunk_tokens
     heads, size = preset.model.heads, preset.model.head_dim
-    one = heads * (size * (past + v_columns(past)) + 4 * key_tiles(past))
-    assert report["session_bytes"]["window"] == preset.model.layers * one
+    layer_bytes = heads * (size * (past + v_columns(past)) + 4 * key_tiles(past))
+    assert report["session_bytes"]["window"] == preset.model.layers * layer_bytes
     assert without["session_bytes"]["window"] == 0
     saved = without["step"]["expand to fp8"]["seconds"] - report["step"]["expand to fp8"]["seconds"]
     runs = report["passes"] + 1
@@ -206,11 +210,15 @@ def test_a_build_on_a_full_gpu_records_with_caches_on_the_host_and_the_window_wh
     buffers = make_buffers(resident(config))
     placed = placed_buffers(resident(config), room=0)
     assert [buffer.name for buffer in placed] == [buffer.name for buffer in buffers]
-    streamed = {one.name for one in placed if one.device_layers}
-    assert streamed == {one.name for one in placed_buffers(config, room=0) if one.device_layers} != set()
+    streamed = {buffer.name for buffer in placed if buffer.device_layers}
+    assert (
+        streamed
+        == {buffer.name for buffer in placed_buffers(config, room=0) if buffer.device_layers}
+        != set()
+    )
     assert device_bytes(placed) < device_bytes(buffers)
-    assert [one for one in placed if one.name.startswith("window")] == [
-        one for one in buffers if one.name.startswith("window")
+    assert [buffer for buffer in placed if buffer.name.startswith("window")] == [
+        buffer for buffer in buffers if buffer.name.startswith("window")
     ]
 
 
@@ -238,11 +246,11 @@ def test_on_a_gpu_a_pools_call_is_one_launch_of_its_own_past(invoke, tmp_path: P
                 for rows in calls[:2]:
                     pool.run(rows)
                 with no_host_sync():
-                    made = [pool.run(rows) for rows in calls[2:]]
-                chunks.append([latents.to_host() for latents in made[-1]])
+                    results = [pool.run(rows) for rows in calls[2:]]
+                chunks.append([latents.to_host() for latents in results[-1]])
                 assert pool.stats.graph_launches == pool.stats.chunks == len(calls)
                 for session in pool.sessions:
                     session.close()
-    for one, other in zip(*chunks, strict=True):
-        difference = relative_error(torch.from_numpy(other), torch.from_numpy(one))
+    for chunk, other in zip(*chunks, strict=True):
+        difference = relative_error(torch.from_numpy(other), torch.from_numpy(chunk))
         assert difference <= golden_bounds.TOLERANCES[torch.bfloat16]["lossy"]

@@ -51,14 +51,14 @@ def tar_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> st
     kind = random.choice(("bytes", "blocks", "header", "manifest", "members"))
     for _ in range(random.choice((1, 1, 2))):
         if kind == "bytes":
-            content, told = damage_bytes(content, random)
+            content, note = damage_bytes(content, random)
         elif kind == "blocks":
-            content, told = damage_bytes(content, random, BLOCK_BYTES)
+            content, note = damage_bytes(content, random, BLOCK_BYTES)
         elif kind == "header":
-            content, told = _damage_tar_header(content, random)
+            content, note = _damage_tar_header(content, random)
         else:
-            content, told = _packed_anew(bases, random, manifest=kind == "manifest")
-        notes.append(told)
+            content, note = _packed_anew(bases, random, manifest=kind == "manifest")
+        notes.append(note)
     archive, goal = folder / "packed.tar", folder / "made"
     archive.write_bytes(content)
     trust = folder / "trust" if random.random() < 0.3 else None
@@ -101,13 +101,13 @@ def _packed_anew(bases: Bases, random: Random, *, manifest: bool) -> tuple[bytes
     """Pack by hand, from a damaged manifest or of other members."""
     base = bases.artifacts["whole"]
     document = Document(base.tree)
-    told = damage_json(document, random) if manifest else "members"
+    note = damage_json(document, random) if manifest else "members"
     members: list[tuple[str, bytes]] = [
         (name, (base.folder / name).read_bytes()) for name in sorted(base.entries)
     ]
     if not manifest:
         step = random.choice(("shuffle", "drop", "twice", "surplus", "rename", "empty", "many"))
-        told = f"members: {step}"
+        note = f"members: {step}"
         at = random.randrange(len(members))
         if step == "shuffle":
             random.shuffle(members)
@@ -126,7 +126,7 @@ def _packed_anew(bases: Bases, random: Random, *, manifest: bool) -> tuple[bytes
     parts = []
     for name, content in [(MANIFEST_FILE, document.encoded()), *members]:
         parts += [member_header(name, len(content)), content, padding(len(content))]
-    return b"".join((*parts, END)), told
+    return b"".join((*parts, END)), note
 
 
 def safetensors_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> str:  # noqa: ARG001
@@ -136,12 +136,12 @@ def safetensors_case(bases: Bases, random: Random, folder: Path, notes: list[str
     content = (whole.folder / file).read_bytes()
     kind = random.random()
     if kind < 0.6:
-        content, told = damage_header(content, random)
+        content, note = damage_header(content, random)
     elif kind < 0.65:
-        content, told = _many_tensors(random)
+        content, note = _many_tensors(random)
     else:
-        content, told = damage_bytes(content[: random.choice((64, len(content)))], random)
-    notes.append(f"{whole.name}, {file}: {told}")
+        content, note = damage_bytes(content[: random.choice((64, len(content)))], random)
+    notes.append(f"{whole.name}, {file}: {note}")
     for tensor in map_safetensors(memoryview(content), file).values():
         tensor.to_numpy()
     return "read"
@@ -166,16 +166,16 @@ def snapshot_case(bases: Bases, random: Random, folder: Path, notes: list[str]) 
     key = SNAPSHOT_KEY if random.random() < 0.2 else None
     whole = bases.keyed_snapshot if key is not None and random.random() < 0.8 else bases.snapshot
     if kind == "bytes":
-        content, told = damage_bytes(whole, random)
+        content, note = damage_bytes(whole, random)
     elif kind == "header":
-        content, told = damage_header(whole, random)
+        content, note = damage_header(whole, random)
     elif kind == "another":
-        content, told = random.choice(
+        content, note = random.choice(
             ((b"", "empty"), (bases.tar, "a tar"), (b"{}", "JSON"), (bytes(4096), "zeros"))
         )
     else:
-        content, told = _snapshot_anew(whole, random, facts=kind == "facts")
-    notes.append(f"{kind}: {told}")
+        content, note = _snapshot_anew(whole, random, facts=kind == "facts")
+    notes.append(f"{kind}: {note}")
     path.write_bytes(content)
     ending = restore(bases, path, key)
     if key is not None and snapshot_parts(content) != snapshot_parts(whole):
@@ -204,16 +204,16 @@ def _snapshot_anew(content: bytes, random: Random, *, facts: bool) -> tuple[byte
     parts = snapshot_parts(content)
     if facts:
         document = Document(json.loads(parts[FACTS]))
-        told = damage_json(document, random, least_depth=random.choice((1, 2, 3)))
+        note = damage_json(document, random, least_depth=random.choice((1, 2, 3)))
         parts[FACTS] = document.encoded()
     else:
         name = random.choice([part for part in parts if not part.startswith("seko.")])
-        told = f"{name} changes"
+        note = f"{name} changes"
         if random.random() < 0.3:
             del parts[name]
         else:
             parts[name] = damage_bytes(parts[name], random)[0]
-    return snapshot_of(parts), told
+    return snapshot_of(parts), note
 
 
 def snapshot_parts(content: bytes) -> dict[str, bytes]:
@@ -245,16 +245,16 @@ def trust_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> 
     """Damage a trust file or a signature, or both, and ask whether the artifact is to be opened."""
     trust, signature = bases.trust, bases.signature
     if random.random() < 0.5:
-        trust, told = _damage_trust(trust, random)
-        notes.append(f"trust: {told}")
+        trust, note = _damage_trust(trust, random)
+        notes.append(f"trust: {note}")
     if trust == bases.trust or random.random() < 0.3:
         if random.random() < 0.6:
             document = Document(json.loads(signature))
-            told = damage_json(document, random)
+            note = damage_json(document, random)
             signature = document.encoded()
         else:
-            signature, told = damage_bytes(signature, random)
-        notes.append(f"signature: {told}")
+            signature, note = damage_bytes(signature, random)
+        notes.append(f"signature: {note}")
     place = linked(bases.artifacts["whole"], folder / "whole")
     put(place / SIGNATURE_FILE, signature)
     (folder / "trust").write_bytes(trust)
@@ -295,20 +295,20 @@ def _damage_file(target: Path, random: Random, damage: Damage | None = None) -> 
     content = target.read_bytes()
     if target.suffix == ".json":
         document = Document(json.loads(content))
-        told = damage_json(document, random)
+        note = damage_json(document, random)
         content = document.encoded()
     elif damage is not None:
-        content, told = damage(content, random)
+        content, note = damage(content, random)
     elif content.startswith(b"PK"):
-        content, told = _damage_zip(content, random)
+        content, note = _damage_zip(content, random)
     elif content.startswith(b"GGUF"):
-        content, told = _damage_gguf(content, random)
+        content, note = _damage_gguf(content, random)
     elif random.random() < 0.7:
-        content, told = damage_header(content, random)
+        content, note = damage_header(content, random)
     else:
-        content, told = damage_bytes(content, random)
+        content, note = damage_bytes(content, random)
     put(target, content)
-    return told
+    return note
 
 
 def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> str:
@@ -321,8 +321,8 @@ def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]
         damage = _damage_format
     elif target.read_bytes()[8:9] == b"{" and random.random() < 0.2:
         damage = _damage_metadata
-    told = _damage_file(target, random, damage)
-    notes.append(f"{name}, {target.name}: {told}")
+    note = _damage_file(target, random, damage)
+    notes.append(f"{name}, {target.name}: {note}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for config_of in (text_config_of, vae_config_of, recognise_checkpoint):
@@ -340,8 +340,8 @@ def lora_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> s
     source, path = bases.loras[name], folder / "lora"
     target = _copied(source, path, random)
     of_itself = target.read_bytes()[8:9] == b"{" and random.random() < 0.4
-    told = _damage_file(target, random, _damage_metadata if of_itself else None)
-    notes.append(f"{name}, {target.name}: {told}")
+    note = _damage_file(target, random, _damage_metadata if of_itself else None)
+    notes.append(f"{name}, {target.name}: {note}")
     file = LoraFile.parse(random.choice((str(path), f"{path}:0.5", f"{path}:-1", f"{path}:nan")))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -370,8 +370,8 @@ def vae_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> st
 def _damage_gguf(content: bytes, random: Random) -> tuple[bytes, str]:
     """Damage a GGUF file: its first kilobytes, which are its header, or its bytes."""
     size = random.choice((64, 1024, 8192, len(content)))
-    head, told = damage_bytes(content[:size], random)
-    return head + content[size:], f"first {size}: {told}"
+    head, note = damage_bytes(content[:size], random)
+    return head + content[size:], f"first {size}: {note}"
 
 
 def _damage_format(content: bytes, random: Random) -> tuple[bytes, str]:
@@ -381,9 +381,9 @@ def _damage_format(content: bytes, random: Random) -> tuple[bytes, str]:
     key = random.choice([key for key in table if key.endswith(".comfy_quant")])
     begin, end = (8 + size + offset for offset in table[key]["data_offsets"])
     document = Document(json.loads(content[begin:end]))
-    told = damage_json(document, random)
+    note = damage_json(document, random)
     changed = document.encoded()[: end - begin].ljust(end - begin)
-    return content[:begin] + changed + content[end:], f"{key}: {told}"
+    return content[:begin] + changed + content[end:], f"{key}: {note}"
 
 
 def _damage_metadata(content: bytes, random: Random) -> tuple[bytes, str]:
@@ -395,7 +395,7 @@ def _damage_metadata(content: bytes, random: Random) -> tuple[bytes, str]:
     text = metadata.get(key, SAID_OF_ITSELF.get(key, ""))
     if text.startswith("{") and random.random() < 0.8:
         document = Document(json.loads(text))
-        told = damage_json(document, random)
+        note = damage_json(document, random)
         metadata[key] = document.encoded().decode("utf-8", "replace")
     else:
         metadata[key] = random.choice(
@@ -416,10 +416,10 @@ def _damage_metadata(content: bytes, random: Random) -> tuple[bytes, str]:
                 text * 2,
             )
         )
-        told = f"becomes {metadata[key][:20]!r}"
+        note = f"becomes {metadata[key][:20]!r}"
     header = json.dumps(table).encode()
     header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + content[8 + size :], f"{key}: {told}"
+    return len(header).to_bytes(8, "little") + header + content[8 + size :], f"{key}: {note}"
 
 
 def _damage_zip(content: bytes, random: Random) -> tuple[bytes, str]:
@@ -437,15 +437,15 @@ def _damage_zip(content: bytes, random: Random) -> tuple[bytes, str]:
         pickles = [name for name in names if name.endswith("data.pkl")]
         chosen = random.choice((*pickles, *pickles, random.choice(names)))
         step = random.choice(("damage", "damage", "damage", "drop", "twice", "rename"))
-        told = f"{chosen}: {step}"
+        note = f"{chosen}: {step}"
         for name in names:
             part = old.read(name)
             if name == chosen and step == "drop":
                 continue
             if name == chosen and step == "damage":
                 part, more = damage_bytes(part, random)
-                told += " " + more
+                note += " " + more
             new.writestr(name + "x" * (name == chosen and step == "rename"), part)
             if name == chosen and step == "twice":
                 new.writestr(name, part[: len(part) // 2])
-    return out.getvalue(), told
+    return out.getvalue(), note

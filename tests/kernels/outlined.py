@@ -8,8 +8,9 @@ from types import ModuleType
 
 from triton.compiler import ASTSource
 
-from seko_kernels import hopper_attention, hopper_attention_bf16
+from seko_kernels import hopper_attention, hopper_attention_bf16, hopper_conv
 from seko_kernels.outlines import Outline
+from seko_kernels.tuned_conv import MARGIN_TILE
 
 SOFTMAX_SCALE = 128**-0.5 * math.log2(math.e)
 
@@ -26,6 +27,8 @@ class Shown:
     descriptors: int
     opcodes: set[str]
     most_spilt: int  # instructions, all before and behind the loops over whole tiles
+    ones: tuple[str, ...]  # ints that may be 1, which torch's compiler makes constants of
+    written: tuple[str, ...]
 
     def source(self, **ones: int) -> ASTSource:
         """The outline as torch's compiler would have it compiled."""
@@ -65,6 +68,8 @@ EIGHT_BITS = Shown(
     descriptors=4,
     opcodes={"HGMMA", "IGMMA", "QGMMA"},
     most_spilt=40,
+    ones=("splits", "tiles"),
+    written=tuple(OUTPUTS),
 )
 SIXTEEN_BITS = Shown(
     hopper_attention_bf16,
@@ -80,4 +85,32 @@ SIXTEEN_BITS = Shown(
     descriptors=2,
     opcodes={"HGMMA"},
     most_spilt=10,
+    ones=("splits", "tiles"),
+    written=tuple(OUTPUTS),
+)
+_SIXTEEN_BIT_TENSORS = ("X", "EARLIER", "W", "SCALE", "BIAS", "RESIDUAL", "OUT")
+CONVOLUTION = Shown(
+    hopper_conv,
+    hopper_conv.causal_conv_outline,
+    dict.fromkeys(_SIXTEEN_BIT_TENSORS, "*bf16"),
+    {
+        "CHANNELS": 96,
+        "FILTERS": 96,
+        "TAPS_T": 3,
+        "CACHED": True,
+        "SCALED": False,
+        "ADD": True,
+        "BW": MARGIN_TILE[1],
+        "BN": 64,
+        "BN_MORE": 32,
+        "BK": 32,
+        "STAGES": 4,
+        "REGISTERS": hopper_conv.REGISTERS,
+    },
+    warps=16,
+    descriptors=4,
+    opcodes={"HGMMA"},
+    most_spilt=0,
+    ones=("batch",),
+    written=("OUT",),
 )

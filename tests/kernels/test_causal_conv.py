@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,12 +30,14 @@ from seko_kernels.tuned_conv import (
     size_class,
     write_table,
 )
+from tests.hopper import on_hopper
 from tests.kernels.captured import run_and_replay
 from tests.tiers import first_is_fast
 from tests.tolerances import FUSED, relative_error
 from tests.truth.naive_conv import naive_causal_conv, some_convolution
 
 TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4, resident=2)
+MARGIN = ConvTiles(6, 64, 64, 32, 32, stages=4, warps=4, margin=True)
 TAPS = [(3, 3, 3), (3, 1, 1), (1, 3, 3), (1, 1, 1)]
 SIDES = (2, 3, 4, 5, 6, 7)  # rows, frames, height, width, channels, filters
 
@@ -130,6 +132,10 @@ def test_refusals(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], mess
             (24, 48, ConvTiles(8, 16, 32, 16, 32, stages=4, warps=4, resident=3), "*bf16"),
             (96, 96, TILES, "*fp8e4nv"),
             (192, 192, ConvTiles(8, 16, 128, 64, 64, stages=4, warps=8), "*fp8e4nv"),
+            (96, 96, ConvTiles(16, 16, 128, 0, 32, stages=6, warps=8, filters_first=True), "*bf16"),
+            (192, 192, ConvTiles(16, 16, 128, 64, 64, stages=3, warps=8, filters_first=True), "*bf16"),
+            (384, 384, ConvTiles(8, 32, 128, 0, 64, stages=4, warps=8, filters_first=True), "*bf16"),
+            (192, 192, ConvTiles(16, 16, 128, 64, 64, stages=3, warps=8, filters_first=True), "*fp8e4nv"),
         ]
     ),
 )
@@ -140,15 +146,22 @@ def test_the_kernel_compiles_for_hopper_without_spills(
     kind: str,
     cross_compile: Callable[..., Any],
     sass_of: Callable[[Any], list[str]],
+    loops_of: Callable[[Any], list[list[str]]],
 ) -> None:
-    """Boxes come from tensor descriptors, and each loop's products are the matrix unit's."""
+    """Boxes come from tensor descriptors, and each loop's products are the matrix unit's. With filters first no loop
+    copies a factor to registers, or waits for a product before all are under way."""
     made = cross_compile(
         causal_conv_kernel, *signature(channels, filters, tiles, kind), 90, tiles.warps, ("height", "width")
     )
     assert made.metadata.shared * tiles.resident <= SHARED_BYTES
     opcodes = sass_of(made)
     assert {"QGMMA" if kind == "*fp8e4nv" else "HGMMA", "UTMALDG"} <= set(opcodes)
-    assert not {"LDL", "STL"} & set(opcodes)
+    loops = [loop for loop in loops_of(made) if {"HGMMA", "QGMMA"} & set(loop)]
+    assert len(loops) == 2
+    copies = {"LDSM"} if tiles.filters_first else set()
+    assert not any(({"LDL", "STL"} | copies) & set(loop) for loop in loops)
+    if tiles.filters_first:  # a fence in front of each part's products, and a wait behind all
+        assert [loop.count("WARPGROUP") for loop in loops] == [2 + bool(tiles.more_filters)] * 2
 
 
 @pytest.mark.slow
@@ -185,6 +198,7 @@ def signature(
         "BN_MORE": tiles.more_filters,
         "BK": tiles.channels,
         "STAGES": tiles.stages,
+        "FILTERS_FIRST": tiles.filters_first,
     }
     return types, constants
 
@@ -213,14 +227,33 @@ def row(**change: object) -> dict[str, Any]:
     return {**known, "tiles": sizes, "error": 0.01, "bound": 0.02, "ms": 1.0, "torch_ms": 1.2, **change}
 
 
+def test_an_op_takes_tile_sizes_as_numbers() -> None:
+    for tiles in (TILES, MARGIN):
+        assert ConvTiles.of_numbers(tiles.numbers) == tiles
+
+
+def test_tiles_with_a_margin_need_gluon_and_three_rows_of_taps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the Gluon of triton 3.6, torch's convolution is used."""
+    write_table(tmp_path / "table.json", [row(tiles=asdict(MARGIN))])
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(tmp_path / "table.json"))
+    place = Convolution(96, 96, (3, 3, 3), "many")
+    assert measured_tiles("sm_90", place) == MARGIN
+    monkeypatch.setattr(tuned_conv, "gluon_fault", lambda: ImportError("no Gluon"))
+    assert measured_tiles("sm_90", place) is None
+    on_hopper(monkeypatch)
+    with FakeTensorMode():
+        x, weight, bias = (
+            torch.empty(*shape, 96, dtype=torch.bfloat16, device="cuda")
+            for shape in ((1, 2, 8, 8), (3, 1, 1, 96), ())
+        )
+        with pytest.raises(KernelsError, match="3 x 3 taps"):
+            causal_conv.causal_conv(x, None, weight, bias, tiles=MARGIN)
+
+
 def test_the_table_that_ships_can_be_read() -> None:
     read_table(tuned_conv.TABLE)
-
-
-def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
 
 
 def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +292,8 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
         ({"tiles": {"rows": 8}}, "no table"),
         ({"tiles": {**row()["tiles"], "filters": 96}}, "power of two"),
         ({"tiles": {**row()["tiles"], "rows": 2}}, "64 pixels"),
+        ({"tiles": {**row()["tiles"], "filters_first": True}}, "more_filters must be .* at least 64"),
+        ({"tiles": {**row()["tiles"], "margin": True}}, "6 x 64 pixels"),
         ({"tiles": {**row()["tiles"], "stages": 0}}, "at least 1"),
     ],
 )
@@ -269,9 +304,10 @@ def test_tables_that_cannot_be(change: dict[str, object], message: str, tmp_path
         read_table(file)
 
 
-def test_the_op_on_a_gpu_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tiles", [TILES, MARGIN], ids=["box", "margin"])
+def test_the_op_on_a_gpu_is_one_launch(tiles: ConvTiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames whose pixels take no multiple of 16 bytes are padded in front of it."""
-    on_gpu(monkeypatch, (9, 0))
+    on_hopper(monkeypatch)
     with FakeTensorMode():
         for channels in (96, 20):
             x, earlier = (
@@ -282,7 +318,7 @@ def test_the_op_on_a_gpu_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
             bias = torch.empty(96, dtype=torch.bfloat16, device="cuda")
 
             def call(*given: Tensor) -> Tensor:
-                return causal_conv.causal_conv(*given, tiles=TILES)
+                return causal_conv.causal_conv(*given, tiles=tiles)
 
             traced = torch.fx.experimental.proxy_tensor.make_fx(call)(x, earlier, weight, bias)
             names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
@@ -334,8 +370,12 @@ def test_admission_refuses_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
 class ConvModule(torch.nn.Module):
     """The convolution as an engine's graph sees it."""
 
+    def __init__(self, tiles: ConvTiles) -> None:
+        super().__init__()
+        self.tiles = tiles
+
     def forward(self, x: Tensor, earlier: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return causal_conv.causal_conv(x * 1.0, earlier, packed_filters(weight), bias, tiles=TILES) + 0.0
+        return causal_conv.causal_conv(x * 1.0, earlier, packed_filters(weight), bias, tiles=self.tiles) + 0.0
 
 
 @pytest.mark.gpu
@@ -345,17 +385,19 @@ class ConvModule(torch.nn.Module):
     [(96, 96, False), (16, 384, False), (20, 36, False), (96, 3, False), (96, 96, True)],
 )
 def test_gpu_admits_it(channels: int, filters: int, fp8: bool, taps: tuple[int, int, int]) -> None:
-    assert admit_conv(TILES, channels, filters, taps, full=(3, 60, 104), fp8=fp8).refusal == ""
+    for tiles in (TILES, MARGIN) if taps[1:] == (3, 3) else (TILES,):
+        assert admit_conv(tiles, channels, filters, taps, full=(3, 60, 104), fp8=fp8).refusal == ""
 
 
 @pytest.mark.gpu
-def test_gpu_package_is_the_reference(package_runner: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("tiles", [TILES, MARGIN], ids=["box", "margin"])
+def test_gpu_package_is_the_reference(tiles: ConvTiles, package_runner: Callable[..., Any]) -> None:
     case = ConvCase("engine", 1, 4, 61, 90, cached=True, added=False)
     given = conv_inputs(case, 96, 96, (3, 3, 3), "cuda")
     assert given.earlier is not None
     weight = given.weight.permute(3, 4, 0, 1, 2).contiguous()
     arguments = (given.x, given.earlier, weight, given.bias)
-    engine = package_runner(ConvModule(), arguments)
+    engine = package_runner(ConvModule(tiles), arguments)
     (direct,), (captured,) = run_and_replay(engine, arguments)
-    assert torch.equal(direct, causal_conv.causal_conv(*given[:3], given.bias, tiles=TILES))
+    assert torch.equal(direct, causal_conv.causal_conv(*given[:3], given.bias, tiles=tiles))
     assert torch.equal(direct, captured)

@@ -46,8 +46,8 @@ def config_of(*media: object, **stream: object) -> VideoBuild:
     return VideoBuild(replace(MODEL, layers=layers), video, TargetConfig("cpu"))
 
 
-def near(found: np.ndarray, expected: np.ndarray) -> bool:
-    return bool(np.linalg.norm(found - expected) <= BOUND * np.linalg.norm(expected))
+def near(actual: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.linalg.norm(actual - expected) <= BOUND * np.linalg.norm(expected))
 
 
 def references_of(config: VideoBuild, seed: int) -> np.ndarray:
@@ -64,25 +64,25 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
     mine, others = (references_of(config, seed) for seed in (1, 2))
 
     def life(session: Stacked, own: np.ndarray) -> list[np.ndarray]:
-        made = [session.run_chunk().to_host() for _ in range(4)]
+        results = [session.run_chunk().to_host() for _ in range(4)]
         session.restart_row(1, reference=own[1])
-        made += [session.run_chunk().to_host() for _ in range(2)]
+        results += [session.run_chunk().to_host() for _ in range(2)]
         session.restart_row(1)  # which keeps them
         if not config.workload.stream.pass_caches:
             session.set_text(text[::-1], recache=True)
-        return [*made, session.run_chunk().to_host(), *session.cache_sample(1).values()]
+        return [*results, session.run_chunk().to_host(), *session.cache_sample(1).values()]
 
     beginning = {"seeds": SEEDS, "text": text, "reference": mine}
-    with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as one:
-        expected = life(one, others)
-    with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as one:
-        unlike = life(one, mine)
+    with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as single:
+        expected = life(single, others)
+    with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as single:
+        unlike = life(single, mine)
     with (
         ranks_in_threads(config.changed(ranks=2), weights, None) as rows,
         stacked(rows, **beginning) as several,
     ):
-        found = life(several, others)
-    assert all(map(near, found, expected))
+        actual = life(several, others)
+    assert all(map(near, actual, expected))
     assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
 
 
@@ -102,16 +102,16 @@ def test_a_lora_changes_the_stream_of_ranks_as_that_of_one(layout: dict[str, obj
         return [session.run_chunk().to_host() for _ in range(3)]
 
     lora, two = LoraFile(tmp_path / "lora"), config.changed(ranks=2)
-    with torch.no_grad(), stacked(EagerRank(config, weights_of(config)).open_rows({}), **beginning) as one:
-        plain = life(one)
+    with torch.no_grad(), stacked(EagerRank(config, weights_of(config)).open_rows({}), **beginning) as single:
+        plain = life(single)
     with (
         torch.no_grad(),
-        stacked(EagerRank(config, weights_of(config, lora)).open_rows({}), **beginning) as one,
+        stacked(EagerRank(config, weights_of(config, lora)).open_rows({}), **beginning) as single,
     ):
-        expected = life(one)
+        expected = life(single)
     with ranks_in_threads(two, weights_of(two, lora), None) as rows, stacked(rows, **beginning) as several:
-        found = life(several)
-    assert all(map(near, found, expected))
+        actual = life(several)
+    assert all(map(near, actual, expected))
     assert not any(map(near, plain, expected))
 
 
@@ -127,20 +127,20 @@ def pictures(*shape: int) -> np.ndarray:
     return np.random.default_rng(3).integers(0, 256, (*shape, STREAM.height, STREAM.width, 3), np.uint8)
 
 
-def taken(made: list[np.ndarray], chunk: Chunk | StackedChunk) -> None:
+def taken(results: list[np.ndarray], chunk: Chunk | StackedChunk) -> None:
     """Add a chunk's latents and the frames of each of its rows."""
     rows = chunk.rows if isinstance(chunk, StackedChunk) else [chunk]
-    made += [chunk.to_host(), *(one.video()[0] for one in rows)]
+    results += [chunk.to_host(), *(row.video()[0] for row in rows)]
 
 
-def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+def assert_same(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
     """Check that latents and frames differ by rounding alone."""
-    for one, other in zip(found, expected, strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        if one.dtype == np.uint8:
-            assert np.square(one.astype(np.float64) - other).mean() ** 0.5 <= VIDEO_BOUND
+    for array, other in zip(actual, expected, strict=True):
+        assert (array.shape, array.dtype) == (other.shape, other.dtype)
+        if array.dtype == np.uint8:
+            assert np.square(array.astype(np.float64) - other).mean() ** 0.5 <= VIDEO_BOUND
         else:
-            assert near(one, other)
+            assert near(array, other)
 
 
 def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
@@ -149,25 +149,25 @@ def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
     weights = random_weights(config)
 
     def life(session: Stacked) -> tuple[list[np.ndarray], tuple[int, int]]:
-        made = [*session.stream(chunks=1), *session.stream("a blue square", chunks=1)]
+        results = [*session.stream(chunks=1), *session.stream("a blue square", chunks=1)]
         for prompt, recache in ((("a red disc", "a blue square"), True), ("a square spinning", False)):
             session.set_prompt(prompt, recache=recache)
-            taken(made, session.run_chunk())
+            taken(results, session.run_chunk())
         session.restart_row(0, image=pictures(), reference=pictures(1)[:, ::-1])
-        taken(made, session.run_chunk())
+        taken(results, session.run_chunk())
         stats = session.stats
-        return made, (stats.prompt_cache_hits, stats.prompt_cache_misses)
+        return results, (stats.prompt_cache_hits, stats.prompt_cache_misses)
 
     beginning = {"seeds": SEEDS, "prompt": "a red disc", "image": pictures(), "reference": pictures(1)}
-    with torch.no_grad(), stacked(EagerRank(config, weights, tokenizer).open_rows({}), **beginning) as one:
-        expected, counts = life(one)
+    with torch.no_grad(), stacked(EagerRank(config, weights, tokenizer).open_rows({}), **beginning) as single:
+        expected, counts = life(single)
     with (
         ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows,
         stacked(rows, **beginning) as several,
     ):
-        found, told = life(several)
-    assert told == counts
-    assert_same(found, expected)
+        actual, several_counts = life(several)
+    assert several_counts == counts
+    assert_same(actual, expected)
 
 
 def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer: Path) -> None:
@@ -175,13 +175,13 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
     weights = random_weights(config)
 
     def life(pool: Pool) -> list[np.ndarray]:
-        made: list[np.ndarray] = []
+        results: list[np.ndarray] = []
         with (
             pool.open_session(seed=1, prompt="a red disc", reference=pictures(1)) as first,
             pool.open_session(seed=2, prompt="a blue square", reference=pictures(1)[:, ::-1]) as second,
         ):
             for chunk in pool.run([second, first]):
-                taken(made, chunk)
+                taken(results, chunk)
             first.set_prompt("a square spinning", recache=True)
             second.restart(reference=pictures(1))
             for due, session in enumerate((second, first)):
@@ -189,13 +189,13 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
             served = pool.serve_next()
             assert [session for session, _ in served] == [second, first]
             for _, chunk in served:
-                taken(made, chunk)
-            made += second.stream("a red disc", chunks=1)
-        return made
+                taken(results, chunk)
+            results += second.stream("a red disc", chunks=1)
+        return results
 
     alone = EagerRank(config, weights, tokenizer)
-    with torch.no_grad(), Pool(alone.open_rows({})) as one:
-        expected = life(one)
+    with torch.no_grad(), Pool(alone.open_rows({})) as single:
+        expected = life(single)
     with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows, Pool(rows) as pool:
-        found = life(pool)
-    assert_same(found, expected)
+        actual = life(pool)
+    assert_same(actual, expected)

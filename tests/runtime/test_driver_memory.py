@@ -52,7 +52,9 @@ def open_driver(memory: Memory) -> Session:
         return open_on(memory)
     manifest = toy_whole.whole_manifest(2)
     specs = {engine.name: engine for engine in manifest.engines}
-    engines = {name: over_addresses(one, specs[name]) for name, one in toy_whole.eager_engines().items()}
+    engines = {
+        name: over_addresses(engine, specs[name]) for name, engine in toy_whole.eager_engines().items()
+    }
     uploading = DriverMemory(memory.driver)
     weights = uploaded(
         uploading, {name: mapped(name, weight) for name, weight in toy_whole.whole_weights(2).items()}
@@ -100,13 +102,15 @@ def test_steady_chunks_allocate_nothing(driver: Any) -> None:
 def test_the_double_has_the_drivers_methods_and_no_others() -> None:
     def public(cls: type) -> dict[str, list[str]]:
         return {
-            name: [*inspect.signature(one).parameters]
-            for name, one in inspect.getmembers(cls, callable)
+            name: [*inspect.signature(method).parameters]
+            for name, method in inspect.getmembers(cls, callable)
             if not name.startswith("_")
         }
 
     own = {"enqueue"}
-    assert {name: one for name, one in public(HostDriver).items() if name not in own} == public(CudaDriver)
+    assert {name: parameters for name, parameters in public(HostDriver).items() if name not in own} == public(
+        CudaDriver
+    )
 
 
 def test_each_layer_of_a_buffer_begins_where_an_engine_may_take_it(driver: Any) -> None:
@@ -141,8 +145,8 @@ def test_an_upload_that_is_not_finished_leaves_nothing_on_the_device(driver: Any
     memory = DriverMemory(driver)
     weights = {name: mapped(name, weight) for name, weight in toy_whole.whole_weights(2).items()}
     upload = memory.begin_upload({name: [weight] for name, weight in weights.items()})
-    for name, one in weights.items():
-        upload.take(name, 0, one.data)
+    for name, tensor in weights.items():
+        upload.take(name, 0, tensor.data)
     assert len(driver.live) > 2
     upload.close()
     memory.close()
@@ -155,11 +159,11 @@ def test_a_result_is_not_taken_again_while_it_lives(driver: Any) -> None:
     memory = DriverMemory(driver)
     spec = TensorSpec("x", (10,), "float32")
     with memory.ordered():
-        one, two = current_queue().result(spec), current_queue().result(spec)
-        assert one.address != two.address
-        view = two.at((3,))
-        address = two.address
-        del two
+        first, second = current_queue().result(spec), current_queue().result(spec)
+        assert first.address != second.address
+        view = second.at((3,))
+        address = second.address
+        del second
         assert current_queue().result(spec).address != address  # a view lives
         del view
         assert current_queue().result(spec).address == address
@@ -204,7 +208,7 @@ def test_copies_between_any_two_layouts_move_every_byte_and_no_other(data: Any) 
     source = np.random.default_rng(0).integers(1, 255, 4096, dtype=np.uint8)
     target, wanted = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
     for index in np.ndindex(*shape):
-        to, taken = (sum(i * s for i, s in zip(index, one, strict=True)) for one in (places, others))
+        to, taken = (sum(i * s for i, s in zip(index, strides, strict=True)) for strides in (places, others))
         wanted[to : to + item] = source[taken : taken + item]
     for rows in rows_of(shape, item, places, others):
         for row in range(rows.height):
@@ -248,10 +252,10 @@ def test_a_picture_that_a_model_is_told_reaches_its_row(driver: Any) -> None:
     base = toy_whole.whole_manifest(2)
     manifest = replace(base, inputs=(spec,), programs={**base.programs, "condition": ()})
     specs = [picture, replace(spec, name=PICTURE_CONDITION), replace(spec, name=spec.buffer, shape=(2, 3, 4))]
-    buffers = {one.name: memory.allocate(one) for one in specs}
-    made = SimpleNamespace(run=lambda: memory.write(buffers[PICTURE_CONDITION], table))
+    buffers = {spec.name: memory.allocate(spec) for spec in specs}
+    program = SimpleNamespace(run=lambda: memory.write(buffers[PICTURE_CONDITION], table))
     live: Any = SimpleNamespace(
-        once={"condition": made},
+        once={"condition": program},
         specs={PICTURE_LEVELS: picture},
         buffers=buffers,
         row_of=lambda name, row: memory.row(buffers[name], 0, row, 2),
@@ -287,7 +291,8 @@ def check_stream(session: Session, seed: int, device: str) -> None:
 def test_a_stream_of_two_engines_over_the_double(driver: Any) -> None:
     specs = {engine.name: engine for engine in kernel_stream.manifest().engines}
     engines = {
-        name: over_addresses(one, specs[name]) for name, one in kernel_stream.reference_engines().items()
+        name: over_addresses(engine, specs[name])
+        for name, engine in kernel_stream.reference_engines().items()
     }
     with stream_of_kernels(driver, engines, 4) as session:
         check_stream(session, 4, "cpu")
@@ -310,7 +315,7 @@ def test_on_a_gpu_a_session_tells_the_story_of_memory_in_torch() -> None:
     driver = CudaDriver(torch.cuda.current_device())
     manifest = toy_whole.whole_manifest(2)
     specs = {engine.name: engine for engine in manifest.engines}
-    engines = {name: on_stream(one, specs[name]) for name, one in toy_whole.eager_engines().items()}
+    engines = {name: on_stream(engine, specs[name]) for name, engine in toy_whole.eager_engines().items()}
 
     def opened(memory: Memory) -> Session:
         uploading = DriverMemory(driver)
@@ -329,12 +334,14 @@ def test_on_a_gpu_a_session_tells_the_story_of_memory_in_torch() -> None:
             digest="0" * 64,
         )
 
-    told = story(DriverMemory(driver), opened)
+    results = story(DriverMemory(driver), opened)
     again = story(DriverMemory(driver), opened)
-    assert told == again  # what is not ordered differs from time to time
+    assert results == again  # what is not ordered differs from time to time
     truth = story(CpuMemory())
-    assert [len(one) for one in told] == [len(one) for one in truth]
-    first, wanted = (torch.from_numpy(np.frombuffer(one, np.float32).copy()) for one in (told[0], truth[0]))
+    assert [len(result) for result in results] == [len(result) for result in truth]
+    first, wanted = (
+        torch.from_numpy(np.frombuffer(content, np.float32).copy()) for content in (results[0], truth[0])
+    )
     assert relative_error(first, wanted) <= STEP[torch.float32]
 
 
@@ -356,9 +363,9 @@ def on_stream(engine: Any, spec: Any) -> Any:
         queue = current_queue()
         results = [queue.result(output) for output in spec.outputs]
         with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(queue.stream)):
-            made = engine([torch.as_tensor(View(one), device="cuda") for one in inputs])
-            for target, one in zip(results, made, strict=True):
-                torch.as_tensor(View(target), device="cuda").copy_(one)
+            outputs = engine([torch.as_tensor(View(pointer), device="cuda") for pointer in inputs])
+            for target, output in zip(results, outputs, strict=True):
+                torch.as_tensor(View(target), device="cuda").copy_(output)
         return results
 
     return run

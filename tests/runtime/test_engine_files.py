@@ -57,7 +57,7 @@ def test_an_exported_program_in_the_place_of_another_is_refused_by_its_signature
     head, noise = (engine_file(sample, name).read_bytes() for name in ("head", "noise"))
     engine_file(sample, "head").write_bytes(renamed(noise, "head"))
     engine_file(sample, "noise").write_bytes(renamed(head, "noise"))
-    edit_manifest(sample, lambda one: one)
+    edit_manifest(sample, lambda manifest: manifest)
     with pytest.raises(errors.ArtifactError, match=r"engine head takes int64 .* the manifest says float32"):
         open_artifact(sample)
     assert main(["run", str(sample), "-o", str(sample.parent / "out.npy")]) == 4
@@ -70,15 +70,15 @@ def test_an_exported_program_in_the_place_of_another_is_refused_by_its_name(
     sample: Path, edit_manifest: Edit, swap: str
 ) -> None:
     if swap == "files":
-        for one, other in (("head", "x"), ("noise", "head"), ("x", "noise")):
-            engine_file(sample, one).rename(engine_file(sample, other))
-        edit_manifest(sample, lambda one: one)
+        for engine, other in (("head", "x"), ("noise", "head"), ("x", "noise")):
+            engine_file(sample, engine).rename(engine_file(sample, other))
+        edit_manifest(sample, lambda manifest: manifest)
     else:
         other = {"head": "engines/noise.pt2", "noise": "engines/head.pt2"}
         edit_manifest(
             sample,
-            lambda one: replace(
-                one, engines=tuple(replace(e, file=other.get(e.name, e.file)) for e in one.engines)
+            lambda manifest: replace(
+                manifest, engines=tuple(replace(e, file=other.get(e.name, e.file)) for e in manifest.engines)
             ),
         )
     with pytest.raises(errors.ArtifactError, match=r"engine head: .* holds the engine noise"):
@@ -86,21 +86,21 @@ def test_an_exported_program_in_the_place_of_another_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
-        (lambda one: replace(one, inputs=one.inputs[:-1]), "takes 5 tensors, the manifest says 4"),
-        (lambda one: replace(one, outputs=one.outputs * 2), "gives 1 tensors, the manifest says 2"),
+        (lambda spec: replace(spec, inputs=spec.inputs[:-1]), "takes 5 tensors, the manifest says 4"),
+        (lambda spec: replace(spec, outputs=spec.outputs * 2), "gives 1 tensors, the manifest says 2"),
         (
-            lambda one: replace(one, outputs=(TensorSpec("velocity", (1, 4, 2, 4, 7), "float32"),)),
+            lambda spec: replace(spec, outputs=(TensorSpec("velocity", (1, 4, 2, 4, 7), "float32"),)),
             r"gives float32 \[1, 4, 2, 4, 6\] as number 0, the manifest says float32 \[1, 4, 2, 4, 7\]",
         ),
         (
-            lambda one: replace(one, inputs=(replace(one.inputs[0], dtype="float16"), *one.inputs[1:])),
+            lambda spec: replace(spec, inputs=(replace(spec.inputs[0], dtype="float16"), *spec.inputs[1:])),
             "takes float32 .* as number 0, the manifest says float16",
         ),
     ],
 )
-def test_both_sides_of_an_exported_program_are_compared(sample: Path, change: Change, told: str) -> None:
+def test_both_sides_of_an_exported_program_are_compared(sample: Path, change: Change, words: str) -> None:
     manifest = parse_video_manifest((sample / "manifest.json").read_bytes())
     manifest = replace(
         with_engine(manifest, "head", change),
@@ -109,7 +109,7 @@ def test_both_sides_of_an_exported_program_are_compared(sample: Path, change: Ch
         ),
     )
     files = {"engines/head.pt2": memoryview(engine_file(sample, "head").read_bytes())}
-    with pytest.raises(errors.ArtifactError, match=told):
+    with pytest.raises(errors.ArtifactError, match=words):
         CompileBackend("cpu").load_engines(manifest, files)
 
 
@@ -165,7 +165,7 @@ def test_a_package_of_equal_signature_in_the_place_of_another_is_refused_by_its_
     with open_artifact(artifact) as opened:
         assert all(error.within for error in opened.verify())
     engine_file(artifact, "again").write_bytes(package)
-    edit_manifest(artifact, lambda one: one)
+    edit_manifest(artifact, lambda manifest: manifest)
     with pytest.raises(errors.ArtifactError, match=r"engine again: .* holds the engine copy"):
         open_artifact(artifact)
 
@@ -186,37 +186,37 @@ def test_outputs_of_a_package_are_counted_when_it_is_loaded(artifact: Path, edit
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
-        (lambda one: one, None),
+        (lambda spec: spec, None),
         (
-            lambda one: replace(one, inputs=(replace(one.inputs[0], shape=(1, 5, 5)), *one.inputs[1:])),
+            lambda spec: replace(spec, inputs=(replace(spec.inputs[0], shape=(1, 5, 5)), *spec.inputs[1:])),
             r"engine prompt takes float32 \[1, 5, 5\] as number 0, the manifest says float32 \[1, 5, 4\]",
         ),
         (
-            lambda one: replace(one, outputs=(replace(one.outputs[0], dtype="bfloat16"),)),
+            lambda spec: replace(spec, outputs=(replace(spec.outputs[0], dtype="bfloat16"),)),
             "engine prompt gives bfloat16",
         ),
-        (lambda one: replace(one, inputs=one.inputs[:1], mutates=()), "engine prompt takes 1 tensors"),
+        (lambda spec: replace(spec, inputs=spec.inputs[:1], mutates=()), "engine prompt takes 1 tensors"),
         (
-            lambda one: replace(one, mutates=("text", "mean")),
+            lambda spec: replace(spec, mutates=("text", "mean")),
             "engine prompt writes text, mean in place, the manifest says mean",
         ),
     ],
 )
 def test_what_a_package_says_of_its_tensors_is_compared(
-    artifact: Path, edit_manifest: Edit, change: Change, told: str | None
+    artifact: Path, edit_manifest: Edit, change: Change, words: str | None
 ) -> None:
     manifest = parse_video_manifest((artifact / "manifest.json").read_bytes())
     text = tensors_text(change(next(engine for engine in manifest.engines if engine.name == "prompt")))
     file = engine_file(artifact, "prompt")
     file.write_bytes(carrying(file.read_bytes(), text))
-    edit_manifest(artifact, lambda one: one)
-    if told is None:
+    edit_manifest(artifact, lambda manifest: manifest)
+    if words is None:
         with open_artifact(artifact) as opened:
             assert all(error.within for error in opened.verify())
         return
-    with pytest.raises(errors.ArtifactError, match=told):
+    with pytest.raises(errors.ArtifactError, match=words):
         open_artifact(artifact)
 
 
@@ -228,7 +228,7 @@ def test_a_package_that_says_nonsense_of_its_tensors_is_refused(
 ) -> None:
     file = engine_file(artifact, "copy")
     file.write_bytes(carrying(file.read_bytes(), text))
-    edit_manifest(artifact, lambda one: one)
+    edit_manifest(artifact, lambda manifest: manifest)
     with pytest.raises(errors.ArtifactError, match="engine copy"):
         open_artifact(artifact)
 

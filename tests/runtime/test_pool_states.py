@@ -85,12 +85,12 @@ class FaultAtLine:
 @cache
 def _ends_of_with(code: CodeType) -> frozenset[int]:
     """Offsets at which a line that begins a ``with`` is come back to."""
-    found, seen = set(), set()
+    offsets, seen = set(), set()
     for offset, line in dis.findlinestarts(code):
         if line in seen and getline(code.co_filename, line or 0).strip().startswith("with "):
-            found.add(offset)
+            offsets.add(offset)
         seen.add(line)
-    return frozenset(found)
+    return frozenset(offsets)
 
 
 class PoolUnderFaults(RuleBasedStateMachine):
@@ -117,17 +117,17 @@ class PoolUnderFaults(RuleBasedStateMachine):
         sys.settrace(planted.trace)
         try:
             return call()
-        except (PlantedError, KeyboardInterrupt) as found:
+        except (PlantedError, KeyboardInterrupt) as error:
             sys.settrace(before)
             assert planted.fired
-            self.fault = found
+            self.fault = error
             return None
         finally:
             sys.settrace(before)
 
     def chosen(self, which: int, *, paused: bool) -> tuple[Session, Story] | None:
-        found = [pair for pair in self.told if pair[0].paused == paused and not pair[0].closed]
-        return found[which % len(found)] if found else None
+        pairs = [pair for pair in self.told if pair[0].paused == paused and not pair[0].closed]
+        return pairs[which % len(pairs)] if pairs else None
 
     @rule(seed=st.integers(0, 3), prompt=st.sampled_from(PROMPTS), lease=NUMBERS, fault=faults(60))
     def open(self, seed: int, prompt: str, lease: float | None, fault: Any) -> None:
@@ -156,8 +156,8 @@ class PoolUnderFaults(RuleBasedStateMachine):
     def open_what_does_not_fit(self, wrong: dict[str, Any], fault: Any) -> None:
         try:
             assert self.under(fault, lambda: self.pool.open_session(**wrong)) is None
-        except UsageError as found:
-            self.fault = found
+        except UsageError as error:
+            self.fault = error
         except PoolFullError:
             assert not self.room()
 
@@ -165,12 +165,16 @@ class PoolUnderFaults(RuleBasedStateMachine):
     def run(self, which: list[int], fault: Any) -> None:
         self.under(None, self.pool.reap)
         running = [pair for pair in self.told if pair[0]._row is not None]
-        chosen = [running[at] for at in dict.fromkeys(one % len(running) for one in which)] if running else []
+        chosen = (
+            [running[at] for at in dict.fromkeys(number % len(running) for number in which)]
+            if running
+            else []
+        )
         if not chosen:
             return
         before = [self.made(session) for session, _ in chosen]
         chunks = self.under(fault, lambda: self.pool.run([session for session, _ in chosen]))
-        moved = [self.made(session) - one for (session, _), one in zip(chosen, before, strict=True)]
+        moved = [self.made(session) - earlier for (session, _), earlier in zip(chosen, before, strict=True)]
         assert moved in ([0] * len(chosen), [1] * len(chosen))
         if moved[0]:
             for place, (_, story) in enumerate(chosen):
@@ -229,13 +233,13 @@ class PoolUnderFaults(RuleBasedStateMachine):
     @rule(lease=NUMBERS, fault=faults(60))
     def restore(self, lease: float | None, fault: Any) -> None:
         try:
-            found = self.under(fault, lambda: self.pool.restore(self.file, lease_s=lease))
+            restored = self.under(fault, lambda: self.pool.restore(self.file, lease_s=lease))
         except PoolFullError:
             assert not self.room()
         else:
-            if found is not None and self.saved is not None:
+            if restored is not None and self.saved is not None:
                 story = replace(self.saved, asked=[*self.saved.asked], gave=[*self.saved.gave])
-                self.told.append((found, story))
+                self.told.append((restored, story))
 
     @rule(seconds=st.sampled_from((1.0, 20.0, 100.0)), fault=faults(30))
     def wait(self, seconds: float, fault: Any) -> None:
@@ -264,15 +268,15 @@ class PoolUnderFaults(RuleBasedStateMachine):
 
     @invariant()
     def each_row_has_one_owner_or_none(self) -> None:
-        held = [session for session, _ in self.told if session._row is not None]
-        rows = [session._row for session in held]
+        with_row = [session for session, _ in self.told if session._row is not None]
+        rows = [session._row for session in with_row]
         assert len(set(rows)) == len(rows)
-        assert {id(one) for one in self.pool.sessions} == {id(one) for one in held}
+        assert {id(session) for session in self.pool.sessions} == {id(session) for session in with_row}
         assert self.pool.free == SESSIONS - len(rows)
 
     @invariant()
     def each_session_is_running_or_paused_or_closed(self) -> None:
-        running = {id(one) for one in self.pool.sessions}
+        running = {id(session) for session in self.pool.sessions}
         for session, _ in self.told:
             assert (id(session) in running) + session.paused + session.closed == 1
             if session.closed:
@@ -290,8 +294,8 @@ class PoolUnderFaults(RuleBasedStateMachine):
         self.folder.cleanup()
         for story in (*self.ended, *(story for _, story in self.told)):
             alone = story.alone()
-            assert [one for one in story.gave if one] == [
-                one for one, got in zip(alone, story.gave, strict=True) if got
+            assert [chunk for chunk in story.gave if chunk] == [
+                chunk for chunk, got in zip(alone, story.gave, strict=True) if got
             ]
 
 
@@ -326,36 +330,36 @@ CALLS: dict[str, Callable[[Any, Any, Path], Any]] = {
 def test_a_fault_at_each_line_in_turn(name: str, kind: type[BaseException], tmp_path: Path) -> None:
     """After it every session is in one state, every free row can be taken, and all streams go on as alone."""
     file, line, fired = tmp_path / "session", 0, True
-    alone = {one: Story(seed, PROMPTS[seed], [("run",)] * 2).alone() for seed, one in enumerate(STARTED)}
+    alone = {label: Story(seed, PROMPTS[seed], [("run",)] * 2).alone() for seed, label in enumerate(STARTED)}
     while fired:
         with closing(open_pool()) as pool:
-            stories = {one: Story(seed, PROMPTS[seed]) for seed, one in enumerate(STARTED)}
+            stories = {label: Story(seed, PROMPTS[seed]) for seed, label in enumerate(STARTED)}
             by = {
-                one: pool.open_session(seed=story.seed, prompt=story.prompt, lease_s=1e6)
-                for one, story in stories.items()
+                label: pool.open_session(seed=story.seed, prompt=story.prompt, lease_s=1e6)
+                for label, story in stories.items()
             }
 
-            def run(one: str, by: Any = by, stories: Any = stories) -> None:
-                stories[one].asked.append(("run",))
-                stories[one].gave.append(take(by[one].run_chunk()))
+            def run(label: str, by: Any = by, stories: Any = stories) -> None:
+                stories[label].asked.append(("run",))
+                stories[label].gave.append(take(by[label].run_chunk()))
 
-            for one in by:
-                run(one)
+            for label in by:
+                run(label)
             by["running"].save(file.with_name("there"))
             by["paused"].pause()
             planted, before = FaultAtLine(kind, line), sys.gettrace()
             fault: BaseException | None = None  # its traceback keeps what the frames name
             sys.settrace(planted.trace)
             try:
-                made = CALLS[name](pool, by, file)
-            except (PlantedError, KeyboardInterrupt) as found:
-                fault, made = found, None
+                opened = CALLS[name](pool, by, file)
+            except (PlantedError, KeyboardInterrupt) as error:
+                fault, opened = error, None
             finally:
                 sys.settrace(before)
             fired, line = planted.fired, line + 1
             assert fired == (fault is not None)
-            known = [one for one in (*by.values(), made) if isinstance(one, Session)]
-            rows = [one._row for one in known if one._row is not None]
+            known = [session for session in (*by.values(), opened) if isinstance(session, Session)]
+            rows = [session._row for session in known if session._row is not None]
             assert len(set(rows)) == len(rows) == SESSIONS - pool.free
             guests = [pool.open_session(seed=9, prompt=PROMPTS[2]) for _ in range(pool.free)]
             with pytest.raises(PoolFullError):
@@ -364,13 +368,13 @@ def test_a_fault_at_each_line_in_turn(name: str, kind: type[BaseException], tmp_
                 pool.run(guests[: BUCKETS[-1]])
             for guest in guests:
                 guest.close()
-            for one, session in by.items():
+            for label, session in by.items():
                 assert (session in pool.sessions) + session.paused + session.closed == 1
                 if session.paused:
                     session.resume()
                 if not session.closed:
-                    run(one)
-                assert stories[one].gave == alone[one][: 1 + (not session.closed)]
-            if made is not None:
-                made.close()
+                    run(label)
+                assert stories[label].gave == alone[label][: 1 + (not session.closed)]
+            if opened is not None:
+                opened.close()
     assert line > 2

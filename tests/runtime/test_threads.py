@@ -82,11 +82,11 @@ def test_a_chunk_that_fails_leaves_nothing_of_its_session_to_read_and_the_others
 
     with closing(open_pool(engines={"begin.1": begin})) as pool:
         a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
-        kept, lost = a.run_chunk(), b.run_chunk()
-        mine, fail[0] = take(kept), True
+        whole, lost = a.run_chunk(), b.run_chunk()
+        mine, fail[0] = take(whole), True
         with pytest.raises(Exception, match="planted"):
             b.run_chunk()
-        assert take(kept) == mine
+        assert take(whole) == mine
         with pytest.raises(StaleChunkError):
             lost.to_host()
 
@@ -200,7 +200,7 @@ def test_threads_that_come_and_go_share_calls_and_find_the_pool_full() -> None:
     with closing(open_pool()) as pool:
 
         def live(seed: int) -> list[Story]:
-            told = []
+            stories = []
             for number in range(12):
                 story = Story(100 * seed + number, PROMPTS[number % 3])
                 try:
@@ -212,13 +212,13 @@ def test_threads_that_come_and_go_share_calls_and_find_the_pool_full() -> None:
                     story.asked.append(("run",))
                     story.gave.append(take(chunk))
                 pair[0].close()
-                told.append(story)
-            return told
+                stories.append(story)
+            return stories
 
         stories = [
-            one
-            for told in together([lambda seed=seed: live(seed) for seed in range(THREADS)])
-            for one in told
+            story
+            for stories in together([lambda seed=seed: live(seed) for seed in range(THREADS)])
+            for story in stories
         ]
         assert pool.free == pool.capacity
     assert stories
@@ -234,7 +234,7 @@ def test_threads_that_share_a_pooled_session_get_each_of_its_chunks_once() -> No
         shared = session.stream(chunks=20)
         streams = [shared, shared, session.stream(chunks=20), session.stream(chunks=20)]
         got = together([lambda stream=stream: [frames.tobytes() for frames in stream] for stream in streams])
-    assert sorted(one for part in got for one in part) == sorted(expected)
+    assert sorted(entry for part in got for entry in part) == sorted(expected)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -253,9 +253,9 @@ def test_threads_that_fall_over_one_session_get_right_frames_or_named_errors() -
                     time.sleep(0)
             return got
 
-        got = [one for part in together([use] * 4) for one in part]
+        got = [entry for part in together([use] * 4) for entry in part]
     assert got
-    assert all(expected[index] == one for index, one in got)
+    assert all(expected[index] == entry for index, entry in got)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -267,11 +267,11 @@ def test_closing_from_another_thread_waits_for_the_call_and_refuses_the_next(poo
         begun = threading.Event()
 
         def run(session: Any = session, begun: threading.Event = begun) -> int:
-            for made in range(100_000):
+            for count in range(100_000):
                 try:
                     take(session.run_chunk())
                 except SessionClosedError:
-                    return made
+                    return count
                 begun.set()
             raise AssertionError("never closed")
 
@@ -290,22 +290,22 @@ def test_an_artifact_that_closes_waits_for_the_calls_that_run(whole_folder: Path
         artifact = open_artifact(whole_folder)
 
         def use(artifact: Any = artifact) -> int:
-            made = 0
+            count = 0
             try:
                 while True:
                     with artifact.open_session() as session:
                         for _ in range(3):
                             take(session.run_chunk())
-                            made += 1
+                            count += 1
             except SessionClosedError:
-                return made
+                return count
 
         with ThreadPoolExecutor(3) as others:
             running = [others.submit(use) for _ in range(3)]
             time.sleep(0.05)
             artifact.close()
-            for one in running:
-                one.result(60)
+            for future in running:
+                future.result(60)
         artifact.close()
         with pytest.raises(SessionClosedError, match="the artifact is closed"):
             artifact.open_session()
@@ -338,16 +338,16 @@ def test_a_forked_child_gets_a_named_error_and_the_parents_frames_are_whole(
         moved.pause()
         stream, whole = pooled.stream(), session.run_chunk()
         chunk = pooled.run_chunk()
-        held, leave = threading.Event(), threading.Event()
+        taken, leave = threading.Event(), threading.Event()
 
         def hold() -> None:
             with pool._call_lock.take():
-                held.set()
+                taken.set()
                 assert leave.wait(60)
 
         holder = threading.Thread(target=hold)
         holder.start()
-        assert held.wait(30)
+        assert taken.wait(30)
         uses: list[Callable[[], Any]] = [
             pooled.run_chunk,
             lambda: pool.run([pooled]),
@@ -370,10 +370,10 @@ def test_a_forked_child_gets_a_named_error_and_the_parents_frames_are_whole(
             artifact.open_session,
             artifact.verify,
         ]
-        told = in_child([*uses, pooled.close, pool.close, session.close, artifact.close])
+        names = in_child([*uses, pooled.close, pool.close, session.close, artifact.close])
         leave.set()
         holder.join()
-        assert told == [ForkedProcessError.__name__] * len(uses) + ["None"] * 4
+        assert names == [ForkedProcessError.__name__] * len(uses) + ["None"] * 4
         assert not list(tmp_path.glob("[abc]"))
         story.gave += [take(chunk), take(pooled.run_chunk())]
         take(whole)
@@ -422,7 +422,7 @@ def in_child(calls: list[Callable[[], Any]]) -> list[str]:
         os.write(writes, " ".join(names).encode())
         os._exit(0)
     os.close(writes)
-    with os.fdopen(reads, "rb") as told:
-        names = told.read().decode().split()
+    with os.fdopen(reads, "rb") as pipe:
+        names = pipe.read().decode().split()
     assert os.waitpid(child, 0)[1] == 0
     return names

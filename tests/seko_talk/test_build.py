@@ -73,17 +73,17 @@ def test_it_is_built_verified_and_replayed(
     assert built.golden_error is not None
     assert built.golden_error <= 1e-3
     text, portrait = golden_text(config), golden_reference(config)
-    steady = {name: one.numpy() for name, one in FAMILY.golden_inputs(config, None).items()}
+    steady = {name: tensor.numpy() for name, tensor in FAMILY.golden_inputs(config, None).items()}
     voices = [FAMILY.golden_inputs(config, number)[audio.AUDIO] for number in range(CHUNKS)]
     opening = {"seeds": [3], "text": text.numpy(), "reference": portrait.numpy(), "inputs": steady}
     with open_artifact(built.artifact) as artifact:
-        kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
+        kinds = {spec.name: (spec.shape, spec.per, spec.kind) for spec in artifact.manifest.inputs}
         assert kinds == {"audio": heard, **sight}
         assert artifact.manifest.workload.schedule.sampler == "euler"
         assert not artifact.manifest.has_context
         assert all(error.within for error in artifact.verify())
         seen, *_ = sight
-        blind = {name: one for name, one in steady.items() if name != seen}
+        blind = {name: array for name, array in steady.items() if name != seen}
         with pytest.raises(UsageError, match=f"input '{seen}' is required per prompt"):
             open_stacked(artifact, **{**opening, "inputs": blind})
         with pytest.raises(UsageError, match="audio_times was computed for the times"):
@@ -93,27 +93,27 @@ def test_it_is_built_verified_and_replayed(
                 UsageError, match=r"input 'audio' is required for every chunk|none was pushed: push_audio"
             ):
                 session.run_chunk()
-            made = [session.run_chunk({"audio": voice.numpy()}).to_host() for voice in voices]
+            chunks = [session.run_chunk({"audio": voice.numpy()}).to_host() for voice in voices]
         if config.workload.audio is not None:
-            made += hears(artifact, opening)
+            chunks += hears(artifact, opening)
             sees(artifact, opening)
     if scheme != "fp32":
         speaks(built.artifact, tmp_path)
-        assert all(np.isfinite(one).all() for one in made)
+        assert all(np.isfinite(chunk).all() for chunk in chunks)
         return
     checkpoint = dict(load_checkpoint(tmp_path / "tiny", config.model).items())
     weights = weights_of(config, checkpoint)
     reference = Reference(config, checkpoint, text, portrait)
     sigmas = (*config.workload.schedule.sigmas, 0.0)
     with eager_session(config, weights, text, [3]) as session:
-        for number, (one, given) in enumerate(zip(made, voices, strict=True)):
-            eager = torch.from_numpy(session.run_chunk({"audio": given.numpy()}).to_host())
-            assert relative_error(torch.from_numpy(one), eager) <= STREAM_BAR
-            reference.begin(given)
+        for number, (chunk, voice) in enumerate(zip(chunks, voices, strict=True)):
+            eager = torch.from_numpy(session.run_chunk({"audio": voice.numpy()}).to_host())
+            assert relative_error(torch.from_numpy(chunk), eager) <= STREAM_BAR
+            reference.begin(voice)
             x = first_noise(config, number)
             for at, time in enumerate(config.workload.schedule.timesteps):
                 x = x + (sigmas[at + 1] - sigmas[at]) * reference.velocity(at, x, time)[None]
-            assert relative_error(torch.from_numpy(one), x) <= STREAM_BAR
+            assert relative_error(torch.from_numpy(chunk), x) <= STREAM_BAR
     assert picture_branch.FEATURES in steady
 
 
@@ -125,29 +125,29 @@ def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray
     assert windows == AudioWindows("audio", 2, 2, 1000, 4, normalised=True)
     with open_stacked(artifact, **opening) as session:
         session.push_audio(voice)
-        made = [session.run_chunk().to_host() for _ in range(2)]
+        chunks = [session.run_chunk().to_host() for _ in range(2)]
     with open_stacked(artifact, **opening) as session:
-        for number, one in enumerate(made):
-            given = {"audio": windows.of_chunk(voice, 0, 2 * number)}
-            assert np.array_equal(session.run_chunk(given).to_host(), one)
-    return made
+        for number, chunk in enumerate(chunks):
+            inputs = {"audio": windows.of_chunk(voice, 0, 2 * number)}
+            assert np.array_equal(session.run_chunk(inputs).to_host(), chunk)
+    return chunks
 
 
 def sees(artifact: OpenArtifact, opening: Mapping[str, Any]) -> None:
     """The reference picture is also the portrait that CLIP sees, unless another one is given."""
     photo, other = np.random.default_rng(0).integers(0, 256, (2, 32, 48, 3), np.uint8)
     windows = {"audio": np.random.default_rng(1).normal(0, 1, (2, 2, 16_000)).astype(np.float32)}
-    made = []
+    chunks = []
     places = {audio.MASKS: opening["inputs"][audio.MASKS]}
     for inputs in ({}, {"portrait": photo}, {"portrait": other}):
         with open_stacked(artifact, **{**opening, "reference": photo, "inputs": places | inputs}) as session:
-            made.append(session.run_chunk(windows).to_host())
-    assert np.array_equal(made[0], made[1])
-    assert not np.array_equal(made[0], made[2])
+            chunks.append(session.run_chunk(windows).to_host())
+    assert np.array_equal(chunks[0], chunks[1])
+    assert not np.array_equal(chunks[0], chunks[2])
     with open_stacked(artifact, **{**opening, "reference": other, "inputs": places}) as session:
-        assert not np.array_equal(session.run_chunk(windows).to_host(), made[2])
+        assert not np.array_equal(session.run_chunk(windows).to_host(), chunks[2])
         session.restart_row(0, reference=photo)
-        assert np.array_equal(session.run_chunk(windows).to_host(), made[0])
+        assert np.array_equal(session.run_chunk(windows).to_host(), chunks[0])
 
 
 def speaks(artifact: Path, folder: Path) -> None:
@@ -156,10 +156,10 @@ def speaks(artifact: Path, folder: Path) -> None:
     face, voice, silence = folder / "face.npy", folder / "voice.wav", folder / "silence.wav"
     np.save(face, np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8))
     samples = (20_000 * bursts(8500)).astype("<i2")
-    for file_name, one in ((voice, samples), (silence, 0 * samples)):
+    for file_name, pcm in ((voice, samples), (silence, 0 * samples)):
         with wave.open(str(file_name), "wb") as file:
             file.setparams((1, 2, 16_000, 0, "NONE", ""))
-            file.writeframes(one.tobytes())
+            file.writeframes(pcm.tobytes())
     left, right = folder / "left.npy", folder / "right.npy"
     for file_name, columns in ((left, slice(48)), (right, slice(48, 96))):
         mask = np.zeros((64, 96, 3), np.uint8)
@@ -171,21 +171,21 @@ def speaks(artifact: Path, folder: Path) -> None:
     masks = ["--mask", str(left), "--mask", str(right)]
     assert main([*asked, *masks]) == UsageError.exit_code
     assert main([*asked, *masks, "--audio", str(voice)]) == UsageError.exit_code
-    told = io.StringIO()
-    with redirect_stderr(told):
+    output = io.StringIO()
+    with redirect_stderr(output):
         assert main([*asked, *voices]) == UsageError.exit_code
-    assert "give --mask FILE once for each speaker" in told.getvalue()
+    assert "give --mask FILE once for each speaker" in output.getvalue()
     assert main([*asked, *voices, *masks[:2]]) == UsageError.exit_code
     without = ["run", str(artifact), *voices, *masks, "-o", str(out)]
     assert main(without) == UsageError.exit_code  # nothing is taken of the golden's noise
-    told = io.StringIO()
-    with redirect_stdout(told):
+    output = io.StringIO()
+    with redirect_stdout(output):
         assert main([*asked, *voices, *masks, "--json"]) == 0
-    assert json.loads(told.getvalue())["live_late_s"] > 0
+    assert json.loads(output.getvalue())["live_late_s"] > 0
     times, pictures = pictures_of(out)
     assert times[0] == 0
     assert len(times) == 13  # 9 video frames of sound are 3 latent frames, so 2 chunks of 2
-    assert relative_error(*(torch.from_numpy(one) for one in heard_in(out, samples))) <= 0.05
+    assert relative_error(*(torch.from_numpy(part) for part in heard_in(out, samples))) <= 0.05
     assert main([*asked, *voices, *masks[2:], *masks[:2]]) == 0
     assert not np.array_equal(pictures_of(out)[1], pictures)  # whoever speaks has changed sides
     as_m4a = folder / "voice.m4a"

@@ -48,7 +48,7 @@ TWO = {"speakers": 2}
 def of_row(config: VideoBuild, row: int, chunk: int | None) -> dict[str, np.ndarray]:
     """What one of two streams is given: each has its own voices, masks and picture."""
     both = config.changed(stream=replace(config.workload.stream, batch=2))
-    return {name: one[row].numpy() for name, one in FAMILY.golden_inputs(both, chunk).items()}
+    return {name: tensor[row].numpy() for name, tensor in FAMILY.golden_inputs(both, chunk).items()}
 
 
 def portrait_of(config: VideoBuild, row: int) -> np.ndarray:
@@ -77,7 +77,7 @@ def test_rows_of_a_pool_have_portraits_and_voices_of_their_own(
     text = golden_text(config).numpy()
     wanted = [alone(config, row) for row in range(2)]
     assert relative_error(wanted[0][0], wanted[1][0]) > 100 * STREAM_BAR
-    made: list[list[Tensor]] = [[], []]
+    chunks: list[list[Tensor]] = [[], []]
     with opened(config) as pool:
         stranger = pool.open_session(
             seed=5, text=text, inputs=of_row(config, 1, None), reference=portrait_of(config, 1)
@@ -93,23 +93,23 @@ def test_rows_of_a_pool_have_portraits_and_voices_of_their_own(
             )
             for row in range(2)
         ]
-        made[0].append(torch.from_numpy(sessions[0].run_chunk(of_row(config, 0, 0)).to_host()))
+        chunks[0].append(torch.from_numpy(sessions[0].run_chunk(of_row(config, 0, 0)).to_host()))
         for number in range(1, CHUNKS):
-            given = [of_row(config, 0, number), of_row(config, 1, number - 1)]
-            for row, chunk in enumerate(pool.run(sessions, given)):
-                made[row].append(torch.from_numpy(chunk.to_host()))
+            inputs = [of_row(config, 0, number), of_row(config, 1, number - 1)]
+            for row, chunk in enumerate(pool.run(sessions, inputs)):
+                chunks[row].append(torch.from_numpy(chunk.to_host()))
             if number == 2:
                 sessions[0].save(tmp_path / "stream")
                 sessions[0].close()
                 sessions[0] = pool.restore(tmp_path / "stream")
         sessions[0].restart()
-        made[0].append(torch.from_numpy(sessions[0].run_chunk(of_row(config, 0, 0)).to_host()))
+        chunks[0].append(torch.from_numpy(sessions[0].run_chunk(of_row(config, 0, 0)).to_host()))
         for session in sessions:
             session.close()
-    for one, other in zip(made[0], [*wanted[0], wanted[0][0]], strict=True):
-        assert relative_error(one, other) <= STREAM_BAR
-    for one, other in zip(made[1], wanted[1], strict=False):
-        assert relative_error(one, other) <= STREAM_BAR
+    for actual, other in zip(chunks[0], [*wanted[0], wanted[0][0]], strict=True):
+        assert relative_error(actual, other) <= STREAM_BAR
+    for actual, other in zip(chunks[1], wanted[1], strict=False):
+        assert relative_error(actual, other) <= STREAM_BAR
 
 
 def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> None:
@@ -140,14 +140,14 @@ def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> Non
     for number in range(CHUNKS):
         at = [number + start for start in starts]
         stream.buffers[BUFFERS[audio.AUDIO]].copy_(voices(at))
-        made = stream.run_chunk([one * f for one in at], SEEDS)
+        steps = stream.run_chunk([number * f for number in at], SEEDS)
         for row, single in enumerate(singles):
             single.buffers[BUFFERS[audio.AUDIO]].copy_(voices(at)[[row]])
-            feed = [one.latents[[row]] for one in made]
-            for one, other in zip(
-                single.run_chunk([at[row] * f], SEEDS[row : row + 1], feed), made, strict=True
+            feed = [step.latents[[row]] for step in steps]
+            for step, other in zip(
+                single.run_chunk([at[row] * f], SEEDS[row : row + 1], feed), steps, strict=True
             ):
-                assert relative_error(other.velocity[row], one.velocity[0]) <= STEP[torch.float32]
+                assert relative_error(other.velocity[row], step.velocity[0]) <= STEP[torch.float32]
 
 
 def test_caches_on_the_host_give_the_same_chunks() -> None:
@@ -155,8 +155,8 @@ def test_caches_on_the_host_give_the_same_chunks() -> None:
     config = talk_config("fp4", model={"layers": 4})
     streamed = config.changed(stream=replace(config.workload.stream, offload_cache=True))
     assert [streamed.device_layers(group) for group in streamed.layer_groups] == [2]
-    for wanted, made in zip(alone(config, 0), alone(streamed, 0), strict=True):
-        assert torch.equal(made, wanted)
+    for wanted, actual in zip(alone(config, 0), alone(streamed, 0), strict=True):
+        assert torch.equal(actual, wanted)
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
@@ -168,8 +168,8 @@ def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_i
     text, allocated = golden_text(config).numpy(), []
 
     def opened_on(pool: Pool, row: int) -> Session:
-        given = {"inputs": of_row(config, row, None), "reference": portrait_of(config, row)}
-        return pool.open_session(seed=SEEDS[row], text=text, **given)
+        beginning = {"inputs": of_row(config, row, None), "reference": portrait_of(config, row)}
+        return pool.open_session(seed=SEEDS[row], text=text, **beginning)
 
     def bytes_of(pool: Pool, session: Session) -> dict[str, bytes]:
         return {
@@ -197,8 +197,8 @@ def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_i
         for number, chunk in enumerate(chunks):
             assert np.array_equal(session.run_chunk(of_row(config, 1, number)).to_host(), chunk)
         assert not allocated
-        for one in (session, sessions[1]):
-            one.close()
+        for other in (session, sessions[1]):
+            other.close()
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_fused_layers_are_the_plain_ones(
         for stream in streams:
             stream.buffers[BUFFERS[audio.AUDIO]].copy_(FAMILY.golden_inputs(plain, chunk)[audio.AUDIO])
         wanted = streams[0].run_chunk([2 * chunk], [3])
-        made = streams[1].run_chunk([2 * chunk], [3], feed=[one.latents for one in wanted])
-        for one, other in zip(wanted, made, strict=True):
-            error = relative_error(other.velocity, one.velocity)
+        results = streams[1].run_chunk([2 * chunk], [3], feed=[step.latents for step in wanted])
+        for step, other in zip(wanted, results, strict=True):
+            error = relative_error(other.velocity, step.velocity)
             worst(f"seko-talk, fused layers, {scheme} {sorted(change)}", error)
             assert error <= bar
 
@@ -252,12 +252,12 @@ def test_a_step_of_eulers_method(name: str) -> None:
     shape = (1, 16, s.chunk_frames, s.latent_height, s.latent_width)
     x, v = (torch.randn(shape, generator=generator) for _ in range(2))
     advance = ADVANCE[name](config.model, s)
-    made = advance(x, v, torch.tensor([0.9375]), torch.tensor([0.625]), torch.tensor([1]))
+    actual = advance(x, v, torch.tensor([0.9375]), torch.tensor([0.625]), torch.tensor([1]))
     wanted = x + (0.625 - 0.9375) * v
     if name == "euler-bf16":
         wanted = wanted.to(torch.bfloat16).to(torch.float32)
     wanted[:, :, :1] = x[:, :, :1]
-    assert relative_error(made, wanted) <= 1e-7
+    assert relative_error(actual, wanted) <= 1e-7
     frames, none = torch.tensor([[0, 1]]), torch.zeros(1, dtype=torch.int64)
     noise = Noise(config.model, s, rounded=advance.rounded)(none, frames, none, x, none)
     assert torch.equal(noise, noise.bfloat16().float()) == advance.rounded
@@ -291,7 +291,7 @@ def test_a_compiled_step_keeps_its_rounding(tmp_path: Path, monkeypatch: pytest.
         from torch._inductor import config as compiler
 
         with compiler.patch(compile_threads=1):
-            made = torch.compile(advance, fullgraph=True)(x, v, sigma, sigma / 2, none)
-    assert torch.equal(made, made.bfloat16().float())
+            compiled = torch.compile(advance, fullgraph=True)(x, v, sigma, sigma / 2, none)
+    assert torch.equal(compiled, compiled.bfloat16().float())
     # Where one of the two fuses multiplication and addition, a number may be rounded the other way.
-    torch.testing.assert_close(made, advance(x, v, sigma, sigma / 2, none), rtol=2**-7, atol=0)
+    torch.testing.assert_close(compiled, advance(x, v, sigma, sigma / 2, none), rtol=2**-7, atol=0)

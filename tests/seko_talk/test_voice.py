@@ -72,15 +72,15 @@ def changed(folder: Path, target: Path, **fields: object) -> Path:
     target.mkdir()
     for file in folder.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
-    told = json.loads((folder / "config.json").read_text()) | fields
-    (target / "config.json").write_text(json.dumps(told))
+    table = json.loads((folder / "config.json").read_text()) | fields
+    (target / "config.json").write_text(json.dumps(table))
     return target
 
 
 def features(folder: Path) -> HubertFeatures:
-    config, made = hubert_config_of(folder), load_hubert(folder, hubert_config_of(folder))
+    config, weights = hubert_config_of(folder), load_hubert(folder, hubert_config_of(folder))
     module = HubertFeatures(config, 13)
-    module.load_state_dict({name: made[name] for name, _ in module.named_parameters()})
+    module.load_state_dict({name: weights[name] for name, _ in module.named_parameters()})
     return module.eval()
 
 
@@ -89,12 +89,12 @@ def test_hubert_is_transformers(hubert: tuple[Path, Any], worst: Callable[[str, 
     folder, model = hubert
     windows = torch.randn(3, 16_000, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        wanted, made = model(windows).last_hidden_state, features(folder)(windows)
+        wanted, actual = model(windows).last_hidden_state, features(folder)(windows)
     assert wanted.shape[1] == hubert_config_of(folder).feature_count(16_000) == 49
-    error = relative_error(made, wanted[:, 18:31])
+    error = relative_error(actual, wanted[:, 18:31])
     worst("HuBERT", error)
     assert error <= BAR
-    assert relative_error(made, wanted[:, 17:30]) > 1000 * BAR
+    assert relative_error(actual, wanted[:, 17:30]) > 1000 * BAR
 
 
 def test_the_large_models_names_and_shapes_are_transformers() -> None:
@@ -113,7 +113,7 @@ def test_the_large_models_names_and_shapes_are_transformers() -> None:
     with torch.device("meta"):
         stored = transformers.HubertModel(large).state_dict()
     stored.pop("masked_spec_embed")
-    assert hubert_shapes(HubertConfig()) == {name: tuple(one.shape) for name, one in stored.items()}
+    assert hubert_shapes(HubertConfig()) == {name: tuple(tensor.shape) for name, tensor in stored.items()}
 
 
 def test_an_older_file_is_the_same(hubert: tuple[Path, Any], tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_an_older_file_is_the_same(hubert: tuple[Path, Any], tmp_path: Path) -> 
     stored[f"{conv}weight_v"] = stored.pop(f"{conv}parametrizations.weight.original1")
     torch.save(stored | {"masked_spec_embed": torch.zeros(WIDTH)}, older / "pytorch_model.bin")
     (older / "model.safetensors").unlink()
-    one, other = features(folder).state_dict(), features(older).state_dict()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    state, other = features(folder).state_dict(), features(older).state_dict()
+    assert all(torch.equal(state[name], other[name]) for name in state)
 
 
 def test_other_encoders_are_refused(hubert: tuple[Path, Any], tmp_path: Path) -> None:
     folder, _ = hubert
-    for number, (fields, told) in enumerate(
+    for number, (fields, words) in enumerate(
         (
             ({"model_type": "wav2vec2"}, "model_type is 'wav2vec2', expected 'hubert'"),
             ({"feat_extract_norm": "group"}, "feat_extract_norm is 'group', expected 'layer'"),
@@ -139,7 +139,7 @@ def test_other_encoders_are_refused(hubert: tuple[Path, Any], tmp_path: Path) ->
             ({"hidden_size": "48"}, "hidden_size has another type"),
         )
     ):
-        with pytest.raises(NotACheckpointError, match=told):
+        with pytest.raises(NotACheckpointError, match=words):
             hubert_config_of(changed(folder, tmp_path / str(number), **fields))
     bare = changed(folder, tmp_path / "bare")
     (bare / "preprocessor_config.json").unlink()
@@ -159,8 +159,8 @@ def test_other_encoders_are_refused(hubert: tuple[Path, Any], tmp_path: Path) ->
         resolved("seko-talk-tiny", audio_encoder=odd)
     with pytest.raises(UsageError, match="49 frames of 16000 samples, the model takes 50"):
         HubertConfig().first_frame(50)
-    for width, told in ((64, "64 wide, 'seko-talk-tiny' takes 48"),):
-        with pytest.raises(UsageError, match=told):
+    for width, words in ((64, "64 wide, 'seko-talk-tiny' takes 48"),):
+        with pytest.raises(UsageError, match=words):
             talk_config(audio=HubertConfig(dim=width))
 
 
@@ -170,8 +170,8 @@ def test_the_projector_is_torchs_decoder(frames: int, worst: Callable[[str, floa
     config = talk_config(layout={"chunk_frames": frames, "ring_frames": 2 * frames})
     m, checkpoint = config.model, random_checkpoint(config)
     weights = {
-        name.removeprefix(f"{PROJECTOR}."): one
-        for name, one in checkpoint.items()
+        name.removeprefix(f"{PROJECTOR}."): tensor
+        for name, tensor in checkpoint.items()
         if name.startswith(PROJECTOR)
     }
     ours = on_meta(lambda: audio.AudioTokens(config)).to_empty(device="cpu")
@@ -189,10 +189,10 @@ def test_the_projector_is_torchs_decoder(frames: int, worst: Callable[[str, floa
     )
     heard = FAMILY.golden_inputs(config, 0)[audio.AUDIO]
     with torch.no_grad():
-        made, _ = ours({audio.AUDIO: heard}, torch.arange(frames)[None])
+        actual, _ = ours({audio.AUDIO: heard}, torch.arange(frames)[None])
         memory = torch.nn.functional.linear(heard[0, 0], weights["proj_in.weight"], weights["proj_in.bias"])
         wanted = theirs(weights["learnable_queries"].expand(frames, -1, -1), memory)
-    error = relative_error(made[0, 0], wanted)
+    error = relative_error(actual[0, 0], wanted)
     worst("the audio projector", error)
     assert error <= BAR
 
@@ -229,7 +229,7 @@ def test_a_session_hears_what_is_pushed(
             heard = [heard_by(model, torch.from_numpy(voice), 2 * number, 2)[0] for voice in voices]
             wanted.append(session.run_chunk({"audio": torch.stack(heard).numpy()}).to_host())
     for late in (0, 4000):
-        made: list[np.ndarray] = []
+        results: list[np.ndarray] = []
         pushed = np.concatenate((np.zeros((speakers, late), np.float32), voices), axis=1)
         with session_of(config, folder) as session:
             at = 0
@@ -243,10 +243,10 @@ def test_a_session_hears_what_is_pushed(
                     session.run_chunk()
                 session.push_audio(pushed[:, end - 1 : end])
                 at = end
-                made.append(session.run_chunk().to_host())
+                results.append(session.run_chunk().to_host())
         errors = [
-            relative_error(torch.from_numpy(one), torch.from_numpy(other))
-            for one, other in zip(made, wanted, strict=True)
+            relative_error(torch.from_numpy(result), torch.from_numpy(other))
+            for result, other in zip(results, wanted, strict=True)
         ]
         if late:
             assert errors[-1] > 100 * STREAM_BAR
@@ -264,12 +264,12 @@ def test_rows_hear_their_own_voices_and_forget_them(hubert: tuple[Path, Any]) ->
         config, random_checkpoint(config), MediaTensors(audio=load_hubert(folder, hubert_config_of(folder)))
     )
     text, portrait = golden_text(config), random_reference(config)[:1].expand(2, -1, -1, -1, -1).contiguous()
-    one, other = sound()[0], sound(seed=6)[0]
+    voice, other = sound()[0], sound(seed=6)[0]
     with eager_session(
         config, weights, text[:1].expand(2, -1, -1).contiguous(), [3, 3], reference=portrait
     ) as session:
         session.set_inputs({"picture": np.ones((5, 40), np.float32)})
-        session.push_audio(one, row=0)
+        session.push_audio(voice, row=0)
         with pytest.raises(RuntimeUsageError, match=r"none was pushed"):
             session.run_chunk()
         session.push_audio(other, row=1)
@@ -281,7 +281,7 @@ def test_rows_hear_their_own_voices_and_forget_them(hubert: tuple[Path, Any]) ->
         session.restart_row(1)
         with pytest.raises(RuntimeUsageError, match="none was pushed: push_audio"):
             session.run_chunk()
-        session.push_audio((one * 32767).astype(np.int16))
+        session.push_audio((voice * 32767).astype(np.int16))
         again = session.run_chunk().to_host()
         assert np.array_equal(again[0], again[1])
         assert (
@@ -307,8 +307,8 @@ def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(hear
     """One that takes features, and one whose model hears nothing."""
     config = talk_config()
     table = tuple(
-        Weight(name, tuple(one.shape), dtype_name(one.dtype))
-        for name, one in weights_of(config, random_checkpoint(config)).items()
+        Weight(name, tuple(tensor.shape), dtype_name(tensor.dtype))
+        for name, tensor in weights_of(config, random_checkpoint(config)).items()
     )
     manifest = describe(config, EAGER, table, {})
     if not hears:
@@ -352,7 +352,7 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
     text, voice = golden_text(config).numpy(), sound()[0]
     opening = {"seed": 3, "text": text, "reference": random_reference(config)[0].numpy()}
     with opened(config, media=media) as pool:
-        made: list[list[np.ndarray]] = []
+        runs: list[list[np.ndarray]] = []
         for interrupted in (False, True):
             session = pool.open_session(**opening)
             session.push_audio(voice)
@@ -375,38 +375,38 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
                     first, _ = session.audio_needed()
                     session.push_audio(voice[first:], at=first)
             session.close()
-            made.append(chunks)
-    for one, other_chunk in zip(*made, strict=True):
-        assert np.array_equal(one, other_chunk)
+            runs.append(chunks)
+    for chunk, other_chunk in zip(*runs, strict=True):
+        assert np.array_equal(chunk, other_chunk)
 
 
 def test_a_session_steps_back_and_hears_something_else(hubert: tuple[Path, Any]) -> None:
     """Whatever was made is as if it had not been: an interruption. Past the wrap by the last chunk alone."""
     folder, _ = hubert
     config = talk_config(layout={"chunk_frames": 1, "ring_frames": 3})  # and a sink of 1
-    one, other = sound()[0], sound(seed=6)[0]
-    for made, back in ((3, 1), (4, 0), (6, 5)):
+    voice, other = sound()[0], sound(seed=6)[0]
+    for count, back in ((3, 1), (4, 0), (6, 5)):
         cut = 1000 * (4 * back - 3) if back else 0
         with session_of(config, folder) as session:
-            session.push_audio(np.concatenate((one[:cut], other[cut:])))
-            wanted = [session.run_chunk().to_host() for _ in range(made + 1)]
+            session.push_audio(np.concatenate((voice[:cut], other[cut:])))
+            wanted = [session.run_chunk().to_host() for _ in range(count + 1)]
         with session_of(config, folder) as session:
-            session.push_audio(one)
-            for _ in range(made):
+            session.push_audio(voice)
+            for _ in range(count):
                 session.run_chunk()
-            with pytest.raises(RuntimeUsageError, match=f"cannot step back to chunk {made + 1}"):
-                session.rewind(made + 1)
-            if made > 4:
+            with pytest.raises(RuntimeUsageError, match=f"cannot step back to chunk {count + 1}"):
+                session.rewind(count + 1)
+            if count > 4:
                 with pytest.raises(
                     RuntimeUsageError, match=r"expected 5 to 6: before that the cache holds no"
                 ):
                     session.rewind(back - 1)
             session.rewind(back)
-            if made > 4:  # what was undone took slots of frames that the chunk before it reads
+            if count > 4:  # what was undone took slots of frames that the chunk before it reads
                 with pytest.raises(RuntimeUsageError, match="expected 5 to 5"):
                     session.rewind(back - 1)
             session.push_audio(other[cut:], at=cut)
-            for number in range(back, made + 1):
+            for number in range(back, count + 1):
                 assert np.array_equal(session.run_chunk().to_host(), wanted[number])
 
 
@@ -421,17 +421,17 @@ def test_masks_of_speakers_are_made_of_pictures(tmp_path: Path) -> None:
     for name, picture in (("left", left), ("tall", tall)):
         np.save(tmp_path / f"{name}.npy", picture)
     files = [tmp_path / "left.npy", tmp_path / "tall.npy"]
-    made = mask_inputs(read_masks(files), two, {})["speaker_masks"]
-    assert made.dtype == np.float32
-    assert made.tolist() == [[1, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]]
+    mask_array = mask_inputs(read_masks(files), two, {})["speaker_masks"]
+    assert mask_array.dtype == np.float32
+    assert mask_array.tolist() == [[1, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]]
     assert mask_inputs([], alone, {}) == {}
-    for masks, manifest, files, told in (
+    for masks, manifest, files, words in (
         ([left], two, {}, "1 masks given for 2 speakers"),
         ([left], alone, {}, "takes no masks"),
         ([left, left[..., 0]], two, {}, r"a mask is uint8 \[64, 96\]"),
-        ([left, tall], two, {"speaker_masks": made}, "both say where the speakers are"),
+        ([left, tall], two, {"speaker_masks": mask_array}, "both say where the speakers are"),
     ):
-        with pytest.raises(RuntimeUsageError, match=told):
+        with pytest.raises(RuntimeUsageError, match=words):
             mask_inputs(masks, manifest, files)
 
 
@@ -469,4 +469,4 @@ def test_lateness_is_that_of_a_live_run(seconds: list[float], began: float) -> N
         free = spoken + taken if free < spoken else free + taken
         late.append(free - spoken)
     assert windows.lateness(times) == pytest.approx(late, abs=1e-6)
-    assert all(one >= taken - 1e-6 for one, taken in zip(late, seconds, strict=True))
+    assert all(latency >= taken - 1e-6 for latency, taken in zip(late, seconds, strict=True))

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.live.session import MAX_WAITING
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool, toy_whole
 
@@ -61,19 +62,19 @@ async def watch(
     client: AsyncClient, chunks: int, *, acknowledge: bool = True
 ) -> tuple[list[Media], list[dict[str, Any]]]:
     """Take so many chunks; return media and JSON in the order in which they came."""
-    media, told = [], []
+    media, messages = [], []
     async for received in client.messages():
         if isinstance(received, Media):
             media.append(received)
             continue
-        told.append(received)
+        messages.append(received)
         if received["type"] == "chunk":
             if acknowledge:
                 await client.send("ack", chunk=received["chunk"])
             chunks -= 1
             if not chunks:
                 break
-    return media, told
+    return media, messages
 
 
 def alone(chunks: int, prompts: dict[int, str]) -> np.ndarray:
@@ -89,7 +90,7 @@ def alone(chunks: int, prompts: dict[int, str]) -> np.ndarray:
 
 def pictures(media: list[Media]) -> np.ndarray:
     shape = (toy_whole.HEIGHT, toy_whole.WIDTH, 3)
-    return np.stack([np.frombuffer(one.payload, np.uint8).reshape(shape) for one in media])
+    return np.stack([np.frombuffer(message.payload, np.uint8).reshape(shape) for message in media])
 
 
 def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(start: Starter) -> None:
@@ -99,8 +100,8 @@ def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(start: Starter) 
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 5)
         await client.close()
-        assert [one.serial for one in media] == list(range(len(media)))
-        assert [one.first for one in media] == list(range(len(media)))
+        assert [message.serial for message in media] == list(range(len(media)))
+        assert [message.first for message in media] == list(range(len(media)))
         assert np.array_equal(pictures(media), alone(5, {0: PROMPT}))
 
     run(test, server)
@@ -113,11 +114,11 @@ def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: St
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
         name = await client.send("prompt", text="c a")
-        more, told = await watch(client, 4)
+        more, messages = await watch(client, 4)
         await client.close()
-        kinds = [(one["type"], one.get("id")) for one in told if one.get("id") == name]
+        kinds = [(message["type"], message.get("id")) for message in messages if message.get("id") == name]
         assert kinds == [("received", name), ("applied", name)]
-        (chunk,) = [one["chunk"] for one in told if one["type"] == "applied"]
+        (chunk,) = [message["chunk"] for message in messages if message["type"] == "applied"]
         assert np.array_equal(pictures(media + more), alone(6, {0: PROMPT, chunk: "c a"}))
 
     run(test, server)
@@ -132,7 +133,7 @@ def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes
         await watch(quiet, 2, acknowledge=False)
         other = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
         await watch(other, 8)
-        facts = {one["id"]: one["chunks"] for one in http(f"{server.url}/v1/sessions")[1]["data"]}
+        facts = {session["id"]: session["chunks"] for session in http(f"{server.url}/v1/sessions")[1]["data"]}
         assert facts[quiet._id] == 2
         assert facts[other._id] >= 8
         await quiet.send("ack", chunk=1)
@@ -154,7 +155,7 @@ def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) 
         await client.resume()
         assert client._resume != stale
         more, _ = await watch(client, 3)
-        seen = [one.serial for one in media + more]
+        seen = [message.serial for message in media + more]
         assert seen == list(range(len(seen)))
         together = pictures(media + more)
         assert np.array_equal(together, alone(6, {0: PROMPT})[: len(together)])
@@ -254,6 +255,15 @@ def test_keys_are_asked_for_and_tenants_do_not_see_each_other(start: Starter) ->
     assert http(f"{server.url}/v1/sessions", key=second)[1]["data"] == []
 
 
+def test_a_change_that_is_refused_changes_nothing(start: Starter) -> None:
+    server = start()
+    opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
+    url = f"{server.url}/v1/sessions/{opened['id']}"
+    for _ in range(MAX_WAITING + 1):  # a prompt that was taken would fill the queue of controls
+        assert http(url, "PATCH", {"prompt": PROMPT, "paused": 1})[0] == 400
+    assert http(url, "PATCH", {"prompt": PROMPT, "paused": True})[1]["state"] == "paused"
+
+
 @pytest.mark.parametrize(
     ("table", "status", "code"),
     [
@@ -274,8 +284,8 @@ def test_what_cannot_be_opened_is_refused_and_takes_no_row(
     start: Starter, table: object, status: int, code: str
 ) -> None:
     server = start()
-    found, answer = http(f"{server.url}/v1/sessions", "POST", table)
-    assert (found, answer["error"]["code"]) == (status, code)
+    answered, answer = http(f"{server.url}/v1/sessions", "POST", table)
+    assert (answered, answer["error"]["code"]) == (status, code)
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
@@ -289,22 +299,22 @@ def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(start: Star
         async with connect(url, subprotocols=["seko.v1", *entrance]) as socket:  # type: ignore[list-item]
             with suppress(ConnectionClosed):  # a refusal, which is read next
                 await socket.send(first)
-            told = json.loads(await socket.recv())
+            error = json.loads(await socket.recv())
             await socket.wait_closed()
-            return told, socket.close_code or 0
+            return error, socket.close_code or 0
 
     async def test(_: Callable[[], AsyncClient]) -> None:
         hello = json.dumps({"type": "hello", "codecs": ["h264"]})
-        told, code = await refused(["seko.ticket.x"], hello, "nothing")
-        assert (told["type"], told["code"], code) == ("error", "unauthorized", 1008)
+        error, code = await refused(["seko.ticket.x"], hello, "nothing")
+        assert (error["type"], error["code"], code) == ("error", "unauthorized", 1008)
         for first, expected in (
             ('{"type": "ack", "chunk": 1}', "bad_request"),
             ("{", "bad_request"),
             (json.dumps({"type": "hello", "codecs": ["av1"]}), "unsupported"),
         ):
             _, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
-            told, code = await refused([f"seko.ticket.{opened['ticket']}"], first, opened["id"])
-            assert (told["code"], code) == (expected, 1008)
+            error, code = await refused([f"seko.ticket.{opened['ticket']}"], first, opened["id"])
+            assert (error["code"], code) == (expected, 1008)
             http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")
 
     run(test, server)

@@ -45,9 +45,9 @@ def said_alone(text: str, voice: Voice = NO_VOICE, positions: int = 18, **settin
     return alone(prompt, min(LIMITS.patches(len(text)), positions - len(prompt.ids)), **settings)
 
 
-def same(made: Sequence[Floats], wanted: Sequence[Floats]) -> None:
+def same(patches: Sequence[Floats], wanted: Sequence[Floats]) -> None:
     """The same bits."""
-    assert [patch.tobytes() for patch in made] == [patch.tobytes() for patch in wanted]
+    assert [patch.tobytes() for patch in patches] == [patch.tobytes() for patch in wanted]
 
 
 @pytest.fixture
@@ -75,20 +75,20 @@ def test_a_session_says_what_the_model_says_by_loops(pool: SpeechPool, voice: Vo
 
 def test_a_text_in_sentences_is_read_as_it_is_spoken(pool: SpeechPool) -> None:
     """Sound comes before the second sentence is there, and each sounds as it does alone."""
-    given: list[str] = []
+    consumed: list[str] = []
 
     def writing() -> Iterator[str]:
         for text in TEXTS[:3]:
-            given.append(text)
+            consumed.append(text)
             yield text
 
     with pool.open_session(seed=2) as session:
-        made = []
+        patches = []
         for samples in session.speak(writing()):
-            made.append(samples)
-            assert len(made) > len(said_alone(TEXTS[0], seed=2)) or given == [TEXTS[0]]
-        assert given == list(TEXTS[:3])
-        same(made, [patch for text in TEXTS[:3] for patch in said_alone(text, seed=2)])
+            patches.append(samples)
+            assert len(patches) > len(said_alone(TEXTS[0], seed=2)) or consumed == [TEXTS[0]]
+        assert consumed == list(TEXTS[:3])
+        same(patches, [patch for text in TEXTS[:3] for patch in said_alone(text, seed=2)])
 
 
 def test_the_limit_is_the_models_or_the_callers_or_that_of_the_positions(pool: SpeechPool) -> None:
@@ -113,10 +113,10 @@ def test_a_flag_may_be_read_one_step_late_and_the_surplus_patch_is_dropped(pool:
     with pool.open_session(seed=seed) as session:
         session.begin(text)
         row = session._running_row()
-        made = [patch for _ in range(len(wanted) + 1) for patch in pool.step([session])]
-        assert made.pop() is None
+        patches = [patch for _ in range(len(wanted) + 1) for patch in pool.step([session])]
+        assert patches.pop() is None
         assert pool._rows.row(row).patches == len(wanted) + 1  # the surplus one was made
-        same(made, wanted)
+        same(patches, wanted)
         with pytest.raises(UsageError, match="no text to speak, or has spoken it"):
             pool.step([session])
         same(list(session.speak(text)), wanted)
@@ -133,8 +133,8 @@ def test_rows_decode_while_one_is_filled_then_one_finishes_and_a_new_one_takes_i
     with open_pool(buckets=(bucket,)) as pool:
         count = max(bucket, 2)
         sessions = [pool.open_session(seed=seed, positions=18) for seed in range(count)]
-        made: dict[SpeechSession, list[Floats]] = {session: [] for session in sessions}
-        said = {session: TEXTS[at] for at, session in enumerate(sessions)}
+        patches_of: dict[SpeechSession, list[Floats]] = {session: [] for session in sessions}
+        text_of = {session: TEXTS[at] for at, session in enumerate(sessions)}
         long = "qqqqqqqqqqq"  # two parts of a prompt
 
         def turn(*some: SpeechSession) -> None:
@@ -144,14 +144,14 @@ def test_rows_decode_while_one_is_filled_then_one_finishes_and_a_new_one_takes_i
             for _ in range(len(some)):
                 for session, patch in pool.serve_next():
                     if patch is not None and not patch.surplus():
-                        made[session].append(patch.samples())
+                        patches_of[session].append(patch.samples())
 
         for session in sessions[:-1]:
-            session.begin(said[session])
+            session.begin(text_of[session])
         for _ in range(3):
             turn(*sessions[:-1])
         sessions[-1].begin(long)
-        said[sessions[-1]] = long
+        text_of[sessions[-1]] = long
         for _ in range(3):
             turn(*sessions)
         row, ended = sessions[0]._row, sessions[0]
@@ -159,15 +159,15 @@ def test_rows_decode_while_one_is_filled_then_one_finishes_and_a_new_one_takes_i
         ended.close()
         new = pool.open_session(seed=9, positions=18)
         assert new._row == row
-        made[new], said[new] = [], TEXTS[2]
-        new.begin(said[new])
+        patches_of[new], text_of[new] = [], TEXTS[2]
+        new.begin(text_of[new])
         for _ in range(20):
             turn(*sessions[1:], new)
         for seed, session in [*enumerate(sessions), (9, new)]:
-            wanted = said_alone(said[session], seed=seed)
-            same(made[session], wanted if session is not ended else wanted[: len(made[session])])
+            wanted = said_alone(text_of[session], seed=seed)
+            same(patches_of[session], wanted if session is not ended else wanted[: len(patches_of[session])])
             session.close()
-        assert len(made[ended]) >= 3
+        assert len(patches_of[ended]) >= 3
 
 
 def test_a_prompt_stalls_those_who_speak_for_one_call_at_most(pool: SpeechPool) -> None:
@@ -205,10 +205,10 @@ def test_threads_that_speak_share_calls(buckets: tuple[int, ...]) -> None:
 
     with open_pool(buckets=buckets, wrap=counting) as pool:
         sessions = [pool.open_session(seed=seed, positions=18) for seed in range(SESSIONS)]
-        made: dict[int, list[Floats]] = {}
+        patches_of: dict[int, list[Floats]] = {}
 
         def speak(seed: int) -> None:
-            made[seed] = list(sessions[seed].speak(TEXTS * 3))
+            patches_of[seed] = list(sessions[seed].speak(TEXTS * 3))
 
         threads = [threading.Thread(target=speak, args=(seed,)) for seed in range(SESSIONS)]
         for thread in threads:
@@ -216,7 +216,7 @@ def test_threads_that_speak_share_calls(buckets: tuple[int, ...]) -> None:
         for thread in threads:
             thread.join()
         for seed, session in enumerate(sessions):
-            same(made[seed], [patch for text in TEXTS * 3 for patch in said_alone(text, seed=seed)])
+            same(patches_of[seed], [patch for text in TEXTS * 3 for patch in said_alone(text, seed=seed)])
             session.close()
         assert calls["rows"] > calls["step"]  # some were shared
 
@@ -273,8 +273,8 @@ def test_a_pause_at_any_time_changes_nothing(pool: SpeechPool) -> None:
         blocks = pool.open_session(positions=30)
         list(blocks.speak("aa"))
         session.resume()
-        made = [patch.samples() for patch in served if patch is not None]
-        same([*made, *session.sound()], said_alone(text, seed=3))
+        patches = [patch.samples() for patch in served if patch is not None]
+        same([*patches, *session.sound()], said_alone(text, seed=3))
         session.close()
         blocks.close()
 
@@ -282,12 +282,12 @@ def test_a_pause_at_any_time_changes_nothing(pool: SpeechPool) -> None:
 def test_a_session_that_is_paused_while_it_speaks_goes_on_where_it_was(pool: SpeechPool) -> None:
     with pool.open_session(seed=3) as session:
         sound = session.speak("hallo", ahead=2)
-        made = [next(sound)]
+        patches = [next(sound)]
         session.pause()
         with pytest.raises(SessionClosedError, match="paused; call resume"):
             next(sound)
         session.resume()
-        same([*made, *session.sound()], said_alone("hallo", seed=3))
+        same([*patches, *session.sound()], said_alone("hallo", seed=3))
 
 
 @pytest.mark.parametrize("calls", range(4))
@@ -298,16 +298,16 @@ def test_a_snapshot_goes_on_in_another_pool(tmp_path: Path, calls: int) -> None:
         session = pool.open_session(seed=3, positions=18)
         session.begin(text)
         session.request_patch(0.0)
-        made = []
+        patches = []
         for _ in range(calls):
-            made += [patch.samples() for _, patch in pool.serve_next() if patch is not None]
+            patches += [patch.samples() for _, patch in pool.serve_next() if patch is not None]
             if session.due is None:
                 session.request_patch(0.0)
         session.save(tmp_path / "saved")
         session.close()
         blocks = other.open_session(positions=20)
         again = other.restore(tmp_path / "saved")
-        same([*made, *again.sound()], said_alone(text, seed=3))
+        same([*patches, *again.sound()], said_alone(text, seed=3))
         with pytest.raises(SnapshotError, match="is of artifact 'd'"):
             foreign.restore(tmp_path / "saved")
         again.close()
@@ -368,11 +368,11 @@ def test_places_are_those_that_sessions_ask_for(pool: SpeechPool) -> None:
 
 
 def test_a_session_that_nobody_holds_gives_its_places_back(pool: SpeechPool) -> None:
-    held = [pool.open_session(positions=32), pool.open_session(positions=32)]
+    sessions = [pool.open_session(positions=32), pool.open_session(positions=32)]
     with pytest.warns(ResourceWarning, match="was never closed"):
-        del held[0]
-    held.append(pool.open_session(positions=32))
-    for session in held:
+        del sessions[0]
+    sessions.append(pool.open_session(positions=32))
+    for session in sessions:
         session.close()
 
 
@@ -384,12 +384,12 @@ def test_a_voice_is_encoded_stretch_by_stretch(pool: SpeechPool) -> None:
         wanted = np.cumsum(np.pad(sound, padding).reshape(-1, 2).sum(1)).reshape(3, P, C)
         np.testing.assert_allclose(patches, wanted, rtol=1e-6)
     assert pool.encode_voice() == NO_VOICE
-    made: dict[int, Floats] = {}
+    references: dict[int, Floats] = {}
 
     def encode(number: int) -> None:
         reference = pool.encode_voice(np.full(101, number, np.float32)).reference
         assert reference is not None
-        made[number] = reference
+        references[number] = reference
 
     threads = [threading.Thread(target=encode, args=(number,)) for number in range(1, 5)]
     for thread in threads:
@@ -397,11 +397,11 @@ def test_a_voice_is_encoded_stretch_by_stretch(pool: SpeechPool) -> None:
     for thread in threads:
         thread.join()
     for number in range(1, 5):
-        np.testing.assert_array_equal(made[number], number * made[1])
+        np.testing.assert_array_equal(references[number], number * references[1])
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "words"),
     [
         ({"reference": np.zeros(0, np.float32)}, "reference is float32"),
         ({"reference": np.zeros((2, 3), np.float32)}, "expected float32"),
@@ -412,13 +412,13 @@ def test_a_voice_is_encoded_stretch_by_stretch(pool: SpeechPool) -> None:
         ({"text": "yes"}, "give both or neither"),
     ],
 )
-def test_what_is_no_voice_is_refused(pool: SpeechPool, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        pool.encode_voice(**given)
+def test_what_is_no_voice_is_refused(pool: SpeechPool, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        pool.encode_voice(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "words"),
     [
         ({"seed": -1}, "seed is -1"),
         ({"guidance": float("nan")}, "guidance is nan"),
@@ -427,9 +427,9 @@ def test_what_is_no_voice_is_refused(pool: SpeechPool, given: dict[str, Any], sa
         ({"voice": "anna"}, "voice is 'anna'"),
     ],
 )
-def test_what_no_session_can_have_is_refused(pool: SpeechPool, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        pool.open_session(**given)
+def test_what_no_session_can_have_is_refused(pool: SpeechPool, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        pool.open_session(**arguments)
     assert pool.free == pool.capacity
 
 
@@ -504,14 +504,14 @@ def test_an_error_reaches_the_threads_whose_sessions_the_call_carried_and_no_oth
     with open_pool(wrap=planted) as pool:
         hit, spared = pool.open_session(seed=1), pool.open_session(seed=2)
         sound = spared.speak("zzzz")
-        made = [next(sound)]
+        patches = [next(sound)]
         failing[0] = True
         begun = hit.speak("hallo")
         hit.begin("hallo")
         hit._ahead = 1
         hit.request_patch(0.0)
-        made += sound  # its thread runs the prefill that fails
-        same(made, said_alone("zzzz", seed=2))
+        patches += sound  # its thread runs the prefill that fails
+        same(patches, said_alone("zzzz", seed=2))
         with pytest.raises(EngineRunError, match="planted"):
             list(hit.sound())
         failing[0] = False
@@ -526,21 +526,21 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         first, second = pool.open_session(seed=1), pool.open_session(seed=2)
         first.begin("hallo")
         launches = pool._rows.launches
-        made = pool.step([first])
+        patches = pool.step([first])
         assert pool._rows.launches == launches + 2  # a prefill and a step
         first.pause()
         second.begin("aa")
         pool.step([second])
         first.resume()
-        made += [pool.step([first, second])[0], pool.step([first])[0]]
+        patches += [pool.step([first, second])[0], pool.step([first])[0]]
         assert pool._rows.launches == launches + 6
-        same([patch for patch in made if patch is not None], said_alone("hallo", seed=1)[:3])
+        same([patch for patch in patches if patch is not None], said_alone("hallo", seed=1)[:3])
         sound_in = np.arange(1, 12, dtype=np.float32) / 8
         second.voice = voice = pool.encode_voice(sound_in, continued=sound_in, text="no")
         sound = second.speak("aa")  # with a lead-in, while the first speaks on
-        made = [next(sound)]
+        patches = [next(sound)]
         same(list(first.sound()), said_alone("hallo", seed=1)[3:])
         first.snapshot().blocks()
-        same([*made, *sound], said_alone("aa", voice, seed=2))
+        same([*patches, *sound], said_alone("aa", voice, seed=2))
         first.close()
         second.close()

@@ -27,10 +27,10 @@ def test_each_step_is_the_originals(
     """Each step begins with the original's own state: 8 steps behind a prompt with a reference, in two calls."""
     config = CONFIGS[named]
     model = original_model(config, seed=3)
-    given = prompt(config, 19, range(1, 5), *([range(15, 19)] if ends_in_audio else []))
-    steps = run_original(model, **given, count=8)
+    inputs = prompt(config, 19, range(1, 5), *([range(15, 19)] if ends_in_audio else []))
+    steps = run_original(model, **inputs, count=8)
     speech = ours(model, config)
-    speech.prefill(0, given, start=7, tokens=16, length=48)
+    speech.prefill(0, inputs, start=7, tokens=16, length=48)
     for number, step in enumerate(steps):
         wanted = {"base": step.base, "residual": step.residual, "last_patch": step.last_patch}
         for name, state in speech.state(0).items():
@@ -41,18 +41,18 @@ def test_each_step_is_the_originals(
             else:
                 assert not state.any()
         speech.set_state(0, step.base[0], step.residual[0], step.last_patch[0])
-        made = speech.step([0], 48, step.noise)
+        results = speech.step([0], 48, step.noise)
         for name in ("patch", "embedded", "stop_logits"):
-            error = relative_error(made[name].flatten(), getattr(step, name).flatten())
+            error = relative_error(results[name].flatten(), getattr(step, name).flatten())
             worst(f"VoxCPM2 {name}", error)
             assert error <= BAR, (number, name)
-        assert made["stop"].item() == step.stop_logits.argmax().item()
+        assert results["stop"].item() == step.stop_logits.argmax().item()
     for prefix, net in (("base_lm", model.base_lm), ("residual_lm", model.residual_lm)):
         length = speech.rows[0].position
         assert length == net.kv_cache.current_length == 19 + 8
-        for part, held in zip("kv", net.kv_cache.kv_cache, strict=True):
+        for part, cached in zip("kv", net.kv_cache.kv_cache, strict=True):
             cache = speech.values[f"buffer:{prefix}.{part}"][:, 7 : 7 + length].transpose(1, 2)
-            assert relative_error(cache, held[:, 0, :, :length]) <= BAR, (prefix, part)
+            assert relative_error(cache, cached[:, 0, :, :length]) <= BAR, (prefix, part)
 
 
 def test_levels_are_the_originals() -> None:
@@ -65,11 +65,11 @@ def test_levels_are_the_originals() -> None:
     model.fsq_layer.out_proj.register_forward_pre_hook(lambda _, taken: seen.append(taken[0]))
     hidden = torch.randn(200, config.base.dim, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        wanted, made = model.fsq_layer(hidden), fsq(hidden)
+        wanted, results = model.fsq_layer(hidden), fsq(hidden)
         levels = fsq.levels(hidden)
     assert torch.equal(levels / config.fsq_scale, seen[0])
     assert len(levels.unique()) > config.fsq_scale
-    assert relative_error(made, wanted) <= BAR
+    assert relative_error(results, wanted) <= BAR
 
 
 def test_bfloat16_is_the_originals_bfloat16(worst: Callable[[str, float], None]) -> None:
@@ -78,18 +78,18 @@ def test_bfloat16_is_the_originals_bfloat16(worst: Callable[[str, float], None])
     """
     config = replace(PLAIN, dtype="bfloat16")
     model, full = original_model(config, seed=3), original_model(PLAIN, seed=3)
-    given = prompt(config, 19, range(1, 5))
+    inputs = prompt(config, 19, range(1, 5))
     speech, wide = ours(model, config, dtype=torch.bfloat16), ours(full, PLAIN)
     for pool in (speech, wide):
-        pool.prefill(0, given, start=7, tokens=16, length=48)
+        pool.prefill(0, inputs, start=7, tokens=16, length=48)
     errors: dict[str, list[float]] = {"half": [], "full": []}
-    for step in run_original(model, **given, count=12):
+    for step in run_original(model, **inputs, count=12):
         for name, pool in (("half", speech), ("full", wide)):
             dtype = pool.layout.dtype
             states = (step.base[0], step.residual[0], step.last_patch[0])
             pool.set_state(0, *(state.to(dtype) for state in states))
-            made = pool.step([0], 48, step.noise.to(dtype))
-            errors[name].append(relative_error(made["patch"], step.patch))
+            results = pool.step([0], 48, step.noise.to(dtype))
+            errors[name].append(relative_error(results["patch"], step.patch))
     mean = {name: sum(error) / len(error) for name, error in errors.items()}
     worst("VoxCPM2 in bfloat16, mean of steps", mean["half"])
     assert mean["half"] < mean["full"] / 2
@@ -99,13 +99,13 @@ def test_bfloat16_is_the_originals_bfloat16(worst: Callable[[str, float], None])
 def test_forty_free_steps_are_the_originals(named: str, worst: Callable[[str, float], None]) -> None:
     config = CONFIGS[named]
     model = original_model(config, seed=5)
-    given = prompt(config, 11, range(1, 4))
-    steps = run_original(model, **given, count=40)
+    inputs = prompt(config, 11, range(1, 4))
+    steps = run_original(model, **inputs, count=40)
     speech = ours(model, config)
-    speech.prefill(1, given, start=100, tokens=16, length=64)
+    speech.prefill(1, inputs, start=100, tokens=16, length=64)
     for number, step in enumerate(steps):
-        made = speech.step([1], 64, step.noise)
-        error = relative_error(made["patch"], step.patch)
+        results = speech.step([1], 64, step.noise)
+        error = relative_error(results["patch"], step.patch)
         worst(f"VoxCPM2 free, {named}", error)
         assert error <= FREE_BAR, number
 
@@ -114,13 +114,13 @@ def test_a_thousand_positions_and_more() -> None:
     """A prompt of 990 tokens in calls of 256, then steps past position 1,000."""
     config = PLAIN
     model = original_model(config, seed=6)
-    given = prompt(config, 990, range(1, 200), range(900, 990))
-    steps = run_original(model, **given, count=20)
+    inputs = prompt(config, 990, range(1, 200), range(900, 990))
+    steps = run_original(model, **inputs, count=20)
     speech = ours(model, config, places=1200)
-    speech.prefill(2, given, start=50, tokens=256, length=1024)
+    speech.prefill(2, inputs, start=50, tokens=256, length=1024)
     for number, step in enumerate(steps):
-        made = speech.step([2], 1024, step.noise)
-        assert relative_error(made["patch"], step.patch) <= FREE_BAR, number
+        results = speech.step([2], 1024, step.noise)
+        assert relative_error(results["patch"], step.patch) <= FREE_BAR, number
     assert speech.rows[2].position == 1010
 
 
@@ -129,10 +129,10 @@ def test_a_thousand_steps_are_the_originals(worst: Callable[[str, float], None])
     """Teacher-forced from position 11 to 1,011, over caches that we filled step by step."""
     config = PLAIN
     model = original_model(config, seed=12)
-    given = prompt(config, 11, range(1, 4))
+    inputs = prompt(config, 11, range(1, 4))
     speech = ours(model, config, places=1200)
-    speech.prefill(0, given, start=100, tokens=16, length=1024)
-    for number, step in enumerate(run_original(model, **given, count=1000)):
+    speech.prefill(0, inputs, start=100, tokens=16, length=1024)
+    for number, step in enumerate(run_original(model, **inputs, count=1000)):
         speech.set_state(0, step.base[0], step.residual[0], step.last_patch[0])
         error = relative_error(speech.step([0], 1024, step.noise)["patch"], step.patch)
         worst("VoxCPM2, a thousand steps", error)
@@ -143,25 +143,25 @@ def test_rows_that_share_calls_are_as_alone(worst: Callable[[str, float], None])
     """Three rows of other lengths, seeds and guidance, one of them padding: each is its solo run to rounding."""
     config = PLAIN
     model = original_model(config, seed=9)
-    givens = [prompt(config, 9, range(1, 3)), prompt(config, 14, range(10, 14))]
+    all_inputs = [prompt(config, 9, range(1, 3)), prompt(config, 14, range(10, 14))]
     alone = []
-    for number, given in enumerate(givens):
+    for number, inputs in enumerate(all_inputs):
         speech = ours(model, config)
-        speech.prefill(number, given, start=0, tokens=16, length=32, seed=number, guidance=1.5 + number)
+        speech.prefill(number, inputs, start=0, tokens=16, length=32, seed=number, guidance=1.5 + number)
         alone.append([speech.step([number], 32) for _ in range(6)])
     shared = ours(model, config)
     spare = shared.layout.rows - 1
     shared.rows[spare].start = shared.layout.places - 1
     shared.set_state(spare, *(torch.zeros(()) for _ in range(3)))
-    for number, given in enumerate(givens):
+    for number, inputs in enumerate(all_inputs):
         start = 30 * number
-        shared.prefill(number, given, start=start, tokens=16, length=32, seed=number, guidance=1.5 + number)
+        shared.prefill(number, inputs, start=start, tokens=16, length=32, seed=number, guidance=1.5 + number)
     for turn in range(6):
-        made = shared.step([1, spare, 0], 32)
+        results = shared.step([1, spare, 0], 32)
         shared.rows[spare].position = 0
         for number, place in ((1, 0), (0, 2)):
             for name in ("patch", "samples", "stop_logits"):
-                error = relative_error(made[name][place], alone[number][turn][name][0])
+                error = relative_error(results[name][place], alone[number][turn][name][0])
                 worst("VoxCPM2 rows", error)
                 assert error <= FREE_BAR, (turn, number, name)
 
@@ -170,11 +170,11 @@ def test_a_row_does_not_see_what_happens_to_others() -> None:
     """A row decodes while others are prefilled, step, end, and others take their places: the same bits as alone."""
     config = PLAIN
     model = original_model(config, seed=10)
-    given, others = prompt(config, 12, range(1, 4)), [prompt(config, 20), prompt(config, 7, range(3, 7))]
+    inputs, others = prompt(config, 12, range(1, 4)), [prompt(config, 20), prompt(config, 7, range(3, 7))]
 
     def spoken(*, company: bool) -> list[Tensor]:
         speech = ours(model, config)
-        speech.prefill(0, given, start=40, tokens=16, length=64, seed=5)
+        speech.prefill(0, inputs, start=40, tokens=16, length=64, seed=5)
         samples = []
         for turn in range(9):
             if company and turn in (2, 6):
@@ -184,8 +184,10 @@ def test_a_row_does_not_see_what_happens_to_others() -> None:
             if company and turn not in (0, 1, 5):
                 speech.step([2], 64)
                 speech.step([1], 64)
-            made = speech.step([0], 64)
-            samples.append(torch.cat((made["samples"][0], made["patch"].flatten(), made["stop_logits"][0])))
+            results = speech.step([0], 64)
+            samples.append(
+                torch.cat((results["samples"][0], results["patch"].flatten(), results["stop_logits"][0]))
+            )
         return samples
 
     for alone, accompanied in zip(spoken(company=False), spoken(company=True), strict=True):

@@ -241,8 +241,9 @@ class RowClocks:
 
         While no frame was evicted from the cache, the earliest chunk is chunk 0. After the first eviction, the earliest
         chunk is the last chunk that was ever begun, even if that chunk failed or was undone. The frames of the begun
-        chunk took slots that only earlier chunks would read. The result is None once the cache was rebuilt without
-        frames that had been evicted, or the row has cut to another scene.
+        chunk took slots that only earlier chunks would read. Once the cache was rebuilt without frames that had been
+        evicted, or the row has cut to another scene, it can be rewound to no earlier chunk: the result is the number
+        of chunks made.
         """
         if int(self.slot_first[row]) != int(self.first[row]) or self._cuts[row].has_cut:
             return self._chunks_made[row]

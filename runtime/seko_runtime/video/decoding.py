@@ -34,7 +34,7 @@ class Decoder:
     buffers : Mapping[str, tensor]
         The tensors of the pool, by the names of their buffers.
     decode_buffers : sequence of str
-        Names of the buffers with role ``decode``.
+        Names of the buffers with role ``lane``.
     memory : Memory
         The memory of the pool's tensors. The constructor must be called inside `Memory.ordered`, the context of
         queued device work.

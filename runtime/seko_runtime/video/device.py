@@ -129,8 +129,8 @@ class VideoDevice(Device):
                 self._memory.write(self.buffers[TEXT_BUFFER], text)
             elif spec is not None:
                 for place, row in enumerate(rows):
-                    part: object = text[place : place + 1]  # type: ignore[index] # it has a shape
-                    self._memory.write(self.row_of(TEXT_BUFFER, row), part)
+                    row_text: object = text[place : place + 1]  # type: ignore[index] # it has a shape
+                    self._memory.write(self.row_of(TEXT_BUFFER, row), row_text)
             self.run_prompt(rows)
 
     def set_inputs(self, rows: Sequence[int], inputs: Mapping[str, object] | None, *, rerun: bool) -> None:

@@ -77,8 +77,8 @@ class PromptIds:
     def unknown_words(self, cleaned: str) -> list[str]:
         """Return the words of a cleaned prompt that contain unknown tokens, each once.
 
-        The result of `unknown_words` is None if the tokenizer has no token for unknown words. `unknown_words` raises
-        the same errors as `ids`.
+        The list is empty if the tokenizer has no token for unknown words. `unknown_words` raises the same errors as
+        `ids`.
         """
         encoded = self._encoded(cleaned)
         unknown = self._unknown_id()

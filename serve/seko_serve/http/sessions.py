@@ -112,12 +112,12 @@ def _change(session: LiveSession, table: dict[str, Any]) -> None:
     """Apply the body of a PATCH request to a session: a new prompt, or a pause."""
     if set(table) - {"prompt", "recache", "paused"}:
         raise ServeError("bad_request", "unknown fields, expected some of paused, prompt, recache")
+    if not isinstance(table.get("paused", False), bool):
+        raise ServeError("bad_request", "paused is no true or false")
     if "prompt" in table:
         recache = {"recache": table["recache"]} if "recache" in table else {}
         session.control(
             parse_control(json.dumps({"type": "prompt", "id": "", "text": table["prompt"], **recache}))
         )
     if "paused" in table:
-        if not isinstance(table["paused"], bool):
-            raise ServeError("bad_request", "paused is no true or false")
         session.control(parse_control(json.dumps({"type": "pause" if table["paused"] else "play", "id": ""})))
