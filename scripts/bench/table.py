@@ -223,7 +223,7 @@ MISSED: tuple[Said, ...] = (
             (
                 "cpu",
                 "fleet_simulated_cpr",
-                "three boxes of the toy model, 60 viewers, 0.6 a second, 20 s, 1 collected",
+                "three boxes of the toy model, 300 viewers, 1.5 a second, 6 s, 1 collected, 2 runs",
             ),
         ),
     ),
