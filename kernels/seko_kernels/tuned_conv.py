@@ -45,6 +45,9 @@ class ConvTiles:
     margin : bool
         Whether the kernel is `gluon.causal_conv`, for three taps in height and width: a tile with a row of pixels above
         and below it stays in shared memory for the three vertical taps.
+    filters_first : bool
+        Whether filters are the rows of the matrix product, not with `margin`. Each part of filters then has at least
+        64.
 
     Raises
     ------
@@ -61,15 +64,19 @@ class ConvTiles:
     warps: int
     resident: int = 1
     margin: bool = False
+    filters_first: bool = False
 
     def __post_init__(self) -> None:
+        if self.margin and self.filters_first:
+            raise TilesError("a tile with a margin has no filters first")
+        fewest = 64 if self.filters_first else 16  # rows of a matrix instruction, or its columns
         sides = () if self.margin else (("rows", 1), ("columns", 1))
-        for name, least in (*sides, ("filters", 16), ("channels", 16), ("warps", 4)):
+        for name, least in (*sides, ("filters", fewest), ("channels", 16), ("warps", 4)):
             _expect_power(name, getattr(self, name), least)
         if self.margin and (self.rows, self.columns) != MARGIN_TILE:
             raise TilesError(f"a tile with a margin has 6 x 64 pixels, got {self.rows} x {self.columns}")
         if self.more_filters:
-            _expect_power("more_filters", self.more_filters, 16)
+            _expect_power("more_filters", self.more_filters, fewest)
         if self.rows * self.columns < 64:
             raise TilesError(f"a tile must have 64 pixels, got {self.rows} x {self.columns}")
         if self.stages < 1 or self.resident < 1:
@@ -84,7 +91,7 @@ class ConvTiles:
     def of_numbers(cls, numbers: list[int]) -> ConvTiles:
         """Return the tile sizes of which these are the `numbers`."""
         sizes: dict[str, Any] = dict(zip((size.name for size in fields(cls)), numbers, strict=True))
-        return cls(**{**sizes, "margin": bool(sizes["margin"])})
+        return cls(**{**sizes, **{name: bool(sizes[name]) for name in ("margin", "filters_first")}})
 
     @property
     def loaded_bytes(self) -> int:

@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -130,12 +131,19 @@ def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, fir
 
 
 def candidates(key: Convolution) -> Iterator[ConvTiles]:
-    """Yield tile sizes worth a try, the likeliest first."""
+    """Yield tile sizes worth a try, the likeliest first; by turns filters are rows and columns of the product."""
     if key.taps[1:] == (3, 3) and not INTERPRETED:
         yield from margin_candidates(key)
-    channels, filters = key.channels, key.filters
-    multiple = -(-filters // 16) * 16
-    whole = max(16, min(128, 1 << (multiple.bit_length() - 1)))
+    orders = (plain_candidates(key.channels, key.filters, filters_first=first) for first in (True, False))
+    for pair in zip_longest(*orders):
+        yield from (tiles for tiles in pair if tiles is not None)
+
+
+def plain_candidates(channels: int, filters: int, *, filters_first: bool) -> Iterator[ConvTiles]:
+    """Yield tile sizes of the kernel in Triton."""
+    fewest = 64 if filters_first else 16
+    multiple = -(-filters // fewest) * fewest
+    whole = max(fewest, min(128, 1 << (multiple.bit_length() - 1)))
     parts = [(whole, 0)]
     if whole < multiple <= whole * 3 // 2:  # 96 and 192
         parts = [(whole, whole // 2)]
@@ -146,7 +154,10 @@ def candidates(key: Convolution) -> Iterator[ConvTiles]:
         (box, step, part) for step in steps[:2] for part in parts for box in BOXES
     ):
         for resident in (1, 2):
-            fitting = [ConvTiles(rows, columns, *part, step, n, warps, resident) for n in (6, 5, 4, 3)]
+            fitting = [
+                ConvTiles(rows, columns, *part, step, n, warps, resident, filters_first=filters_first)
+                for n in (6, 5, 4, 3)
+            ]
             fitting = [tiles for tiles in fitting if tiles.loaded_bytes * resident < SHARED_BYTES - 8192]
             numbers = rows * columns * sum(part) / (warps * 32)  # of sums that a thread holds
             if fitting and numbers <= (192 if resident == 1 else 96):
@@ -168,8 +179,9 @@ def margin_candidates(key: Convolution) -> Iterator[ConvTiles]:
 
 
 def kernels_of(groups: Groups, most: int) -> list[tuple[Case, ConvTiles]]:
-    """Return every case with each of its candidates."""
-    return [(case, tiles) for key, cases in groups.items() for tiles in tried(key, most) for case in cases]
+    """Return every case with each of its candidates; last those of the kernel that may hang, as it waits for itself."""
+    every = [(case, tiles) for key, cases in groups.items() for tiles in tried(key, most) for case in cases]
+    return sorted(every, key=lambda pair: pair[1].margin)
 
 
 def tried(key: Convolution, most: int) -> list[ConvTiles]:

@@ -138,7 +138,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
         raise unread
     keys = [shown(source.key) for source in opened.sources[:_SHOWN_KEYS]] if opened else []
     raise UnknownModelError(
-        f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys)}"
+        f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys) or 'none'}"
         + "".join(f"\n  hint: {hint}" for hint in hints)
     )
 

@@ -14,6 +14,7 @@ from tests.truth.naive_conv import naive_causal_conv, some_convolution
 
 ONE_PART = ConvTiles(4, 16, 32, 0, 16, stages=2, warps=4)
 TWO_PARTS = ConvTiles(8, 8, 32, 16, 32, stages=2, warps=4)
+FILTERS_FIRST = ConvTiles(4, 16, 64, 64, 16, stages=2, warps=4, filters_first=True)
 ROW = ConvTiles(1, 64, 16, 0, 16, stages=2, warps=4)
 ALL = (3, 3, 3)
 # Rows, frames, height, width, channels, filters.
@@ -24,6 +25,8 @@ CASES = [
     (1, 3, 3, 70, 36, 33, (3, 1, 1), ROW),
     (1, 2, 6, 5, 12, 20, (1, 3, 3), ONE_PART),
     (1, 2, 6, 5, 48, 96, (1, 1, 1), TWO_PARTS),
+    (1, 3, 5, 18, 20, 140, ALL, FILTERS_FIRST),
+    (2, 1, 4, 16, 16, 96, ALL, FILTERS_FIRST),
 ]
 
 

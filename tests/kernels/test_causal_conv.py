@@ -132,6 +132,10 @@ def test_refusals(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], mess
             (24, 48, ConvTiles(8, 16, 32, 16, 32, stages=4, warps=4, resident=3), "*bf16"),
             (96, 96, TILES, "*fp8e4nv"),
             (192, 192, ConvTiles(8, 16, 128, 64, 64, stages=4, warps=8), "*fp8e4nv"),
+            (96, 96, ConvTiles(16, 16, 128, 0, 32, stages=6, warps=8, filters_first=True), "*bf16"),
+            (192, 192, ConvTiles(16, 16, 128, 64, 64, stages=3, warps=8, filters_first=True), "*bf16"),
+            (384, 384, ConvTiles(8, 32, 128, 0, 64, stages=4, warps=8, filters_first=True), "*bf16"),
+            (192, 192, ConvTiles(16, 16, 128, 64, 64, stages=3, warps=8, filters_first=True), "*fp8e4nv"),
         ]
     ),
 )
@@ -142,15 +146,22 @@ def test_the_kernel_compiles_for_hopper_without_spills(
     kind: str,
     cross_compile: Callable[..., Any],
     sass_of: Callable[[Any], list[str]],
+    loops_of: Callable[[Any], list[list[str]]],
 ) -> None:
-    """Boxes come from tensor descriptors, and each loop's products are the matrix unit's."""
+    """Boxes come from tensor descriptors, and each loop's products are the matrix unit's. With filters first no loop
+    copies a factor to registers, or waits for a product before all are under way."""
     made = cross_compile(
         causal_conv_kernel, *signature(channels, filters, tiles, kind), 90, tiles.warps, ("height", "width")
     )
     assert made.metadata.shared * tiles.resident <= SHARED_BYTES
     opcodes = sass_of(made)
     assert {"QGMMA" if kind == "*fp8e4nv" else "HGMMA", "UTMALDG"} <= set(opcodes)
-    assert not {"LDL", "STL"} & set(opcodes)
+    loops = [loop for loop in loops_of(made) if {"HGMMA", "QGMMA"} & set(loop)]
+    assert len(loops) == 2
+    copies = {"LDSM"} if tiles.filters_first else set()
+    assert not any(({"LDL", "STL"} | copies) & set(loop) for loop in loops)
+    if tiles.filters_first:  # a fence in front of each part's products, and a wait behind all
+        assert [loop.count("WARPGROUP") for loop in loops] == [2 + bool(tiles.more_filters)] * 2
 
 
 @pytest.mark.slow
@@ -187,6 +198,7 @@ def signature(
         "BN_MORE": tiles.more_filters,
         "BK": tiles.channels,
         "STAGES": tiles.stages,
+        "FILTERS_FIRST": tiles.filters_first,
     }
     return types, constants
 
@@ -280,6 +292,7 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
         ({"tiles": {"rows": 8}}, "no table"),
         ({"tiles": {**row()["tiles"], "filters": 96}}, "power of two"),
         ({"tiles": {**row()["tiles"], "rows": 2}}, "64 pixels"),
+        ({"tiles": {**row()["tiles"], "filters_first": True}}, "more_filters must be .* at least 64"),
         ({"tiles": {**row()["tiles"], "margin": True}}, "6 x 64 pixels"),
         ({"tiles": {**row()["tiles"], "stages": 0}}, "at least 1"),
     ],

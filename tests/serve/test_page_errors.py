@@ -113,6 +113,19 @@ def test_a_file_that_is_no_picture_is_told(start: Starter, tmp_path: Path) -> No
         assert page.value(STATE) == "Live"
 
 
+def test_a_second_tab_waits_until_the_first_is_closed(start: Starter) -> None:
+    server = start(max_sessions=1)
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        begin(first)
+        first.until(f"{FRAMES} > 5")
+        begin(second)
+        second.until(f"{STATE}.includes('You are number 1 in line')")
+        first.call("Page.navigate", url="about:blank")  # without a press of End
+        second.until(f"{FRAMES} > 5")
+        assert second.value(STATE) == "Live"
+        assert len(server.manager.sessions) == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [

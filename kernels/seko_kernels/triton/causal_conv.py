@@ -28,6 +28,7 @@ def _accumulated(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     BN_MORE: tl.constexpr,
     BK: tl.constexpr,
+    FILTERS_FIRST: tl.constexpr,
 ):
     """Return both sums with the products of one tap and one block of channels added."""
     tap = step // BLOCKS
@@ -36,13 +37,21 @@ def _accumulated(  # type: ignore[no-untyped-def]
     tap_h = tap // TAPS_W % TAPS_H
     image = first_image + tap // (TAPS_W * TAPS_H)
     box = frames.load([image, row + tap_h - TAPS_H // 2, column + tap_w - TAPS_W // 2, channel])
-    x = tl.reshape(box, (acc.shape[0], BK))
+    x = tl.reshape(box, (box.shape[1] * box.shape[2], BK))
     w = tl.reshape(filters.load([tap, n, channel]), (BN, BK))
-    acc = tl.dot(x, w.T, acc, input_precision="ieee")
+    acc = _product(x, w, acc, FILTERS_FIRST)
     if BN_MORE > 0:
         w = tl.reshape(more_filters.load([tap, n + BN, channel]), (BN_MORE, BK))
-        more_acc = tl.dot(x, w.T, more_acc, input_precision="ieee")
+        more_acc = _product(x, w, more_acc, FILTERS_FIRST)
     return acc, more_acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(x, w, acc, FILTERS_FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return `acc` plus the products of pixels `x` [BM, BK] with filters `w` [BN, BK]: [BM, BN], or [BN, BM] if filters
+    are first."""
+    rows, columns = (w, x) if FILTERS_FIRST else (x, w)
+    return tl.dot(rows, columns.T, acc, input_precision="ieee")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -98,6 +107,7 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
     BN_MORE: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    FILTERS_FIRST: tl.constexpr,
 ):
     """Write ``out[b, t] = sum over taps of W[tap] * x[b, t + tap]``, where frames before ``x`` are those of EARLIER.
 
@@ -131,6 +141,9 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
         Numbers of taps; TAPS_H and TAPS_W are odd.
     BH, BW, BN, BN_MORE, BK, STAGES : constexpr int
         Tile sizes of the kernel; see `tuned_conv.ConvTiles`.
+    FILTERS_FIRST : constexpr bool
+        Whether filters are the rows of the matrix product, and pixels its columns. The compiler then multiplies both
+        factors from shared memory. Otherwise it copies pixels to registers first, as the box of pixels is reshaped.
     """
     BM: tl.constexpr = BH * BW
     BLOCKS: tl.constexpr = (CHANNELS + BK - 1) // BK
@@ -172,24 +185,26 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
         row = place % rows * BH
         b = place // rows
         before = tl.maximum(PAST - t, 0) * STEPS
-        acc = tl.zeros((BM, BN), tl.float32)
-        more_acc = tl.zeros((BM, NEXT), tl.float32)
+        acc = tl.zeros((BN, BM) if FILTERS_FIRST else (BM, BN), tl.float32)
+        more_acc = tl.zeros((NEXT, BM) if FILTERS_FIRST else (BM, NEXT), tl.float32)
         if CACHED:
             for step in tl.range(0, before, num_stages=STAGES):
                 acc, more_acc = _accumulated(
                     acc, more_acc, old, filters, more_filters, b * PAST + t, row, column, n, step,
-                    TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK,
+                    TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK, FILTERS_FIRST,
                 )  # fmt: skip
         for step in tl.range(before, TAPS_T * STEPS, num_stages=STAGES):
             acc, more_acc = _accumulated(
                 acc, more_acc, new, filters, more_filters, b * frames + t - PAST, row, column, n, step,
-                TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK,
+                TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK, FILTERS_FIRST,
             )  # fmt: skip
 
         m = tl.arange(0, BM)
         y, x = row + m // BW, column + m % BW
         inside = (y < height) & (x < width)
         pixel = (b * frames + t).to(tl.int64) * height * width + y * width + x
-        _store(acc, SCALE, BIAS, RESIDUAL, OUT, pixel, inside, n, FILTERS, SCALED, ADD)
+        sums = acc.T if FILTERS_FIRST else acc
+        _store(sums, SCALE, BIAS, RESIDUAL, OUT, pixel, inside, n, FILTERS, SCALED, ADD)
         if BN_MORE > 0:
-            _store(more_acc, SCALE, BIAS, RESIDUAL, OUT, pixel, inside, n + BN, FILTERS, SCALED, ADD)
+            more_sums = more_acc.T if FILTERS_FIRST else more_acc
+            _store(more_sums, SCALE, BIAS, RESIDUAL, OUT, pixel, inside, n + BN, FILTERS, SCALED, ADD)
