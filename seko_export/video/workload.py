@@ -250,7 +250,11 @@ def _exact_weights(
     """Return the weights of layers that only the exact model needs, because the artifact holds them in fp8."""
     if not config.target.fp8:
         return {}
-    pieces = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
+    pieces = {
+        name: piece
+        for name, piece in graph_of(config.as_exact).pieces.items()
+        if not weight_sizes({name: piece}).keys() <= known.keys()  # those of a VAE are all known
+    }
     exact = family_of(config).weights(pieces, checkpoint)
     return {name: tensor for name, tensor in exact if name not in known}
 

@@ -332,13 +332,19 @@ def speech_content(manifest: SpeechManifest) -> str:
 
 def _checked_sound(sound: Any, what: str, rate: int) -> Floats:
     """Return the sound samples of a voice recording; UsageError if the array does not hold sound samples."""
-    samples = np.asarray(sound) if isinstance(sound, np.ndarray | list | tuple) else np.zeros(0)
-    if samples.ndim != 1 or not len(samples) or samples.dtype.kind not in "f":
-        raise UsageError(
-            f"{what} is {samples.dtype} {list(samples.shape)}, expected float32 [n] in -1..1 at {rate} samples a second"
-        )
+    wanted = f"expected float32 [n] in -1..1 at {rate} samples a second"
+    if not isinstance(sound, np.ndarray | list | tuple):
+        raise UsageError(f"{what} is a {type(sound).__name__}, {wanted}")
+    try:
+        samples = np.asarray(sound)
+    except ValueError:  # lists of several lengths
+        raise UsageError(f"{what} is no array, {wanted}") from None
+    if samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f":
+        raise UsageError(f"{what} is {samples.dtype} {list(samples.shape)}, {wanted}")
     if len(samples) > MAX_VOICE_S * rate:
         raise UsageError(f"{what} has {len(samples)} samples, more than {MAX_VOICE_S} s at {rate}; cut it")
-    if not np.isfinite(samples).all():
+    with np.errstate(over="ignore"):
+        narrowed = samples.astype(np.float32)  # large numbers become infinite
+    if not np.isfinite(narrowed).all():
         raise UsageError(f"{what} holds numbers that are not finite; give sound in -1..1")
-    return samples.astype(np.float32)
+    return narrowed
