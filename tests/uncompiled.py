@@ -84,9 +84,9 @@ def _made_here(
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """As `compiled_beside`: the engines are made when they are waited for, in a thread of their own.
 
-    CPython 3.11 unmaps and maps a part of the frame stack at each call that crosses the part's end. Below pytest-xdist
-    a loop of onnxscript did so 17 million times: 300 seconds of a processor instead of 40. A new thread's stack begins
-    empty, so that nothing depends on how deep the caller is.
+    Below pytest-xdist a loop of onnxscript took 300 seconds of a processor, and takes 40 in a new thread. The likely
+    cause, not proven: CPython 3.11 unmaps and maps a part of the frame stack at each call that crosses the part's end,
+    and a new thread's stack begins empty.
     """
     del progress
     folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)

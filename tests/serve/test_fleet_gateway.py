@@ -14,6 +14,7 @@ import pytest
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.fleet.directory import MemoryDirectory
 from seko_serve.protocol import Media
 
 from .fleets import KEYS, Fleet, memory
@@ -272,3 +273,25 @@ def test_a_closed_box_keeps_its_sessions_and_takes_none_until_it_is_opened_again
         assert await held(False) + await asyncio.wrap_future(other.admit(True)) == 2  # a session and a video
 
     run(tmp_path / "store", test)
+
+
+def test_a_box_beats_on_after_an_error_that_nobody_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(fleet: Fleet) -> None:
+        announce, failed, beaten = MemoryDirectory.announce, asyncio.Event(), asyncio.Event()
+
+        async def failing_once(directory: MemoryDirectory, facts: Any) -> None:
+            if not failed.is_set():
+                failed.set()
+                raise RuntimeError("a defect")
+            await announce(directory, facts)
+            beaten.set()
+
+        await fleet.box()
+        monkeypatch.setattr(MemoryDirectory, "announce", failing_once)
+        await failed.wait()
+        await beaten.wait()
+
+    run(tmp_path / "store", test)
+    assert "the box cannot renew its entry" in caplog.text

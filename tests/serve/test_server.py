@@ -261,6 +261,7 @@ def test_a_change_that_is_refused_changes_nothing(start: Starter) -> None:
     url = f"{server.url}/v1/sessions/{opened['id']}"
     for _ in range(MAX_WAITING + 1):  # a prompt that was taken would fill the queue of controls
         assert http(url, "PATCH", {"prompt": PROMPT, "paused": 1})[0] == 400
+    assert http(url, "PATCH", {"recache": True})[0] == 400
     assert http(url, "PATCH", {"prompt": PROMPT, "paused": True})[1]["state"] == "paused"
 
 

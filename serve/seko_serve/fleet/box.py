@@ -170,6 +170,8 @@ class Box:
                     if self._answers:
                         _LOG.error("%s", error)
                     self._answers = False
+                except Exception:  # the next beat tries again: a box without beats would be taken for ended
+                    _LOG.exception("the box cannot renew its entry")
             await asyncio.sleep(BEAT_S if self._server.started else 0.05)
 
     async def _repeat(self) -> None:

@@ -112,6 +112,8 @@ def _change(session: LiveSession, table: dict[str, Any]) -> None:
     """Apply the body of a PATCH request to a session: a new prompt, or a pause."""
     if set(table) - {"prompt", "recache", "paused"}:
         raise ServeError("bad_request", "unknown fields, expected some of paused, prompt, recache")
+    if "recache" in table and "prompt" not in table:
+        raise ServeError("bad_request", "recache says how a prompt is taken: give prompt, too")
     if not isinstance(table.get("paused", False), bool):
         raise ServeError("bad_request", "paused is no true or false")
     if "prompt" in table:
