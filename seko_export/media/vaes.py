@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
-from seko_export.checkpoints.parts import looks_like
-from seko_export.checkpoints.readers import open_files
 from seko_export.config.media import VaeConfig
 from seko_export.config.named import find_named
 from seko_export.errors import UsageError
@@ -57,6 +55,9 @@ def vae_config_of(path: Path) -> VaeConfig:
         config: VaeConfig | None = vae.recognise(path)
         if config is not None:
             return config
+    from seko_export.checkpoints.parts import looks_like  # these import torch, which options need not
+    from seko_export.checkpoints.readers import open_files
+
     keys = [source.key for source in open_files(path, vae.layout).sources]
     raise NotACheckpointError(
         f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}{looks_like(keys, but='--vae')}"

@@ -34,6 +34,7 @@ from seko_kernels.ops import stand_ins
 from seko_kernels.tuned_conv import ConvTiles
 
 ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
+OWN_CONVOLUTION = "convolution, Seko's kernel"
 CACHE_WRITE, GATHER, ROWS, EXCHANGE = "cache write", "gather", "rows", "exchange"
 
 _GATHERS = ("aten::index_select",)
@@ -118,7 +119,7 @@ def _count_convolution(
     out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
     ins = [t for t in (x, earlier, weight, bias, residual, scale) if t is not None]
     taps = weight.shape[:3].numel()
-    recorder.add(CONVOLUTION, ins, [out], flops=2 * out.numel() * taps * x.shape[4])
+    recorder.add(OWN_CONVOLUTION, ins, [out], flops=2 * out.numel() * taps * x.shape[4])
     return out
 
 

@@ -43,6 +43,7 @@ from seko_export.roofline.op_count import (
     GATHER,
     MASKED_ATTENTION,
     MATMUL,
+    OWN_CONVOLUTION,
     ROWS,
     Launch,
 )
@@ -94,6 +95,7 @@ def launch_seconds(launch: Launch, gpu: Gpu) -> float:
         BF16_ATTENTION: gpu.bf16 * BF16_ATTENTION_SHARE,
         FP8_ATTENTION: gpu.bf16 * FP8_ATTENTION_SHARE,
         CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
+        OWN_CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
         MATMUL: gpu.bf16 * MATMUL_SHARE,
         FP8_MATMUL: gpu.fp8 * FP8_MATMUL_SHARE,
     }.get(launch.kind, gpu.fp32)  # an expansion has no FLOPs

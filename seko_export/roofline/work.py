@@ -9,8 +9,8 @@ from math import prod
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.registry import graph_of
-from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
-from seko_export.roofline.op_count import CONVOLUTION, PieceCount, count_piece
+from seko_export.roofline.gpus import CONVOLUTION_SCRATCH, OWN_CONVOLUTION_SCRATCH
+from seko_export.roofline.op_count import CONVOLUTION, OWN_CONVOLUTION, PieceCount, count_piece
 from seko_runtime.format.manifest import Call
 from seko_runtime.format.program_key import ProgramKey
 
@@ -39,8 +39,10 @@ class Work:
         most, values = 0, dict[str, int]()
         for call in calls:
             count = self.counts[call.engine]
-            convolves = any(launch.kind == CONVOLUTION for launch in count.launches)
-            scratch = round(count.scratch_bytes * (CONVOLUTION_SCRATCH if convolves else 1))
+            kinds = {launch.kind for launch in count.launches}
+            factor = CONVOLUTION_SCRATCH if CONVOLUTION in kinds else 1.0
+            factor = OWN_CONVOLUTION_SCRATCH if OWN_CONVOLUTION in kinds else factor
+            scratch = round(count.scratch_bytes * factor)
             most = max(most, sum(values.values()) + scratch)
             outputs = self.pieces[call.engine].outputs
             values |= {a.ref: nbytes(a) for a in outputs if a.ref.startswith("value:")}

@@ -277,7 +277,7 @@ def test_rows_of_two_shapes_and_the_order_of_work(tmp_path, canned, capsys):
     }  # fmt: skip
     assert len(rows) == len(found)
     assert found["s1_fp4_vs_b3", "fp4"]["value"] == pytest.approx(0.7)
-    assert found["s1_fp4_vs_b3", "fp4"]["bar"] == 0.78
+    assert found["s1_fp4_vs_b3", "fp4"]["bar"] == figures.BARS["s1_fp4_vs_b3"]
     order = {name: place for place, name in enumerate(called)}
     assert len(order) == len(called)
     assert order["S1 reference"] < order["S1 B3"] < order["S1 B0"]

@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
 
 def test_metrics_are_counted_from_an_earlier_time_on() -> None:
-    bench, metrics = load_script(BENCH / "fleet.py"), Metrics()
+    bench, metrics = load_script(BENCH / "fleet_simulation.py"), Metrics()
     metrics.call.labels(1).observe(5.0)
     earlier = metrics.text().decode()
     metrics.call.labels(1).observe(0.25)
@@ -31,7 +31,14 @@ def test_metrics_are_counted_from_an_earlier_time_on() -> None:
 @pytest.mark.slow
 def test_simulated_sizes_are_rows_and_a_picture(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    command = [sys.executable, str(BENCH / "fleet.py"), "--rows", str(rows), "--parts", "sizes,large"]
+    command = [
+        sys.executable,
+        str(BENCH / "fleet_simulation.py"),
+        "--rows",
+        str(rows),
+        "--parts",
+        "sizes,large",
+    ]
     subprocess.run([*command, "--gpus", "3", "--sessions", "100"], check=True, capture_output=True)
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["figure"] for row in found] == ["fleet_size"] * 12 + ["fleet_simulate_s"]

@@ -154,7 +154,8 @@ def test_a_log_is_never_silent_for_long(monkeypatch):
             heard.set()
 
     monkeypatch.setattr("seko_export.cli.progress.note", hear)
-    with _lines(0.02) as tell:
+    monkeypatch.setattr("seko_export.cli.progress.SILENCE_S", 0.02)
+    with _lines() as tell:
         tell("compiling the engines", 0, 3, beside=lambda: "engines: 2 of 3 left")
         tell("recording goldens", 1, 4)
         tell("recording goldens", 2, 4)
