@@ -60,6 +60,7 @@ ADMITTING = 6  # processes that admit; each may take 15 GB of a GPU's memory
 COMPILE_SHARE, ADMIT_SHARE = 0.35, 0.3  # of the budget, for the processes that compile and that admit
 
 
+@torch.no_grad()
 def main() -> None:
     """Compile, time, admit, compare, print."""
     parser = argparse.ArgumentParser(
@@ -79,7 +80,6 @@ def main() -> None:
     options = parser.parse_args()
     if not INTERPRETED and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: there is nothing to time (TRITON_INTERPRET=1 tests the script)")
-    torch.set_grad_enabled(False)
     deadline = time.monotonic() + options.seconds
     groups = grouped(options)
     if options.child:

@@ -134,6 +134,7 @@ def admissible(matrix: Matrix, *, fp8: bool) -> Iterator[RowTiles]:
                 yield RowTiles(block, channels, products, split, warps, stages, warpgroup=True)
 
 
+@torch.no_grad()
 def main() -> None:
     """Compile, time, print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -150,7 +151,6 @@ def main() -> None:
         )
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: there is nothing to time")
-    torch.set_grad_enabled(False)
     deadline = time.monotonic() + options.seconds
     if options.compile_share:
         share, of = map(int, options.compile_share.split("/"))

@@ -44,6 +44,7 @@ LENGTH, HELD = 1024, 600  # places that a row has, and how many it holds
 PARTS = ("layers", "attention")
 
 
+@torch.no_grad()
 def main() -> None:
     """Time, print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -55,7 +56,6 @@ def main() -> None:
         )
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: there is nothing to time")
-    torch.set_grad_enabled(False)
     if "layers" in parts:
         layers()
     if "attention" in parts:

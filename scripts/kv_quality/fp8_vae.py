@@ -33,6 +33,7 @@ UNUSED = ConvTiles(8, 16, 16, 0, 16, stages=1, warps=4)  # a CPU's reference has
 ALL = "all residual blocks"
 
 
+@torch.no_grad()
 def main(arguments: list[str] | None = None) -> None:
     """Decode in bfloat16 and with e4m3 in some layers, print the PSNR, append rows where that is asked for."""
     parser = argparse.ArgumentParser(prog="python -m scripts.kv_quality.fp8_vae", description=__doc__)
@@ -41,7 +42,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--chunks", type=int, default=2, help="of each stream")
     parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, appended to")
     options = parser.parse_args(arguments)
-    torch.set_grad_enabled(False)
     sample = open_sample(options.sample)
     text = sample.embed(draw_prompts(options.prompts, 0, held_out=True))
     seeds = list(range(options.prompts))
