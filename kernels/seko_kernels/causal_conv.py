@@ -164,8 +164,13 @@ def launch_causal_conv(
     if tiles.margin:
         own = {"REGISTERS": REGISTERS, "num_warps": WARPS}
     else:
-        own = {"TAPS_H": taps_h, "TAPS_W": taps_w, "BH": tiles.rows, "num_warps": tiles.warps}
-        own["FILTERS_FIRST"] = tiles.filters_first
+        own = {
+            "TAPS_H": taps_h,
+            "TAPS_W": taps_w,
+            "BH": tiles.rows,
+            "FILTERS_FIRST": tiles.filters_first,
+            "num_warps": tiles.warps,
+        }
     kernel[(min(programs, work),)](
         x,
         x if earlier is None else earlier,  # a tensor must stand there; the switches say that it is not read

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from seko_kernels.outlines import outline
 
+ROWS, COLUMNS = 6, 64  # of a tile, in pixels
 WARPS = 4  # warps of the loading warpgroup, which Gluon calls num_warps; the three other warpgroups are added
 REGISTERS = 160  # of a thread of a warpgroup that multiplies; the threads of one lane share 512
 RUNTIME_INTS = ("batch", "frames", "height", "width")

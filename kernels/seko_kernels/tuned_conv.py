@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seko_kernels import hopper_conv
 from seko_kernels.errors import TilesError
 from seko_kernels.outlines import gluon_fault
 from seko_kernels.tuned import admitted_rows, shape_class, table_faults
@@ -21,7 +22,7 @@ from seko_kernels.tuned import admitted_rows, shape_class, table_faults
 TABLE = Path(__file__).with_name("tuned_conv.json")
 # Shared memory of a Hopper multiprocessor that a program can use, in bytes.
 SHARED_BYTES = 227 * 1024
-MARGIN_TILE = 6, 64  # rows and columns of a tile with a margin
+MARGIN_TILE = hopper_conv.ROWS, hopper_conv.COLUMNS  # rows and columns of a tile with a margin
 
 
 @dataclass(frozen=True)

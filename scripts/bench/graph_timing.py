@@ -19,6 +19,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def relative(ours: Tensor, expected: Tensor) -> float:
+    """Return the relative difference in the 2-norm."""
     return round(float((ours.float() - expected.float()).norm() / expected.float().norm()), 6)
 
 
@@ -45,4 +46,5 @@ def microseconds(calls: list[Callable[[], object]]) -> float:
 
 
 def emit(**line: Any) -> None:
+    """Print a line of JSON."""
     print(json.dumps(line), flush=True)

@@ -20,9 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
-OWN_MODULES = (
-    "own modules"  # begins a row's `reference` if Seko's own modules stood in for a package that was missing
-)
+# Begins a row's `reference` if Seko's own modules stood in for a package that was missing.
+OWN_MODULES = "own modules"
 BLOCK = re.compile(
     r"(?P<head><!-- figures:(?P<name>[\w-]+) (?P<patterns>[^>]+) -->\n).*?(?P<foot><!-- /figures -->)",
     re.DOTALL,
@@ -286,9 +285,10 @@ def table(rows: Any, patterns: list[str]) -> str:
         raise ValueError(f"no row's figure fits {' '.join(patterns)}")
     lines = ["| figure | measured on | value | goal | when |", "|---|---|---|---|---|"]
     for (figure, shape), row in newest.items():
-        goal = "" if goal_of(row) is None else f"{goal_of(row):g}"
+        goal = goal_of(row)
+        shown_goal = "" if goal is None else f"{goal:g}"
         lines.append(
-            f"| `{figure}` | {shape} | {row['value']:.4g} {row['unit']} | {goal} | {measured(row)} |"
+            f"| `{figure}` | {shape} | {row['value']:.4g} {row['unit']} | {shown_goal} | {measured(row)} |"
         )
     example = list(newest.values())[-1]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(example["versions"].items()))

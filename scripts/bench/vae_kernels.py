@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import triton
+from graph_timing import emit, relative
 from torch import Tensor
 from vae_layers import (
     DEVICE,
@@ -368,18 +369,8 @@ def milliseconds(call: Callable[[], object]) -> float:
     return round(statistics.median(times[2:]), 4)
 
 
-def relative(ours: Tensor, expected: Tensor) -> float:
-    """Return the relative difference in the 2-norm."""
-    return round(float((ours.float() - expected.float()).norm() / expected.float().norm()), 6)
-
-
 def gpu_name() -> str:
     return "none" if INTERPRETED else torch.cuda.get_device_name()
-
-
-def emit(**line: Any) -> None:
-    """Print a line of JSON."""
-    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,8 @@ def margin_candidates(key: Convolution) -> Iterator[ConvTiles]:
 
 
 def kernels_of(groups: Groups, most: int) -> list[tuple[Case, ConvTiles]]:
-    """Return every case with each of its candidates; last those of the kernel that may hang, as it waits for itself."""
+    """Return every case with each of its candidates. Those of the kernel in Gluon come last: its warpgroups wait for
+    one another, and a wrong one may never end."""
     every = [(case, tiles) for key, cases in groups.items() for tiles in tried(key, most) for case in cases]
     return sorted(every, key=lambda pair: pair[1].margin)
 

@@ -70,12 +70,8 @@ _ROLES: tuple[tuple[str, Role], ...] = (
     (r"\.reshape_weight", Role.RESHAPE),
 )
 _COMPILED = tuple((re.compile(rf"(.+?){suffix}", re.ASCII), role) for suffix, role in _ROLES)
-_CHANGED_BASE = (
-    "pissa",
-    "olora",
-    "corda",
-    "lora_ga",
-)  # ways in which PEFT begins a LoRA by taking it out of the base weights
+# Ways in which PEFT begins a LoRA by taking it out of the base weights.
+_CHANGED_BASE = ("pissa", "olora", "corda", "lora_ga")
 _MIDDLE = "lora_mid"
 _OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", _MIDDLE: "a LoCon with a middle matrix"}
 

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-# Pieces of keys that only one part of a model has, and the option that takes this part. The first match counts: a
-# CLIP has the keys of a text encoder, too, and a LoRA those of the part that it changes.
+
+class _Part(NamedTuple):
+    """A part of a model: pieces of keys that only it has, the option that takes it, and what a message says of it."""
+
+    pieces: tuple[str, ...]
+    option: str
+    sentence: str
+
+
+def _beside(what: str, option: str, *pieces: str) -> _Part:
+    return _Part(pieces, option, f"it is {what}; give it with {option} beside a model")
+
+
+# The first match counts: a CLIP has the keys of a text encoder, too, and a LoRA those of the part that it changes.
 _PARTS = (
-    (
+    _Part(
         ("lora_", ".lokr_w", ".hada_w"),
+        "--lora",
         "these are the keys of a LoRA; name its base model as the checkpoint, and the LoRA with --lora",
     ),
-    (
-        ("decoder.middle.", "decoder.mid_block.", "decoder.up_blocks."),
-        "it is a VAE; give it with --vae beside a model",
+    _beside("a VAE", "--vae", "decoder.middle.", "decoder.mid_block.", "decoder.up_blocks."),
+    _beside("a tiny decoder (TAEHV)", "--vae", "decoder.3.conv.0.weight"),
+    _beside(
+        "a CLIP image encoder",
+        "--image-encoder",
+        *("visual.transformer.", "vision_model.encoder.", "pre_layrnorm."),
     ),
-    (("decoder.3.conv.0.weight",), "it is a tiny decoder (TAEHV); give it with --vae beside a model"),
-    (
-        ("visual.transformer.", "vision_model.encoder.", "pre_layrnorm."),
-        "it is a CLIP image encoder; give it with --image-encoder beside a model",
-    ),
-    (
-        ("token_embedding.weight", "encoder.block.0.layer."),
-        "it is a UMT5 text encoder; give it with --text-encoder beside a model",
-    ),
+    _beside("a UMT5 text encoder", "--text-encoder", *("token_embedding.weight", "encoder.block.0.layer.")),
 )
-_TRANSFORMER = (
+_TRANSFORMER = _Part(
     ("blocks.0.self_attn.", "blocks.0.attn1.", "condition_embedder."),
+    "",
     "it is a video model's transformer; give it as the checkpoint",
 )
 
@@ -34,19 +44,17 @@ _TRANSFORMER = (
 def part_of(keys: Iterable[str]) -> str | None:
     """Return a sentence that names the part of a model to which keys belong, and its option; None for a transformer, or
     unknown keys."""
-    return _named(keys, _PARTS)
+    part = _first(keys, _PARTS)
+    return None if part is None else part.sentence
 
 
 def looks_like(keys: Iterable[str], *, but: str = "") -> str:
     """Return a clause, beginning with a semicolon, that names the part of a model to which keys belong, the transformer
     included; empty for unknown keys, and for a part that the option ``but`` takes."""
-    sentence = _named(keys, (*_PARTS, _TRANSFORMER))
-    return "" if sentence is None or (but and f"with {but} " in f"{sentence} ") else f"; {sentence}"
+    part = _first(keys, (*_PARTS, _TRANSFORMER))
+    return "" if part is None or (but and part.option == but) else f"; {part.sentence}"
 
 
-def _named(keys: Iterable[str], parts: Iterable[tuple[tuple[str, ...], str]]) -> str | None:
+def _first(keys: Iterable[str], parts: Iterable[_Part]) -> _Part | None:
     known = [*keys]
-    return next(
-        (sentence for pieces, sentence in parts if any(piece in key for piece in pieces for key in known)),
-        None,
-    )
+    return next((part for part in parts if any(piece in key for piece in part.pieces for key in known)), None)

@@ -132,5 +132,5 @@ class CountedFewRowOps(FewRowOps):
 
 
 def _is_few(x: Tensor) -> bool:
-    """Whether a kernel of few rows takes a product, on a GPU whose table has products of all numbers of rows."""
+    """Return whether a kernel of few rows computes a linear layer; the GPU's table is taken to have all its sizes."""
     return x.numel() // x.shape[-1] <= MOST_ROWS

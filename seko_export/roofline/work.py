@@ -14,6 +14,9 @@ from seko_export.roofline.op_count import CONVOLUTION, OWN_CONVOLUTION, PieceCou
 from seko_runtime.format.manifest import Call
 from seko_runtime.format.program_key import ProgramKey
 
+# Scratch of a piece with such launches, in units of what lies between its launches; 1 for others.
+_SCRATCH = {CONVOLUTION: CONVOLUTION_SCRATCH, OWN_CONVOLUTION: OWN_CONVOLUTION_SCRATCH}
+
 
 @dataclass(frozen=True)
 class Work:
@@ -39,9 +42,7 @@ class Work:
         most, values = 0, dict[str, int]()
         for call in calls:
             count = self.counts[call.engine]
-            kinds = {launch.kind for launch in count.launches}
-            factor = CONVOLUTION_SCRATCH if CONVOLUTION in kinds else 1.0
-            factor = OWN_CONVOLUTION_SCRATCH if OWN_CONVOLUTION in kinds else factor
+            factor = max((_SCRATCH.get(launch.kind, 1.0) for launch in count.launches), default=1.0)
             scratch = round(count.scratch_bytes * factor)
             most = max(most, sum(values.values()) + scratch)
             outputs = self.pieces[call.engine].outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.kernel_table import write_kernel_table
+from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import MediaTensors
 from seko_export.families.registry import family_of, graph_of
@@ -179,9 +180,9 @@ class VideoExport(ExportWorkload[VideoBuild]):
             cache = device_bytes(graph_of(config.as_exact.as_batch).buffers)
         if not config.target.fp8:
             return cache
-        exact = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
         own = weight_sizes(graph_of(config).pieces)
-        return cache + sum(size for name, size in weight_sizes(exact).items() if name not in own)
+        exact = weight_sizes(_exact_pieces(config, own))
+        return cache + sum(size for name, size in exact.items() if name not in own)
 
     def write_files(self, folder: Path, config: VideoBuild, media: MediaSources, *, measured: bool) -> None:
         """Write the tokenizer, and the table of kernels if the build has fused layers."""
@@ -250,13 +251,18 @@ def _exact_weights(
     """Return the weights of layers that only the exact model needs, because the artifact holds them in fp8."""
     if not config.target.fp8:
         return {}
-    pieces = {
-        name: piece
-        for name, piece in graph_of(config.as_exact).pieces.items()
-        if not weight_sizes({name: piece}).keys() <= known.keys()  # those of a VAE are all known
-    }
-    exact = family_of(config).weights(pieces, checkpoint)
+    exact = family_of(config).weights(_exact_pieces(config, known), checkpoint)
     return {name: tensor for name, tensor in exact if name not in known}
+
+
+def _exact_pieces(config: VideoBuild, known: Container[str]) -> dict[str, Piece]:
+    """Return the engines of the exact model that need a weight whose name is not known: of layers, not of a VAE."""
+    pieces = graph_of(config.as_exact).pieces
+    return {
+        name: piece
+        for name, piece in pieces.items()
+        if any(weight not in known for weight in weight_sizes({name: piece}))
+    }
 
 
 WORKLOAD = VideoExport()

@@ -18,6 +18,17 @@ from tests.voxcpm2.oracle import weights_of
 PLAIN = PRESETS[TINY]
 
 
+def with_heads(channels: int, **changes: Any) -> VoxCpm2Config:
+    """The tiny model with heads of so many channels."""
+    factors = tuple(1 + pair / channels for pair in range(channels // 2))
+    nets = {
+        role: replace(getattr(PLAIN, role), head_dim=channels)
+        for role in ("base", "residual", "encoder", "decoder")
+    }
+    rope = replace(PLAIN.rope, short_factors=factors, long_factors=factors)
+    return replace(PLAIN, name="wide", rope=rope, **nets, **changes)
+
+
 def scaled(config: VoxCpm2Config) -> VoxCpm2Config:
     """The same sizes with everything on that the public model has off."""
     depth = {

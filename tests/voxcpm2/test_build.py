@@ -43,19 +43,11 @@ from seko_runtime.speech.prompts import SpeechPrompt
 from tests.shared import made_once
 from tests.tolerances import ORACLE, relative_error
 from tests.uncompiled import UNCOMPILED, programs_as_they_are
-from tests.voxcpm2.models import PLAIN, prompt, scaled
+from tests.voxcpm2.models import PLAIN, prompt, scaled, with_heads
 from tests.voxcpm2.oracle import Step, original_model, run_original, weights_of
 
 # Heads wide enough for the groups of quantised caches.
-WIDE = replace(
-    PLAIN,
-    name="wide",
-    rope=replace(PLAIN.rope, short_factors=(1.0,) * 16, long_factors=(1.0,) * 16),
-    **{
-        role: replace(getattr(PLAIN, role), head_dim=32)
-        for role in ("base", "residual", "encoder", "decoder")
-    },
-)
+WIDE = with_heads(32)
 ROOT = Path(__file__).parents[2]
 POSITIONS, TOKENS, STEPS, SEED = 64, 19, 6, 3
 BAR = 10 * ORACLE[torch.float32]  # steps that feed on each other, and a prompt in two calls

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 import torch
 
 from seko_export import BuildOptions, build
-from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_runtime import open_artifact
 from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
-from tests.voxcpm2.models import PLAIN
+from tests.voxcpm2.models import with_heads
 from tests.voxcpm2.test_build import numbers, write_folder
 
 pytestmark = [
@@ -25,17 +23,6 @@ pytestmark = [
 ]
 POSITIONS, PATCHES = 96, 5
 TEXTS = ("hello 世界", "the thin world", "你好")
-
-
-def wide() -> VoxCpm2Config:
-    """The tiny model in bfloat16, with heads of 128 channels as the kernels of few tokens take them."""
-    factors = tuple(1 + pair / 128 for pair in range(64))
-    nets = {
-        role: replace(getattr(PLAIN, role), head_dim=128)
-        for role in ("base", "residual", "encoder", "decoder")
-    }
-    rope = replace(PLAIN.rope, short_factors=factors, long_factors=factors)
-    return replace(PLAIN, name="wide", dtype="bfloat16", rope=rope, **nets)
 
 
 @pytest.fixture(
@@ -48,7 +35,8 @@ def artifact(
 ) -> Iterator[SpeechArtifact]:
     """An artifact of three sessions in calls of two, its engines compiled for this machine's GPU."""
     home: Path = tmp_path_factory.mktemp("speech")
-    write_folder(home / "model", wide())
+    # in bfloat16, with heads as the kernels of few tokens take them
+    write_folder(home / "model", with_heads(128, dtype="bfloat16"))
     sizes: dict[str, Any] = {"sessions": 3, "batch": (2,), "positions": POSITIONS, "prefill": (16,)}
     build(BuildOptions(home / "model", **sizes, **request.param), home / "artifact", compiler_cache=False)
     with open_artifact(home / "artifact") as opened:

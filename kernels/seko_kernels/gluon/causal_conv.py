@@ -19,7 +19,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from seko_kernels.gluon.warpgroups import next_stage
-from seko_kernels.hopper_conv import RUNTIME_INTS
+from seko_kernels.hopper_conv import ROWS, RUNTIME_INTS
+
+_ROWS = gl.constexpr(ROWS)
+_LOADED = gl.constexpr(ROWS + 2)  # rows of pixels of a stage
 
 
 @gluon.jit(do_not_specialize=RUNTIME_INTS)  # type: ignore[untyped-decorator]
@@ -75,7 +78,7 @@ def causal_conv_hopper_kernel(  # type: ignore[no-untyped-def]
     NEXT: gl.constexpr = BN_MORE if BN_MORE > 0 else 8
     number: gl.constexpr = X.dtype.element_ty
 
-    x_ring = gl.allocate_shared_memory(number, [STAGES, 8 * BW, BK], FLAT)
+    x_ring = gl.allocate_shared_memory(number, [STAGES, _LOADED * BW, BK], FLAT)
     w_ring = gl.allocate_shared_memory(number, [STAGES * 3, BN, BK], FLAT)
     more_ring = gl.allocate_shared_memory(number, [STAGES * 3 if BN_MORE > 0 else 1, NEXT, BK], FLAT)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
@@ -109,7 +112,7 @@ def causal_conv_hopper_kernel(  # type: ignore[no-untyped-def]
 def _tiles(sizes, FILTERS: gl.constexpr, BW: gl.constexpr, PART: gl.constexpr):  # type: ignore[no-untyped-def]
     """Return the number of all tiles."""
     batch, frames, height, width = sizes
-    return batch * frames * gl.cdiv(height, 6) * gl.cdiv(width, BW) * ((FILTERS + PART - 1) // PART)
+    return batch * frames * gl.cdiv(height, _ROWS) * gl.cdiv(width, BW) * ((FILTERS + PART - 1) // PART)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -128,8 +131,8 @@ def _place_of(tile, sizes, FILTERS: gl.constexpr, BW: gl.constexpr, PART: gl.con
     columns = gl.cdiv(width, BW)
     column = place % columns * BW
     place = place // columns
-    rows = gl.cdiv(height, 6)
-    return place // rows, t, place % rows * 6, column, n
+    rows = gl.cdiv(height, _ROWS)
+    return place // rows, t, place % rows * _ROWS, column, n
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -157,7 +160,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     PAST: gl.constexpr = TAPS_T - 1
     BLOCKS: gl.constexpr = (CHANNELS + BK - 1) // BK
     STEPS: gl.constexpr = 3 * BLOCKS  # of a tap in time
-    BYTES: gl.constexpr = (8 * BW + 3 * (BN + BN_MORE)) * BK * BITS // 8
+    BYTES: gl.constexpr = (_LOADED * BW + 3 * (BN + BN_MORE)) * BK * BITS // 8
     number: gl.constexpr = X.dtype.element_ty
     x_ring, w_ring, more_ring = rings
     ready, empty = barriers
@@ -167,7 +170,7 @@ def _fetch(  # type: ignore[no-untyped-def]
         X,
         [batch * frames, height, width, CHANNELS],
         [height * line, line, CHANNELS, 1],
-        [1, 8, BW, BK],
+        [1, _LOADED, BW, BK],
         BOX,
     )
     old = new
@@ -176,7 +179,7 @@ def _fetch(  # type: ignore[no-untyped-def]
             EARLIER,
             [batch * PAST, height, width, CHANNELS],
             [height * line, line, CHANNELS, 1],
-            [1, 8, BW, BK],
+            [1, _LOADED, BW, BK],
             BOX,
         )
     LINES: gl.constexpr = TAPS_T * 9 * FILTERS
@@ -195,26 +198,16 @@ def _fetch(  # type: ignore[no-untyped-def]
             channel = step % BLOCKS * BK
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(ready.index(stage), BYTES)
-            box = x_ring.index(stage)._reinterpret(number, [1, 8, BW, BK], BOX)
-            if CACHED:
-                if tap < cached:
-                    tma.async_copy_global_to_shared(
-                        old,
-                        [b * PAST + t + tap, row - 1, column + side - 1, channel],
-                        ready.index(stage),
-                        box,
-                    )
-                else:
-                    tma.async_copy_global_to_shared(
-                        new,
-                        [b * frames + t + tap - PAST, row - 1, column + side - 1, channel],
-                        ready.index(stage),
-                        box,
-                    )
+            box = x_ring.index(stage)._reinterpret(number, [1, _LOADED, BW, BK], BOX)
+            first_row, first_column = row - 1, column + side - 1
+            if tap < cached:  # never without CACHED, as such taps are left out
+                tma.async_copy_global_to_shared(
+                    old, [b * PAST + t + tap, first_row, first_column, channel], ready.index(stage), box
+                )
             else:
                 tma.async_copy_global_to_shared(
                     new,
-                    [b * frames + t + tap - PAST, row - 1, column + side - 1, channel],
+                    [b * frames + t + tap - PAST, first_row, first_column, channel],
                     ready.index(stage),
                     box,
                 )

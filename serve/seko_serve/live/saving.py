@@ -22,9 +22,8 @@ from seko_serve.store.saved import Record, Saved, SavedSessions
 from seko_serve.store.threads import StoreThreads
 
 WRITERS = 2  # threads that write and read snapshots
-LAST_WRITES_S = (
-    10.0  # for snapshots that are still being written when the server has stopped; Ray waits longer
-)
+# For snapshots that are still being written when the server has stopped; Ray waits longer.
+LAST_WRITES_S = 10.0
 OLD_S = 60.0  # between two looks for files that are too old
 TAKEN = "another process has taken the session over"
 ResultT = TypeVar("ResultT")

@@ -75,12 +75,13 @@ def blank_opening(manifest: VideoManifest) -> Opening:
     """Return an opening with seed 0 and an empty sentence, whose pictures are black where the artifact takes
     pictures."""
     stream, last = manifest.workload.stream, last_frame_input(manifest)
-    picture = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
+    pictures = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
+    image = pictures[0] if len(pictures) == 1 else pictures
     return Opening(
         None if manifest.workload.text is None else "",
         0,
         float(stream.fps),
-        image=None if picture_place(manifest) is None else picture[0] if len(picture) == 1 else picture,
+        image=None if picture_place(manifest) is None else image,
         inputs={} if last is None else {last: np.zeros(1, np.int64)},
     )
 
