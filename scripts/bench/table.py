@@ -316,14 +316,14 @@ def newest_rows() -> dict[tuple[str, str, str], dict[str, Any]]:
 
 
 def measured_on(row: dict[str, Any]) -> str:
-    """A row's shape, and whether Seko's own modules stood in for the peer that a run lacked."""
+    """Return a row's shape, with a note if Seko's own modules stood in for a missing package."""
     return (
         f"{row['shape']}, beside {OWN_MODULES}" if OWN_MODULES in row.get("reference", "") else row["shape"]
     )
 
 
 def goal_of(row: dict[str, Any]) -> float | None:
-    """A row's goal; a ratio to a stand-in has none."""
+    """Return a row's goal, or None if the row has none, as a ratio to a stand-in."""
     return None if OWN_MODULES in row.get("reference", "") else row["bar"]
 
 

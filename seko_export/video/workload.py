@@ -256,7 +256,8 @@ def _exact_weights(
 
 
 def _exact_pieces(config: VideoBuild, known: Container[str]) -> dict[str, Piece]:
-    """Return the engines of the exact model that need a weight whose name is not known: of layers, not of a VAE."""
+    """Return the exact model's engines that need weights whose names are not in ``known``. These are engines of layers:
+    the weights of a VAE are the same in both models."""
     pieces = graph_of(config.as_exact).pieces
     return {
         name: piece

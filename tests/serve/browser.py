@@ -66,11 +66,11 @@ class Page:
         return found["result"].get("value")
 
     def follow(self, selector: str) -> None:
-        """Click a link to another page, once the click's own call was answered."""
+        """Click a link to another page. The page leaves only after this call was answered."""
         self.value(f"setTimeout(() => document.querySelector({json.dumps(selector)}).click()); true")
 
     def until(self, expression: str) -> Any:
-        """Wait until an expression is true, also of the page that a link leads to; return its value."""
+        """Wait until an expression is true, and return its value. Meanwhile a link may lead to another page."""
         end = time.monotonic() + WAIT_S
         while not (value := self._value_of_this_page(expression)):
             if time.monotonic() > end:
