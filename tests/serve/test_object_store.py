@@ -107,7 +107,9 @@ def test_a_server_asks_its_store_when_it_starts(endpoint: str, monkeypatch: pyte
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     settings = Settings(Path("artifact"), snapshots="s3://buckte/a")
-    with pytest.raises(StoreError, match=r"--snapshots: s3://buckte/a: .* give another place, or none") as raised:
+    with pytest.raises(
+        StoreError, match=r"--snapshots: s3://buckte/a: .* give another place, or none"
+    ) as raised:
         Saving(settings, Metrics())
     assert "testing" not in str(raised.value)
     assert Saving(replace(settings, snapshots="s3://bucket/a"), Metrics()).enabled
