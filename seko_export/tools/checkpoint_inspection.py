@@ -115,9 +115,9 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
     facts = read_facts(options, path, known)
     recognised, keys = facts.recognised, family_named(facts.recognised.family).keys
-    # A preset's authors run an entry of their own, which decides what a build reads.
-    entry = None if facts.preset is None else facts.preset.entry
-    opened = open_files(path, keys.layout(None, entry), adapter)
+    opened, entry = facts.file.opened, None if facts.preset is None else facts.preset.entry
+    if entry in opened.other_parts:  # a build reads the entry that the preset's authors run
+        opened = open_files(path, keys.layout(None, entry), adapter)
     notes, preset = [*notes_on(path, facts), *entry_notes(path, opened), *odd], None
     if recognised.lacking:
         notes.append(f"{path} {lacking_sentence(recognised)}; its keys were not compared")

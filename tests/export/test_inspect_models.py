@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from seko_export.errors import UsageError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.families.wan.presets import PRESETS
+from seko_export.tools import checkpoint_inspection
 
 TINY = PRESETS["tiny"].model
 
@@ -57,10 +59,14 @@ def test_the_entry_that_a_build_takes_is_told(tmp_path: Path, monkeypatch: pytes
     write_random_checkpoint(tmp_path / "random.pt", TINY, format="self-forcing", seed=0)
     weights = torch.load(tmp_path / "random.pt")["generator"]
     torch.save({"generator": weights, "generator_ema": dict(weights)}, path)
+    opened = mock.Mock(wraps=checkpoint_inspection.open_files)
+    monkeypatch.setattr(checkpoint_inspection, "open_files", opened)
     assert inspect(path)["part"] == "generator_ema"
+    opened.assert_not_called()  # again, after the family was found
     monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], entry="generator"))
     report = inspect(path)
     assert report["part"] == "generator"
+    opened.assert_called_once()
     assert any("--entry generator_ema" in note for note in report["notes"])
 
 
