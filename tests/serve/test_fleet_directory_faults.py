@@ -34,7 +34,7 @@ from .test_fleet_directory import RedisServer, redis_server
 from .test_server import http
 from .toy_box import SENT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 __all__ = ["redis_server"]
 LIMIT_S = 300.0
 CUT_S = 30.0  # for which a box, or a gateway, cannot reach the directory

@@ -25,7 +25,7 @@ from tests.runtime import toy_pool
 from .conftest import Starter
 from .test_server import http, pictures, run, watch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 
 PROMPTS = ("a b", "c a", "b")
 LIMIT_S = 120.0
