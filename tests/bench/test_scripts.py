@@ -100,7 +100,7 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
 
     @contextmanager
     def compiled_beside(
-        config: object, backend: object, folder: Path, progress: object
+        config: object, _backend: object, folder: Path, _progress: object
     ) -> Iterator[Callable[[], dict[str, float]]]:
         assert not list(folder.iterdir())
         (folder / "engine.pt2").touch()
@@ -109,7 +109,7 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
 
     monkeypatch.setattr(script, "compiled_beside", compiled_beside)
     folder = tmp_path / "work" / "engines"
-    monkeypatch.setattr(script.FullModelBench, "folder", lambda bench, config: folder)
+    monkeypatch.setattr(script.FullModelBench, "folder", lambda _, __: folder)
     folder.mkdir(parents=True)
     (folder / "half an engine").touch()
     bench = script.FullModelBench(argparse.Namespace(eager=False))
