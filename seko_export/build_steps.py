@@ -113,15 +113,15 @@ def build_artifact(
 
     with whole_folder(output_path, "building", replace=replace) as folder:
         with compiled_beside(config, maker, folder, progress) as wait_for_engines:
-            if maker.host_code:
-                progress("probing the compiler", 0, 1)
-                environment.probe_compiler()
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
-            progress("reading the checkpoint", 0, 1)
+            progress("reading the checkpoint", 0, 1)  # first, as it finds damaged weights
             tensors = dict(family.weights(graph_of(config).pieces, source, around))
             tensors |= workload.tables(config)
             tensors |= family.tables(config, source)
+            if maker.host_code:
+                progress("probing the compiler", 0, 1)
+                environment.probe_compiler()
             recording, scales = None, dict[str, Tensor]()
             if goldens:
                 recording = workload.record(config, tensors, source, media, progress)

@@ -34,7 +34,7 @@ USAGE, CHECKPOINT, ARTIFACT, ENVIRONMENT, NUMERIC = 2, 3, 4, 5, 6
 PATIENCE_S = 300  # ends early where all is well; a busy machine takes minutes to import torch
 SAMPLE_NOTE = "no checkpoint named: using seeded random weights (noise, not video)\n"
 # Those that a refused build may have come to.
-STEPS = ("compiling the engines", "probing the compiler", "reading the checkpoint")
+STEPS = ("compiling the engines", "reading the checkpoint", "probing the compiler")
 
 
 @pytest.fixture

@@ -17,8 +17,12 @@ from safetensors.torch import load_file, save_file
 from scripts.quantised_files import write_quantised
 from scripts.random_lora import random_pairs, write_lora
 from scripts.random_vae import SIZES, write_random_vae
+from seko_export import BuildOptions, build
+from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.registry import presets
+from seko_export.host import environment
+from tests.uncompiled import leave_uncompiled
 
 TINY, OTHER = presets()["tiny"].model, presets()["wan-5b-tiny"].model
 INDEX = "diffusion_pytorch_model.safetensors.index.json"
@@ -183,3 +187,24 @@ def test_a_model_whose_name_stands_for_a_file_is_hinted_at(
         assert done.exit_code == 3
         assert "the model of that name is --preset sample" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_damaged_weights_are_found_before_a_compiler_is_tried(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe of the compiler takes long beside the compilers of engines."""
+    state = load_file(files / "model")
+    state["blocks.1.ffn.0.weight"][0, 0] = torch.nan
+    save_file(state, tmp_path / "damaged")
+    leave_uncompiled(monkeypatch)
+    tried: list[str] = []
+    monkeypatch.setattr(environment, "probe_compiler", lambda: tried.append("probe"))
+    with pytest.raises(CheckpointError, match=r"^blocks\.1\.ffn\.0\.weight holds 1 NaN or infinite numbers"):
+        build(
+            BuildOptions(tmp_path / "damaged", target="cpu"),
+            tmp_path / "artifact",
+            room_check=False,
+            note=lambda _: None,
+        )
+    assert not tried
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]

@@ -230,6 +230,25 @@ def test_a_build_writes_the_weights_of_the_modules(config: WanVaeConfig, tiles_o
         assert {name.removesuffix(".weight") for name in gone} == {name.rpartition(".")[0] for name in packed}
 
 
+def test_a_weight_is_packed_once_for_all_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build reads weights in the order of the modules' parameters."""
+    config = replace(SMALL, fp8=True)
+    checkpoint = VaeOracle(torch.float32, config).half(VaeDecode, first=True, frames=2).state_dict()
+    half = OwnOracle(torch.float32, config, in_fp8).half(VaeDecode, first=True, frames=2)
+    packed: list[Tensor] = []
+
+    def noted(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Tensor]:
+        packed.append(weight)
+        return packed_weights(weight, gamma)
+
+    monkeypatch.setattr(own_convolution, "packed_weights", noted)
+    tensors = VaeTensors(checkpoint, config)
+    names = [name for name, _ in half.named_parameters() if name not in checkpoint]
+    for name in names:
+        assert tensors[name].numel()
+    assert len(packed) == len({name.rpartition(".")[0] for name in names}) == len(names) / 3
+
+
 def test_e4m3_weights_are_the_checkpoints_within_their_rounding() -> None:
     weight, gamma = torch.randn(20, 16, 3, 3, 3), torch.randn(16, 1, 1, 1)
     packed = packed_weights(weight, gamma)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from seko_runtime import errors
 from seko_runtime.cli.commands import main
-from seko_runtime.cli.conditioning import load_schedule
+from seko_runtime.cli.conditioning import MAX_SCHEDULE_BYTES, load_schedule
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import VideoManifest
 from tests.stacked import open_stacked
@@ -226,6 +227,14 @@ def test_what_is_no_schedule_of_prompts(tmp_path: Path, document: bytes) -> None
     (tmp_path / "it.json").write_bytes(document)
     with pytest.raises(errors.UsageError, match="--prompts"):
         load_schedule(tmp_path / "it.json")
+
+
+def test_a_large_file_is_no_schedule_and_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "it.json"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(errors.InputFileError, match=f"it is too long: at most {MAX_SCHEDULE_BYTES} bytes"):
+        load_schedule(path)
 
 
 def test_info_tells_what_may_be_given(whole_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
+from seko_serve.live.saving import Saving
+from seko_serve.metrics import Metrics
+from seko_serve.settings import Settings
 from seko_serve.store.base import ExistsError, StoreError
 from seko_serve.store.objects import ObjectStore
 from seko_serve.store.saved import Record, Saved, SavedSessions, new_session
@@ -23,18 +30,25 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """A server of S3 with the bucket ``bucket``; yields its endpoint."""
     pytest.importorskip("obstore", reason="needs seko-serve[s3]")
     server_module = pytest.importorskip("moto.server", reason="needs moto[server]")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    from urllib.request import Request, urlopen
+    try:
+        urlopen(Request(f"http://{host}:{port}/bucket", method="PUT"), timeout=20).close()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
 
-    urlopen(Request(f"http://{host}:{port}/bucket", method="PUT"), timeout=20).close()
-    yield f"http://{host}:{port}"
-    server.stop()
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_server() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -82,13 +96,34 @@ def test_a_session_is_saved_and_read(store: ObjectStore) -> None:
     assert saved.find(session) is None
 
 
+def test_a_wrong_bucket_is_refused_when_the_store_is_opened(endpoint: str) -> None:
+    with pytest.raises(StoreError, match=r"s3://buckte/a: .* cannot be written: .*; check its bucket"):
+        ObjectStore("s3://buckte/a", endpoint=endpoint, **OPTIONS)
+
+
+def test_a_server_asks_its_store_when_it_starts(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ENDPOINT": endpoint, "REGION": "us-east-1", "ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    settings = Settings(Path("artifact"), snapshots="s3://buckte/a")
+    with pytest.raises(
+        StoreError, match=r"--snapshots: s3://buckte/a: .* give another place, or none"
+    ) as raised:
+        Saving(settings, Metrics())
+    assert "testing" not in str(raised.value)
+    assert Saving(replace(settings, snapshots="s3://bucket/a"), Metrics()).enabled
+
+
+def test_opening_a_store_leaves_no_object(store: ObjectStore) -> None:
+    assert [*store._library.list(store._store)] == []
+
+
 def test_a_store_that_does_not_answer_is_a_fault_that_names_no_secret() -> None:
-    pytest.importorskip("obstore", reason="needs seko-serve[s3]")
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    with s3_server() as endpoint:
         store = ObjectStore("s3://bucket/prefix", endpoint=endpoint, **OPTIONS)
-        for call in (lambda: store.put("a", [b""]), lambda: store.get("a"), lambda: store.delete("a")):
-            with pytest.raises(StoreError) as raised:
-                call()
-            assert "testing" not in str(raised.value)
+    opening = partial(ObjectStore, "s3://bucket/prefix", endpoint=endpoint, **OPTIONS)
+    for call in (lambda: store.put("a", [b""]), lambda: store.get("a"), lambda: store.delete("a"), opening):
+        with pytest.raises(StoreError) as raised:
+            call()
+        assert "testing" not in str(raised.value)

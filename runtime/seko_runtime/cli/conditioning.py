@@ -219,7 +219,8 @@ def load_schedule(path: Path) -> list[PromptAt]:
         If the file is invalid, or the times of its entries are not ascending.
     """
     try:
-        document = path.read_bytes()
+        with path.open("rb") as file:
+            document = file.read(MAX_SCHEDULE_BYTES + 1)
     except OSError as error:
         raise _unreadable("--prompts", path, error) from None
     try:

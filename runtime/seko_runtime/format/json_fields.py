@@ -96,7 +96,7 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
         If the document is invalid JSON; the message has ``what`` and the reason.
     """
     if len(document) > max_bytes:
-        raise ManifestError(f"{what} has {len(document)} bytes, at most {max_bytes} are read")
+        raise ManifestError(f"{what} is too long: at most {max_bytes} bytes are read")
     tables = document.count(b"[") + document.count(b"{")
     Budget(MAX_JSON_TABLES, "arrays and objects").take(tables, what)
     Budget(MAX_JSON_VALUES, "values").take(tables + document.count(b","), what)

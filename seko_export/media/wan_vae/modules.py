@@ -14,6 +14,8 @@ VAEs is from Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +37,7 @@ from seko_export.media.wan_vae.layers import (
     run,
 )
 from seko_export.media.wan_vae.levels import DownLevel, UpLevel, patched, unpatched
-from seko_export.media.wan_vae.own_convolution import own_weight
+from seko_export.media.wan_vae.own_convolution import FILTERS, PACKED, own_weights
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
@@ -302,13 +304,17 @@ class VaeTensors:
 
     def __init__(self, checkpoint: WeightSource, config: WanVaeConfig) -> None:
         self._checkpoint, self._statistics = checkpoint, latent_statistics(config, torch.float32)
+        # the tensors of one convolution are read one after another
+        self._packed = lru_cache(maxsize=1)(partial(own_weights, checkpoint))
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the tensor of one parameter of `VaeDecode` or `VaeEncode`."""
         if name in self._statistics:
             return self._statistics[name]
-        packed = own_weight(name, self._checkpoint)
-        return self._checkpoint[name] if packed is None else packed
+        convolution, _, leaf = name.rpartition(".")
+        if leaf in PACKED:
+            return self._packed(convolution, leaf != FILTERS)[leaf]
+        return self._checkpoint[name]
 
 
 def _middle(channels: int, *, fp8: bool = False) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """Convolutions of the Wan VAEs in Seko's kernel, where it was measured to be faster than torch's (ADR 0028).
 
 A build replaces such convolutions before it traces an engine (`use_own_convolutions`), and writes their weights in the
-kernel's layout (`own_weight`), so that no call of an engine rearranges or quantises weights.
+kernel's layout (`own_weights`), so that no call of an engine rearranges or quantises weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from seko_kernels.fused_reference import LEAST_ROW_SCALE, e4m3_cast
 from seko_kernels.tuned_conv import Convolution, ConvTiles, size_class
 
 TilesOf = Callable[[Convolution], ConvTiles | None]
-FILTERS, FILTERS_FP8, SUM_SCALE, FRAMES_SCALE = "filters", "filters_fp8", "sum_scale", "frames_scale"
+PACKED = FILTERS, FILTERS_FP8, SUM_SCALE, FRAMES_SCALE = "filters", "filters_fp8", "sum_scale", "frames_scale"
 
 
 def packed_weights(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Tensor]:
@@ -60,17 +60,13 @@ def packed_weights(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Ten
     return {FILTERS_FP8: codes, SUM_SCALE: scale * frames_scale, FRAMES_SCALE: frames_scale}
 
 
-def own_weight(name: str, checkpoint: WeightSource) -> Tensor | None:
-    """Return the tensor of a parameter of an `OwnConvolution`, from a checkpoint by Wan's names; None for a parameter
-    of any other layer."""
-    convolution, _, leaf = name.rpartition(".")
-    if leaf == FILTERS:
-        return packed_weights(checkpoint[f"{convolution}.weight"])[leaf]
-    if leaf not in (FILTERS_FP8, SUM_SCALE, FRAMES_SCALE):
-        return None
+def own_weights(checkpoint: WeightSource, convolution: str, fp8: bool) -> dict[str, Tensor]:
+    """Return the weights of an `OwnConvolution` from a checkpoint by Wan's names; see `packed_weights`."""
+    weight = checkpoint[f"{convolution}.weight"]
+    if not fp8:
+        return packed_weights(weight)
     block, _, number = convolution.rpartition(".")
-    gamma = checkpoint[f"{block}.{NORM_BEFORE[int(number)]}.gamma"]
-    return packed_weights(checkpoint[f"{convolution}.weight"], gamma)[leaf]
+    return packed_weights(weight, checkpoint[f"{block}.{NORM_BEFORE[int(number)]}.gamma"])
 
 
 class OwnConvolution(Streamed):

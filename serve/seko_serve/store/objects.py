@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ class ObjectStore:
     Raises
     ------
     StoreError
-        If obstore is not installed, or does not support the URL of the store.
+        If obstore is not installed, or does not support the URL of the store; if an object cannot be written, read and
+        removed there, as with a wrong bucket or credentials.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -39,6 +41,13 @@ class ObjectStore:
             self._store = obstore.store.from_url(url, **options)
         except (BaseError, ValueError) as fault:
             raise StoreError(f"the object store cannot be opened: {type(fault).__name__}") from fault
+        name = f"start-{secrets.token_hex(8)}"
+        try:
+            self.put(name, [b""])
+            self.get(name)
+            self.delete(name)
+        except StoreError as fault:
+            raise StoreError(f"{url}: {fault}; check its bucket, credentials, region and endpoint") from fault
 
     def put(self, name: str, pieces: Sequence[Content]) -> None:
         """Write an object; see `Store.put`. The object is written in one request, because only a single request can be
