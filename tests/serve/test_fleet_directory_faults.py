@@ -246,7 +246,7 @@ def gateway_process(directory: str, port: int) -> Iterator[subprocess.Popen[byte
     try:
         while True:
             assert process.poll() is None
-            with suppress(URLError, ConnectionError):
+            with suppress(OSError):
                 http(f"http://127.0.0.1:{port}/health")
                 break
             time.sleep(0.05)
