@@ -23,7 +23,7 @@ from seko_runtime.backends.driver_blocks import current_queue
 from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
+from seko_runtime.errors import ArtifactError, DeviceFaultError, DeviceMemoryError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.conditioning import ConditioningFrames
@@ -369,3 +369,66 @@ def on_stream(engine: Any, spec: Any) -> Any:
         return results
 
     return run
+
+
+class LostDriver(HostDriver):
+    """A driver whose device fails at some time. From then on it raises an error from each call, with a number, and
+    frees nothing but what `destroy_graph` and `destroy_stream` are asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = False
+        self.errors = 0
+
+    def fail(self) -> None:
+        if self.lost:
+            self.errors += 1
+            raise DeviceFaultError(f"error {self.errors}")
+
+    def synchronize(self, stream: int | None = None) -> None:
+        super().synchronize(stream)
+        self.fail()
+
+    def destroy_graph(self, graph: int) -> None:
+        super().destroy_graph(graph)
+        self.fail()
+
+    def destroy_stream(self, stream: int) -> None:
+        super().destroy_stream(stream)
+        self.fail()
+
+    def free(self, address: int) -> None:
+        super().free(address)
+        self.fail()
+
+    def destroy_event(self, event: int) -> None:
+        super().destroy_event(event)
+        self.fail()
+
+
+def test_a_session_of_a_lost_device_gives_everything_back_and_tells_the_first_error() -> None:
+    driver: Any = LostDriver()
+    session = open_driver(DriverMemory(driver))
+    session.run_chunk().to_host()
+    driver.lost = True
+    with pytest.raises(DeviceFaultError, match=r"^error 1$"):
+        session.close()
+    assert driver.errors > 1
+    del session
+    gc.collect()
+    assert driver.live == {}
+
+
+def test_the_error_that_ends_a_block_is_not_hidden_by_that_of_closing() -> None:
+    driver: Any = LostDriver()
+    session = open_driver(DriverMemory(driver))
+
+    def use() -> None:
+        with session.pool:
+            driver.lost = True
+            raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        use()
+    assert driver.errors
+    assert session.pool.closed

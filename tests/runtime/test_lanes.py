@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.sessions.row_moves import RowMoves
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from tests.stacked import StackedChunk
@@ -145,6 +147,38 @@ def test_a_session_closes_and_its_streams_are_used_again(world: World) -> None:
             names.append((memory.stream.name, lane._stream.name))  # type: ignore[attr-defined]
             assert np.asarray(session.run_chunk().video()).size
     assert len(set(names)) == 1
+
+
+def test_memory_of_a_lost_device_is_closed_to_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first error is raised; graphs, page-locked memory and streams are given back after it."""
+    memory = FakeMemory(world)
+    streams = [memory.stream]
+    for _ in range(2):
+        queue = memory.copy_queue()
+        queue.allocate(TensorSpec("home", (4,), "float32"))
+        streams.append(queue.stream)  # type: ignore[attr-defined]
+    for _ in range(2):
+        memory.capture(lambda: None)
+    graphs = [*memory._graphs]
+    fake, errors = cuda_memory._cuda, count(1)
+
+    def lost(*_: object) -> None:
+        raise RuntimeError(f"error {next(errors)}")
+
+    def reset(graph: Any) -> None:
+        graph.work = None
+        lost()
+
+    monkeypatch.setattr(fake, "synchronize", lost)
+    monkeypatch.setattr(fake.CUDAGraph, "reset", reset)
+    monkeypatch.setattr(fake, "check_error", lost)
+    with pytest.raises(RuntimeError, match=r"^error 1$"):
+        memory.close()
+    assert next(errors) == 6
+    assert [graph.work for graph in graphs] == [None, None]  # type: ignore[attr-defined]
+    assert not world.locked
+    assert memory.stream is None
+    assert {*cuda_streams._IDLE_STREAMS[memory.device]} == {*streams}
 
 
 def pooled(world: World | None, *, overlap: bool) -> list[bytes]:

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResult
 from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.host.releasing import release_all
 
 _cuda: Any = torch.cuda  # torch.cuda's streams, events and pools have no types
 # alignment in bytes that compiled kernels expect; they would copy a misaligned input at each call
@@ -177,19 +179,20 @@ class CudaMemory(CpuMemory):
         _cuda.synchronize(self.device)
 
     def close(self) -> None:
-        self.wait()
-        for graph in self._graphs:
-            graph.reset()
-        self._graphs.clear()
-        self._pool = None
-        for copies in self._copies:
-            copies.close()
-        self._copies.clear()
-        self._moves = None
-        if self.stream is not None:
-            return_stream(self.device, self.stream)
-        self.stream = None
-        self._idle_blocks.clear()
+        graphs, copies, stream = self._graphs, self._copies, self.stream
+        self._graphs, self._copies = [], []
+        self._pool = self._moves = self.stream = None
+        release_all(
+            self.wait,
+            *(graph.reset for graph in graphs),
+            *(queue.close for queue in copies),
+            partial(return_stream, self.device, stream),
+            self._idle_blocks.clear,
+            self._return_free,
+        )
+
+    def _return_free(self) -> None:
+        """Return the memory that torch keeps free to the device."""
         with _cuda.device(self.device):
             _cuda.empty_cache()
 
@@ -247,13 +250,9 @@ class CudaLane:
         return _PinnedResults(tensors, depth, self._stream)
 
     def close(self) -> None:
-        for graph in self._graphs:
-            graph.reset()
-        self._graphs.clear()
-        self._pool = None
-        if self._beside and self._stream is not None:
-            return_stream(self._memory.device, self._stream)
-        self._stream = None
+        graphs, stream = self._graphs, self._stream if self._beside else None
+        self._graphs, self._pool, self._stream = [], None, None
+        release_all(*(graph.reset for graph in graphs), partial(return_stream, self._memory.device, stream))
 
 
 class PinnedCopies(HostCopies):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.host.releasing import release_all
 
 _cuda: Any = torch.cuda  # torch.cuda's streams and events have no types
 
@@ -72,11 +74,15 @@ class CudaCopies:
 
     def close(self) -> None:
         """Release the page-locked memory and return the CUDA stream; call this after waiting for both streams."""
-        for tensor in self._locked:
-            _cuda.check_error(_cuda.cudart().cudaHostUnregister(tensor.data_ptr()))
-        self._locked.clear()
-        return_stream(self._device, self.stream)
-        self.stream = self._main = None
+        locked, stream = self._locked, self.stream
+        self._locked, self.stream, self._main = [], None, None
+        release_all(
+            *(partial(_unlock, tensor) for tensor in locked), partial(return_stream, self._device, stream)
+        )
+
+
+def _unlock(tensor: torch.Tensor) -> None:
+    _cuda.check_error(_cuda.cudart().cudaHostUnregister(tensor.data_ptr()))
 
 
 @contextmanager
@@ -104,5 +110,6 @@ def borrow_stream(device: torch.device) -> Any:
 
 
 def return_stream(device: torch.device, stream: Any) -> None:
-    """Return a borrowed CUDA stream, so that a later session can use it."""
-    _IDLE_STREAMS.setdefault(device, []).append(stream)
+    """Return a borrowed CUDA stream, if there is one, so that a later session can use it."""
+    if stream is not None:
+        _IDLE_STREAMS.setdefault(device, []).append(stream)

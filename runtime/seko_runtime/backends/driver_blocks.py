@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.blocks import ALIGNMENT
 from seko_runtime.backends.cuda_driver import MEMORY_DEVICE, MEMORY_HOST, CudaDriver
 from seko_runtime.backends.device_tensor import DeviceTensor, contiguous_strides, rows_of
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import DeviceFaultError, UsageError
 from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
 
 MAX_PITCH = 2**31 - 1  # largest pitch in bytes of a two-dimensional copy, equal on all devices
@@ -176,4 +176,9 @@ def _move(
 def when_gone(owner: object, act: Callable[..., object], *arguments: object) -> None:
     """Call a function when an object is released, but not at interpreter exit, when the driver may already be
     gone."""
-    weakref.finalize(owner, act, *arguments).atexit = False
+    weakref.finalize(owner, _release, act, *arguments).atexit = False
+
+
+def _release(act: Callable[..., object], *arguments: object) -> None:
+    with suppress(DeviceFaultError):  # a lost device frees nothing; the call that lost it has raised
+        act(*arguments)

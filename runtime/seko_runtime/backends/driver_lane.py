@@ -22,6 +22,7 @@ from seko_runtime.backends.driver_blocks import (
     to_host,
 )
 from seko_runtime.backends.memory import ResultBlocks
+from seko_runtime.host.releasing import release_all
 
 
 class DriverLane:
@@ -75,12 +76,13 @@ class DriverLane:
         return _PinnedResults(self._driver, self.queue.stream, tensors, depth)
 
     def close(self) -> None:
-        for graph in self._graphs:
-            self._driver.destroy_graph(graph)
-        self._graphs.clear()
-        if self._beside:
-            self._beside = False
-            self.queue.close()
+        graphs, self._graphs = self._graphs, []
+        own_queues = [self.queue] if self._beside else []
+        self._beside = False
+        release_all(
+            *(partial(self._driver.destroy_graph, graph) for graph in graphs),
+            *(queue.close for queue in own_queues),
+        )
 
 
 class _PinnedResults:

@@ -40,6 +40,7 @@ from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockL
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.host.releasing import release_all
 
 
 class DriverMemory:
@@ -202,14 +203,14 @@ class DriverMemory:
         if self._closed:
             return
         self._closed = True
-        self.wait()
-        for graph in self._graphs:
-            self.driver.destroy_graph(graph)
-        self._graphs.clear()
-        if self._copies is not None:
-            self.driver.destroy_stream(self._copies)
-        self._idle_blocks.clear()
-        self.queue.close()
+        release_all(
+            self.wait,
+            *(partial(self.driver.destroy_graph, graph) for graph in self._graphs),
+            *(() if self._copies is None else (partial(self.driver.destroy_stream, self._copies),)),
+            self._graphs.clear,
+            self._idle_blocks.clear,
+            self.queue.close,
+        )
 
     def _stream(self) -> int:
         """The current CUDA stream: inside `ordered` and `capture` of a lane the lane's stream, otherwise the

@@ -17,6 +17,7 @@ from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntim
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import fault_text, machine_faults, of_machine
 from seko_runtime.host.parts import part
+from seko_runtime.host.releasing import release_after_error
 from seko_runtime.opening.checked_artifact import (
     CheckedArtifact,
     ReadArtifact,
@@ -84,13 +85,13 @@ def _opened(read: ReadArtifact, device: str, copy_weights: bool, place: RankPlac
     with ExitStack() as undo:
         with part("import"):
             backend = open_backend(manifest.backend, examined.device)
-        undo.callback(backend.close)
+        undo.callback(release_after_error, backend.close)
         spared_engines, spared_weights = place.spared(examined.programs)
         with part("device"):
             memory = backend.memory()
-            undo.callback(memory.close)
+            undo.callback(release_after_error, memory.close)
             upload = memory.begin_upload(examined.weight_places(spared_weights))
-            undo.callback(upload.close)
+            undo.callback(release_after_error, upload.close)
         checked = examined.verified(upload.take)
         with part("tokenizer"):
             tokens = workload.tokens(manifest, checked.files)

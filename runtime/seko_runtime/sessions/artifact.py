@@ -4,12 +4,13 @@ artifacts."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.faults import machine_faults
+from seko_runtime.host.releasing import release_all
 from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.closing import Closing
 from seko_runtime.sessions.engines import Engines, Wrap
@@ -130,8 +131,4 @@ class OpenArtifact(Closing, Generic[ManifestT]):
             if self._closed:
                 return
             self._closed = True
-            with ExitStack() as closing:  # after an error the others are closed, too
-                closing.callback(self.engines.close)
-                closing.callback(self._opened.clear)
-                for opened in reversed(self._opened):
-                    closing.callback(opened.close)
+            release_all(*(opened.close for opened in self._opened), self._opened.clear, self.engines.close)

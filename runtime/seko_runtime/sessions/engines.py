@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine, Memory
+from seko_runtime.host.releasing import release_all
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.rows import Rows
 
@@ -91,10 +92,7 @@ class LocalEngines:
     def close(self) -> None:
         """Release the engines and weights of the artifact."""
         self.loaded = None
-        try:
-            self.backend.close()
-        finally:
-            self._weights_memory.close()
+        release_all(self.backend.close, self._weights_memory.close)
 
     def _new_memory(self) -> Memory:
         memory = self.backend.memory()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from seko_runtime.errors import DeviceMemoryError, SessionClosedError, TornStrea
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.host.parts import part
+from seko_runtime.host.releasing import release_after_error, release_all
 from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.device import Device
 from seko_runtime.sessions.loaded import Loaded, ManifestT
@@ -297,11 +298,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         device, self._device = self._device, None
         if device is None:
             return
-        with ExitStack() as releasing:
-            releasing.callback(self.memory.close)
-            releasing.callback(device.drop)
-            releasing.callback(self._drop)
-            self.memory.wait()
+        release_all(self.memory.wait, self._drop, device.drop, self.memory.close)
 
     def _drop(self) -> None:
         """Release the device tensors to which the host's state of the rows refers."""
@@ -333,12 +330,12 @@ def opened_rows(loaded: Loaded[ManifestT], make: Callable[[Memory], RowsT], *, c
             check_room(loaded.manifest, memory)
         rows = make(memory)
     except BaseException:
-        memory.close()
+        release_after_error(memory.close)
         raise
     try:
         rows.prepare()
     except BaseException:
-        rows.close()
+        release_after_error(rows.close)
         raise
     return rows
 

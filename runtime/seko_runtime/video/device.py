@@ -16,6 +16,7 @@ from seko_runtime.executor.contract import RANK
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import EngineSpec, TensorSpec
 from seko_runtime.host.parts import part
+from seko_runtime.host.releasing import release_all
 from seko_runtime.sessions.device import Device
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
@@ -382,11 +383,8 @@ class VideoDevice(Device):
         self.chunk.clear()
         self.once.clear()
         self._prompt.clear()
-        if self.decoder is not None:
-            self.decoder.close()
-            self.decoder = None
-        self._kept.clear()
-        super().drop()
+        decoder, self.decoder = self.decoder, None
+        release_all(*(() if decoder is None else (decoder.close,)), self._kept.clear, super().drop)
 
     def _called(self, rows: Sequence[int]) -> list[int]:
         """Return the rows that an engine call for some rows carries: all rows, if every call of the artifact carries
