@@ -4,9 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-tier=(-m "not slow")
+all=
 if [ "${1:-}" = --all ]; then
-    tier=()
+    all=1
     shift
 fi
 seko_make_venv dev
@@ -22,7 +22,20 @@ export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
 "$(dirname "$PYTHON")/lint-imports" --no-cache
+run() { # PROCESSES PYTEST ARGUMENTS...
+    "$PYTHON" -m pytest -n "$1" --dist loadfile --no-loadscope-reorder --durations 25 "${@:2}"
+}
 # Three processes for two cores, as a test uses one core and some wait for a quarter of a minute; a file's tests stay
 # together, so that its artifacts are built once.
 # In their order, as the longest files have few tests: those would come last.
-"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-3}" --dist loadfile --no-loadscope-reorder --durations 25 "${tier[@]}" "$@"
+if [ -z "$all" ]; then
+    run "${SEKO_TEST_PROCESSES:-3}" -m "not slow" "$@"
+    exit
+fi
+first=0 last=0
+run "${SEKO_TEST_PROCESSES:-3}" -m "not quiet" "$@" || first=$?
+run 2 -m quiet "$@" || last=$?
+# 5: the arguments choose no test of this run, but perhaps of the other one.
+[ "$first" != 5 ] || exit "$last"
+[ "$last" != 5 ] || exit "$first"
+exit $((first | last))

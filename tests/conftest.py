@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lone_runtime import lone_python, wheel
 from tests.manifest_schema import check_manifest
@@ -22,6 +23,9 @@ from tests.shared import made_once
 
 __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
+# A busy machine may take any time for an example.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")

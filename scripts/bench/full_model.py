@@ -7,8 +7,10 @@ captures and replays the chunk. A bench is made of parts, and a part that fails 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import json
+import shutil
 import sys
 import time
 import traceback
@@ -206,9 +208,15 @@ class FullModelBench:
 
     def _compile(self, config: VideoBuild) -> None:
         folder = self.folder(config)
-        if (folder / "done").exists():
-            return
-        folder.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may compile the same engines
+            if not (folder / "done").exists():
+                self._compile_into(folder, config)
+
+    def _compile_into(self, folder: Path, config: VideoBuild) -> None:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+        folder.mkdir()
         with compiled_beside(config, export_backend("aoti"), folder, silent) as wait:
             seconds = wait()
         slowest = sorted(seconds, key=seconds.__getitem__)[-3:]

@@ -36,9 +36,10 @@ from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import local_gpu_arch, resolve_target
+from seko_export.media.vaes import vae_of
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
-from seko_export.media.wan_vae.modules import VaeDecode, VaeTensors, latent_statistics
+from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_kernels.tuned_conv import has_fp8_convolutions
 
 PIECES = ("vae_decode_first", "vae_decode")
@@ -269,7 +270,7 @@ class EngineSession:
     config : VideoBuild
         The build.
     weights : dict of str to Tensor
-        By Wan's names, on the CPU.
+        By the VAE's names, on the CPU.
     work : Path
         Where the engines lie.
     rank : int
@@ -292,8 +293,8 @@ class EngineSession:
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         vae = config.workload.vae
-        assert isinstance(vae, WanVaeConfig)
-        pieces, packed = make_pieces(config), VaeTensors(weights, vae)
+        assert vae is not None
+        pieces, packed = make_pieces(config), vae_of(vae).weights(weights, vae)
         self.buffers: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.runs: dict[str, Callable[[], None]] = {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +17,8 @@ import torch
 from safetensors import safe_open
 
 from scripts.bench.peers import child
+from scripts.random_vae import random_vae
+from seko_export.media.taehv.modules import latent_statistics
 from seko_export.media.taehv.vae import VAE
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -68,6 +74,49 @@ def test_every_tiny_decoder_has_a_build_to_be_timed(preset: str) -> None:
     assert config.workload.vae is tiny is VAE.presets[preset]
     assert config.workload.stream.spatial_stride == tiny.spatial_stride
     assert config.model.out_channels == tiny.z_dim
+
+
+@pytest.mark.usefixtures("neighbours")
+@torch.no_grad()
+def test_a_tiny_decoder_decodes_a_stream_as_its_modules_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script: ModuleType = importlib.import_module("tiny_decoder")
+    monkeypatch.setattr(script, "EngineSession", partial(script.EngineSession, eager=True))
+    config, tiny = script.decoder_config("taew2_1", 16, 32)
+    weights = random_vae(tiny, seed=0, dtype=torch.float32) | latent_statistics(tiny, torch.float32)
+    options = argparse.Namespace(work=tmp_path, repeats=1)
+    measured = script.measure(config, tiny, weights, script.some_latents(config, script.CHUNKS), options)
+    assert measured["engine_ms"] > 0
+    assert measured["engine_difference"] <= 0.01  # of 255: both are rounded in one way
+
+
+@pytest.mark.usefixtures("neighbours")
+def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script: ModuleType = importlib.import_module("full_model")
+    compiled = []
+
+    @contextmanager
+    def compiled_beside(
+        config: object, _backend: object, folder: Path, _progress: object
+    ) -> Iterator[Callable[[], dict[str, float]]]:
+        assert not list(folder.iterdir())
+        (folder / "engine.pt2").touch()
+        compiled.append(config)
+        yield lambda: {"engine": 1.0}
+
+    monkeypatch.setattr(script, "compiled_beside", compiled_beside)
+    folder = tmp_path / "work" / "engines"
+    monkeypatch.setattr(script.FullModelBench, "folder", lambda _, __: folder)
+    folder.mkdir(parents=True)
+    (folder / "half an engine").touch()
+    bench = script.FullModelBench(argparse.Namespace(eager=False))
+    bench.compile(["a build"])
+    bench.compile(["a build"])
+    assert compiled == ["a build"]
+    assert {file.name for file in folder.iterdir()} == {"engine.pt2", "done"}
 
 
 @pytest.mark.usefixtures("neighbours")

@@ -92,7 +92,7 @@ def test_truncated_anywhere(file: Path, tmp_path: Path, model: ModelConfig) -> N
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60)
 def test_flipped_bytes_load_or_are_refused(
     data: st.DataObject, file: Path, tmp_path: Path, model: ModelConfig
 ) -> None:

@@ -95,7 +95,7 @@ def test_empty_file(tmp_path: Path, model: ModelConfig) -> None:
     head=st.sampled_from([b"", b"\x80\x02", b"\x80\x05", b"PK\x03\x04", b"\x10" + b"\0" * 7 + b"{"]),
     rest=st.binary(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=200)
 def test_random_bytes_are_refused(head: bytes, rest: bytes, tmp_path: Path, model: ModelConfig) -> None:
     path = tmp_path / "noise"
     path.write_bytes(head + rest)
@@ -115,7 +115,7 @@ def test_truncated_anywhere(
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60)
 @pytest.mark.parametrize("format", FILES)
 def test_flipped_bytes_load_or_are_refused(
     format: str, data: st.DataObject, tmp_path: Path, model: ModelConfig

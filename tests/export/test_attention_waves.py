@@ -21,7 +21,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return y.transpose(1, 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 3),
     queries=st.integers(2, 40),
@@ -41,7 +41,7 @@ def test_a_cut_attention_is_the_attention(batch, queries, part, splits, seed, da
     torch.testing.assert_close(cut_attention(q, k, v, waves), plain(q, k, v), rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     batch=st.integers(1, 8),
     heads=st.integers(1, 40),
@@ -79,7 +79,7 @@ def test_parts_in_the_launch_of_whole_tiles_are_few(pairs, queries, keys, waves)
     assert cut(pairs, queries, keys, 192, H200, SPLITS, 0, WAVE_OF_PARTS_KEYS) == waves
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pairs=st.integers(1, 160), queries=st.integers(1, 9000), keys=st.integers(1, 40_000))
 def test_what_waves_of_parts_cost_is_less_than_what_they_gain(pairs, queries, keys):
     waves = cut(pairs, queries, keys, 192, H200, SPLITS, 0, WAVE_OF_PARTS_KEYS)

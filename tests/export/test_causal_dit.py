@@ -115,7 +115,7 @@ def test_unpatchify_orders_pixels_as_diffusers_does():
     assert torch.equal(unpatchify(x, STREAM, 16), wanted.flatten(6, 7).flatten(4, 5).flatten(2, 3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), chunk=st.integers(1, 4), sink=st.integers(0, 4), spare=st.integers(0, 4))
 def test_token_index_properties(data, chunk, sink, spare):
     """Distinct, inside the row's own cache, and row, slot and token in order."""

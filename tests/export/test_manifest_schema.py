@@ -42,7 +42,7 @@ def test_the_largest_toy_is_as_the_schema_says() -> None:
     validator().validate(as_table(with_video()))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from([place for place in PLACES if place]), JUNK, st.booleans())
 def test_what_the_runtime_reads_the_schema_accepts(
     place: tuple[Any, ...], junk: object, remove: bool

@@ -64,7 +64,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 @given(model=models, format=st.sampled_from(FORMATS))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_what_was_written_is_recognised(
     model: ModelConfig, format: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -55,7 +55,7 @@ def test_philox_known_answers(counter, key, words):
     assert tuple(philox_in_python(counter, key)) == words
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=INT64, frame=st.integers(0, 2**63 - 1), draw=st.integers(0, 2**31))
 def test_noise_is_philox_of_seed_frame_and_draw(seed, frame, draw):
     """Each group of four numbers from its own counter; 64 bits of the seed and of the frame count.

@@ -39,7 +39,7 @@ def test_the_reference_is_sdpa_over_the_filled_places() -> None:
     assert not attention_bf16(q, k, v, valid * 0).any()  # nothing to attend to gives nothing, not NaN
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     filled=st.lists(st.integers(0, 40), min_size=1, max_size=3),
     queries=st.integers(1, 9),

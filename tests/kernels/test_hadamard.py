@@ -24,7 +24,7 @@ def rows_of_128(draw: st.DrawFn) -> Tensor:
 
 
 @given(rows_of_128())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_transform_is_sylvesters_matrix_and_its_own_inverse(row: Tensor) -> None:
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < 128:
@@ -36,7 +36,7 @@ def test_the_transform_is_sylvesters_matrix_and_its_own_inverse(row: Tensor) -> 
 
 
 @given(data=st.data(), exponent=st.integers(-20, 20))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_rotated_codes_are_those_of_int4_in_one_group_of_what_is_mixed(
     data: st.DataObject, exponent: int
 ) -> None:

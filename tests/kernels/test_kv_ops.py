@@ -61,7 +61,7 @@ def written(
 
 
 @given(group=GROUPS, exponent=st.integers(-30, 30))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @pytest.mark.parametrize("form", [INT8, INT4], ids=lambda form: form.name)
 def test_every_integer_is_the_nearest(form: NumberFormat, group: list[float], exponent: int) -> None:
     """Worked out in fractions on the step that is stored: nearest, ties to even, at most what the codes hold."""
@@ -97,7 +97,6 @@ def rounded(number: Fraction, step: Fraction, most: int) -> int:
 
 
 @given(number=NUMBERS, exponent=st.integers(-30, 30))
-@settings(deadline=None)
 def test_fp8_is_torchs_own_cast(number: float, exponent: int) -> None:
     x, g = torch.full((1, 1, 16), number), torch.tensor([2.0**exponent])
     codes, scales = encode(FP8, x, g)
@@ -121,7 +120,7 @@ def test_groups_of_zeros_and_of_one_number_come_back(form: NumberFormat) -> None
 
 @EACH
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_write_touches_its_own_tokens_only(form: NumberFormat, data: st.DataObject) -> None:
     """Token by token in any order is the same as at once: no code or step hangs on another token."""
     tokens = data.draw(st.integers(1, 5))

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -48,7 +48,6 @@ def keys_with_outliers(tokens: int, heads: int, head_dim: int) -> Tensor:
 
 
 @given(block=BLOCKS, exponent=st.integers(-30, 30))
-@settings(deadline=None)
 def test_every_code_is_the_nearest_on_the_better_scale(block: list[float], exponent: int) -> None:
     """Both scales worked out in fractions: codes nearest, ties to even; the smaller error wins, ties to the top 6."""
     x = torch.tensor(block, dtype=torch.float32)

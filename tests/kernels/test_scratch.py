@@ -113,7 +113,7 @@ def test_scales_of_places_that_are_not_of_the_past_never_enter(ring: Ring, rotat
         assert torch.equal(ours.view(torch.uint8), truth.view(torch.uint8))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**31), st.integers(-100, 100), st.sampled_from([0.0, 0.1, 1.0, 30.0]))
 def test_the_bound_of_a_tile_keeps_every_code_within_127(seed: int, exponent: int, mean_size: float) -> None:
     """Keys as large as their bytes let them be, turned by any angle: what is rounded is never above 127."""

@@ -70,7 +70,7 @@ def relative_by_formula(latent_poses: np.ndarray, unit: float) -> np.ndarray:
 
 
 @given(rows, tuned, st.integers(1, 4))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_keys_give_the_cameras_of_the_formulas(keys, how, chunk_frames) -> None:
     camera = KeyboardCamera(64, 96, chunk_frames, how, keys=keys)
     latents = len(keys) // how.steps_per_frame + 1
@@ -84,7 +84,7 @@ def test_keys_give_the_cameras_of_the_formulas(keys, how, chunk_frames) -> None:
 
 
 @given(rows, st.integers(1, 4))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_stream_of_keys_is_the_stream_of_the_poses_that_they_make(keys, chunk_frames) -> None:
     how = KeySettings()
     focal = [500.0, 510.0, 400.0, 200.0]
@@ -126,7 +126,7 @@ def test_a_key_that_was_tapped_between_two_chunks_counts_for_one_latent_frame() 
 
 
 @given(rows, st.integers(1, 3))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_it_never_looks_further_up_than_the_limit(keys, chunk_frames) -> None:
     how = KeySettings(pitch=30.0, pitch_limit=40.0)
     camera = KeyboardCamera(64, 96, chunk_frames, how, keys=keys)
@@ -168,7 +168,7 @@ def test_a_long_turn_stays_a_rotation() -> None:
 
 
 @given(rows, st.integers(0, 6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_state_goes_on_where_it_was_taken(keys, chunks) -> None:
     one, other = (KeyboardCamera(64, 96, 2, keys=keys) for _ in range(2))
     one.press("wl")
@@ -239,7 +239,7 @@ def test_key_strings_that_cannot_be(text: str) -> None:
 
 
 @given(st.integers(9, 40), st.integers(1, 3), st.integers(0, 2**31))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_path_is_the_formulas(count: int, chunk_frames: int, seed: int) -> None:
     """Every fourth pose, relative, translations by the largest norm, the first intrinsics at the video's size."""
     random = np.random.default_rng(seed)

@@ -48,7 +48,7 @@ def test_the_first_chunk_has_fewer_frames_and_all_are_those_of_the_latents() -> 
             assert np.array_equal(got[row], wanted)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.sets(st.integers(0, 2)).filter(lambda rows: len(rows) < 3),

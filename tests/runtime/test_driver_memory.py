@@ -190,7 +190,7 @@ def test_too_little_memory_is_said(driver: Any) -> None:
         DriverMemory(driver).allocate(TensorSpec("x", (101,), "uint8"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_copies_between_any_two_layouts_move_every_byte_and_no_other(data: Any) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=0, max_size=4)))

@@ -134,7 +134,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.sampled_from(PLACES), JUNK, st.booleans())
 def test_whatever_stands_anywhere_the_answer_is_a_manifest_or_a_manifest_error(
     place: tuple[Any, ...], junk: object, remove: bool
@@ -156,7 +156,7 @@ def test_whatever_stands_anywhere_the_answer_is_a_manifest_or_a_manifest_error(
         return  # anything else is a traceback, and fails here
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_manifest(document: bytes) -> None:
     with pytest.raises(ManifestError):

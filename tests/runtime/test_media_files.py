@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.errors import InputFileError, UsageError
@@ -252,7 +252,6 @@ def test_array_files_that_promise_more_than_they_hold(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=64))
-@settings(deadline=None)
 def test_any_first_bytes_are_a_known_format_or_none(head: bytes) -> None:
     known = {
         *("png_pipe", "jpeg_pipe", "webp_pipe", "gif", "bmp_pipe", "tiff_pipe", "mov", "matroska"),

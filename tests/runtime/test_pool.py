@@ -47,7 +47,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ACTIONS, min_size=12, max_size=40))
 @example([("run", [0], FILL_CHUNKS), ("run", [0, 1], FILL_CHUNKS), ("run", [1, 0], 1)])
 def test_a_sessions_bytes_are_those_of_a_stream_alone(

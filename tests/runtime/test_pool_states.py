@@ -305,7 +305,6 @@ def test_a_pool_under_errors_and_interrupts() -> None:
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=30,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -67,7 +67,7 @@ def test_a_repeat_is_a_hit_and_calls_no_engine_whatever_its_spelling_of_white_sp
         assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (1, 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.sampled_from(PROMPTS), min_size=3, max_size=3), min_size=1, max_size=8),
     st.integers(0, 4),

@@ -25,7 +25,7 @@ RINGS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(RINGS, st.integers(0, 40))
 def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, made: int) -> None:
     clocks = RowClocks(ring, 1)
@@ -92,7 +92,7 @@ class Naive:
         return latents
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=4), st.integers(1, 4))
 def test_a_rebuilt_cache_is_that_of_a_fresh_session_fed_with_the_kept_chunks(
     changes: list[tuple[int, bool]], more: int
@@ -128,7 +128,7 @@ def test_a_rebuilt_cache_is_that_of_a_fresh_session_fed_with_the_kept_chunks(
             step(session)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.one_of(st.sampled_from(["chunk", "recache"]), st.integers(0, 2)),

@@ -79,7 +79,7 @@ def test_each_hostile_header_is_named(data: memoryview) -> None:
         map_safetensors(data, "file.st")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=300), st.booleans())
 def test_random_bytes_give_tensors_or_the_error(data: bytes, framed: bool) -> None:
     document = len(data).to_bytes(8, "little") + data if framed else data
@@ -91,7 +91,7 @@ def test_random_bytes_give_tensors_or_the_error(data: bytes, framed: bool) -> No
     assert json.loads(data).keys() <= {"__metadata__"}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_flipped_byte_gives_tensors_inside_the_file_or_the_error(data: st.DataObject) -> None:
     good = packed({"a": entry([2, 3], 0, 24, "F32"), "b": entry([4], 24, 28)}, b"x" * 28)

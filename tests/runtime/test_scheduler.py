@@ -79,7 +79,7 @@ def compare_with_all_schedules(waiting: Sequence[Waiting], times: Times, now: fl
         assert calls[-1][1] == min(end for lateness, end in schedules if lateness == 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(waiting_sessions(1, 6), call_times(), st.integers(-3, 3).map(float))
 def test_no_session_is_later_than_in_the_best_of_all_schedules(
     waiting: list[Waiting], times: Times, now: float
@@ -105,7 +105,6 @@ def test_six_sessions_that_can_just_be_in_time(seed: int) -> None:
     compare_with_all_schedules(waiting, TWO_VARIANTS, 0.0)
 
 
-@settings(deadline=None)
 @given(waiting_sessions(1, 30), call_times(), st.integers(-3, 3).map(float))
 @example([Waiting(1.0, "a"), Waiting(1.0, "b"), Waiting(1.0, "a")], TWO_VARIANTS, 0.0)
 def test_a_call_is_of_the_sessions_of_one_variant_that_are_due_first(
@@ -120,7 +119,6 @@ def test_a_call_is_of_the_sessions_of_one_variant_that_are_due_first(
     assert call.bucket == min(bucket for bucket in times["a"] if bucket >= len(call.sessions))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab")), min_size=1, max_size=12), call_times())
 def test_no_session_waits_for_more_calls_than_sessions_are_due_before_it(
     sessions: list[tuple[int, str]], times: Times

@@ -424,7 +424,7 @@ def mutate(tar: bytes, kind: str, one: int, two: int) -> bytes:
     return b"".join(blocks)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(mutations=MUTATIONS)
 def test_a_mutated_tar_is_refused_or_is_the_one_tar_of_another_manifest(packed, tmp_path, mutations):
     """A bit in the manifest's free text makes another artifact, whose digest says so; nothing else comes through."""

@@ -34,7 +34,7 @@ WRONG_HASH = (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(0, 2000), min_size=1, max_size=6), min_size=1, max_size=3),
     st.integers(1, 1500),

@@ -99,7 +99,7 @@ def test_numbers_are_normalised_as_transformers_does_it(frames: int) -> None:
     frames=st.sampled_from([1, 2, 3]),
     at=st.integers(0, 25_000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_pushing_in_pieces_is_pushing_at_once(cuts: list[int], frames: int, at: int) -> None:
     """Also where what was said is replaced, and where samples were dropped that are heard no more."""
     whole, other = noise(30_000), noise(30_000 - at, seed=1)
@@ -189,7 +189,7 @@ def test_an_empty_push_does_not_take_an_end_back() -> None:
         st.tuples(st.integers(0, 3000), st.booleans(), st.integers(0, 2**31)), min_size=1, max_size=40
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_held_are_the_samples_pushed_whatever_the_pieces(pushes: list[tuple[int, bool, int]]) -> None:
     """Against one plain array, with replacements, dropped samples and copies in any order."""
     voice, plain, rng = Voice(windows()), np.zeros((1, 0), np.float32), np.random.default_rng(1)
@@ -251,7 +251,7 @@ def test_when_samples_came_takes_no_more_room_than_frames() -> None:
 
 
 @given(pushes=st.lists(st.tuples(st.integers(0, 1500), st.booleans()), min_size=1, max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_frame_is_told_when_its_last_sample_came(pushes: list[tuple[int, bool]]) -> None:
     """By a clock that counts the pushes, against one entry for each sample."""
     voice, came = Voice(windows()), list[int]()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -185,8 +186,13 @@ class Viewer:
     )  # chunks that it had seen behind the last snapshot in the store
 
     async def open(self, *, wait: bool = False) -> Viewer:
-        """Open a session; with ``wait``, wait in the queue if the fleet is full."""
-        await self.client.open(codecs=["rgb24"], prompt=PROMPTS[self.seed], seed=self.seed, fps=2, wait=wait)
+        """Open a session; with ``wait``, wait in the queue if the fleet is full. Refusals that ask to come again, such
+        as those for a box that is slow to answer, are tried again.
+        """
+        prompt = PROMPTS[self.seed]
+        await patient(
+            lambda: self.client.open(codecs=["rgb24"], prompt=prompt, seed=self.seed, fps=2, wait=wait)
+        )
         return self
 
     @property
@@ -252,15 +258,23 @@ async def moved(viewer: Viewer) -> None:
 
 
 async def resumed(client: AsyncClient) -> None:
-    """Resume as soon as a box has the session; refusals that ask to come again are tried again."""
+    """Resume as soon as a box has the session."""
+    while True:
+        with suppress(OSError, ConnectionClosed, InvalidHandshake):
+            return await patient(client.resume)
+        await asyncio.sleep(0.1)
+
+
+async def patient(ask: Callable[[], Awaitable[Any]]) -> None:
+    """Ask until the answer is no refusal that asks to come again."""
     while True:
         try:
-            return await client.resume()
-        except ServeError as refused:
-            if not refused.kind.retryable:
+            await ask()
+        except ServeError as refusal:
+            if not refusal.kind.retryable:
                 raise
-        except (OSError, ConnectionClosed, InvalidHandshake):
-            pass
+        else:
+            return
         await asyncio.sleep(0.1)
 
 
@@ -334,8 +348,15 @@ async def soak(directory: str, folder: Path, kills: int, seed: int = 0) -> dict[
 
 
 def run(test: Callable[[], Awaitable[Any]], limit_s: float) -> Any:
-    """Run a bounded test."""
-    return asyncio.run(asyncio.wait_for(test(), limit_s))  # type: ignore[arg-type]
+    """Run a bounded test; the AssertionError of one that takes longer says which lines it waits at."""
+    try:
+        return asyncio.run(asyncio.wait_for(test(), limit_s))  # type: ignore[arg-type]
+    except TimeoutError as late:
+        frames = traceback.extract_tb((late.__cause__ or late).__traceback__)
+        lines = " < ".join(
+            f"{frame.name}:{frame.lineno}" for frame in reversed(frames) if "tests" in frame.filename
+        )
+        raise AssertionError(f"not done, waits at {lines}") from late
 
 
 if __name__ == "__main__":

@@ -92,9 +92,11 @@ class Fleet:
         while not server.started:
             assert not serving.done(), serving
             await asyncio.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        server.should_exit = True
-        await serving
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:  # else a failed test leaves a socket, and a later test fails by it
+            server.should_exit = True
+            await serving
 
 
 def memory() -> Callable[[], Directory]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from .artifacts import ENVIRONMENT
@@ -42,7 +41,7 @@ def served(
                 try:
                     urlopen(f"{url}ready", timeout=5).close()
                     break
-                except URLError:
+                except OSError:
                     assert process.poll() is None, "the server has ended"
                     assert time.monotonic() < end, "the server does not start"
                     time.sleep(0.1)

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime import Pool
@@ -57,7 +57,6 @@ def place(refusal: ServeError | None) -> object:
     return refusal.facts.get("place")
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 9),
     st.dictionaries(st.integers(1, 5), st.floats(0.01, 2.0), min_size=1, max_size=3),
@@ -175,7 +174,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 6), STEPS)
 def test_whatever_comes_and_goes_the_queue_is_bounded_and_fair(
     capacity: int, queue: int, steps: list[tuple[object, ...]]
@@ -213,7 +211,6 @@ def _still_waits(world: World, token: str) -> bool:
     return world.admission.waits(token[0], token)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(TENANTS), min_size=1, max_size=12), st.integers(1, 3))
 def test_all_that_keep_asking_get_a_row_and_no_key_is_two_rows_ahead_while_others_wait(
     tenants: list[str], capacity: int

@@ -35,7 +35,7 @@ from .test_fleet_directory import RedisServer, redis_server
 from .test_server import http, watch
 from .toy_box import POISON, SENT, SLOW, STUCK
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 __all__ = ["redis_server"]
 LIMIT_S = 300.0
 

@@ -16,6 +16,7 @@ from .test_speech import opener
 pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.quiet,
     pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
 ]
 STATE = "document.getElementById('state').textContent"

@@ -24,12 +24,12 @@ from seko_serve.fleet.config import FleetConfig, ModelConfig
 from tests.shared import made_once
 
 from .artifacts import ENVIRONMENT, make_film
-from .fleet_soak import Viewer, holder, nothing_left, number, rows
+from .fleet_soak import Viewer, holder, nothing_left, number, rows, run
 from .test_fleet_directory import RedisServer, redis_server
 from .test_fleet_gateway import to_the_end
 from .test_server import http
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
+pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.filterwarnings("ignore")]  # Ray's own
 pytest.importorskip("ray", reason="needs seko-serve[ray]")
 LIMIT_S = 400.0
 __all__ = ["redis_server"]
@@ -149,7 +149,7 @@ def test_sessions_of_a_fleet_outlive_their_boxes(
             await asyncio.to_thread(remove)
             assert (await to_the_end(client))[1] == "stopping"
 
-    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+    run(test, LIMIT_S)
 
 
 class Watched:
@@ -271,7 +271,7 @@ def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
         await asyncio.to_thread(remove)
         assert applications() == 0
 
-    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+    run(test, LIMIT_S)
 
 
 def below(process: int) -> list[int]:
@@ -348,7 +348,7 @@ def test_a_killed_scaler_ends_no_session_and_adds_and_ends_boxes_again(
             viewer.check()
         await asyncio.to_thread(remove)
 
-    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+    run(test, LIMIT_S)
 
 
 def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
@@ -419,4 +419,4 @@ def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
             await nothing_left(redis_server.url)
             await asyncio.to_thread(remove)
 
-    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+    run(test, LIMIT_S)

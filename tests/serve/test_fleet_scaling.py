@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_serve.fleet.directory import BoxFacts
@@ -72,7 +72,6 @@ class Model:
         self.now += TICK_S
 
 
-@settings(deadline=None)
 @given(
     boxes=st.lists(
         st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 20), st.booleans()), max_size=12
@@ -114,7 +113,6 @@ def test_the_number_stays_in_its_bounds_and_shrinks_by_one(
             assert wanted > count
 
 
-@settings(deadline=None)
 @given(
     rows_each=st.integers(1, 8),
     load=st.integers(0, 60),
@@ -139,7 +137,6 @@ def test_a_constant_load_changes_the_number_in_one_direction_and_then_no_more(
     assert settled == least or load > 0.5 * rows_each * (settled - 1)
 
 
-@settings(deadline=None)
 @given(load=st.integers(1, 100), most=st.integers(2, 10))
 def test_a_queue_adds_as_many_boxes_as_it_needs_at_once_and_at_most_the_largest_number(
     load: int, most: int
@@ -152,7 +149,6 @@ def test_a_queue_adds_as_many_boxes_as_it_needs_at_once_and_at_most_the_largest_
     assert set(model.counts) == {model.counts[0]}
 
 
-@settings(deadline=None)
 @given(begin=st.integers(2, 10), least=st.integers(1, 4))
 def test_without_load_the_number_falls_to_the_smallest_one_box_after_another(begin: int, least: int) -> None:
     model = Model(Scaling(Bounds(least, 20, QUIET_S), 0.0), 2).begin(begin)

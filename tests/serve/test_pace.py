@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_serve.live.pace import CREDIT, Pace
@@ -37,7 +37,6 @@ def test_a_pause_counts_as_no_stall() -> None:
     assert pace.late == 0
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.lists(st.one_of(st.just("make"), st.integers(-3, 40)), max_size=80))
 def test_nothing_runs_further_ahead_than_the_credit(buffer: int, steps: list[str | int]) -> None:
     pace = Pace(fps=16.0, buffer=buffer)

@@ -26,6 +26,7 @@ from .processes import free_port, served
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.quiet,
     pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
 ]
 FRAMES = "Number(document.body.dataset.painted || 0)"

@@ -88,5 +88,6 @@ def test_a_stream_through_nginx_is_that_of_the_runtime_alone(
                 assert np.array_equal(pictures(media), alone(4, {0: PROMPT})[: len(media)])
 
         run(test, server)
-        with pytest.raises(HTTPError, match="403"):
+        with pytest.raises(HTTPError, match="403") as refusal:
             urlopen(f"{url}/metrics", timeout=20)
+        refusal.value.close()

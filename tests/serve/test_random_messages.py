@@ -42,7 +42,6 @@ def messages(count: int) -> list[str | bytes]:
 
     @settings(
         max_examples=count,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
         derandomize=True,

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from tests.runtime import toy_pool
 from .conftest import Starter
 from .test_server import http, pictures, run, watch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 
 PROMPTS = ("a b", "c a", "b")
 LIMIT_S = 120.0
@@ -53,7 +52,7 @@ def process(port: int, folder: Path, every: int) -> Iterator[subprocess.Popen[by
             try:
                 http(f"http://127.0.0.1:{port}/ready")
                 break
-            except (URLError, ConnectionError):
+            except OSError:
                 pass
         assert server.poll() is None
         yield server

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_serve.live.saving import Saving
@@ -84,7 +84,6 @@ def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
     assert list((tmp_path / "store").iterdir()) == []
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 6))
 def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[int], last: int) -> None:
     store, session = Memory(), new_session()
@@ -108,7 +107,6 @@ def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[i
 
 
 @pytest.mark.parametrize("file", ["record", "snapshot"])
-@settings(deadline=None)
 @given(st.data())
 def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
     store, session = Memory(), new_session()
@@ -124,7 +122,6 @@ def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
         read(saved, session)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_what_is_no_snapshot_is_refused(content: bytes) -> None:
     store, session = Memory(), new_session()
@@ -179,7 +176,6 @@ def test_an_owner_that_wakes_up_behind_another_one_saves_and_removes_nothing() -
     assert other.find(session) is None
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_of_owners_whose_steps_mix_in_any_order_the_last_one_is_read(data: st.DataObject) -> None:
     """Each step of the store may be the one before which the other process does all of its work."""

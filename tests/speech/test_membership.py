@@ -193,7 +193,6 @@ def told(examples: int, steps: int) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             suppress_health_check=[*HealthCheck],
         ),
     )
@@ -208,7 +207,7 @@ def test_whatever_moves_a_session_it_says_what_it_says_alone_at_length() -> None
     told(examples=400, steps=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_free_stretch_is_found_where_there_is_one(data: st.DataObject) -> None:
     places = data.draw(st.integers(1, 20))

@@ -111,7 +111,7 @@ def test_too_many_words_and_positions_are_refused() -> None:
                 pool.step([session])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_alone(
     data: st.DataObject,
