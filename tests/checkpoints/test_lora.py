@@ -197,9 +197,13 @@ def test_dora(spelling: str, tmp_path: Path, load: Load, weights: Weights, pairs
     assert_close(load(LoraFile(tmp_path / "lora", 0.6))[f"{Q}.weight"], expected)
 
 
-@pytest.mark.parametrize("variant", ["lora", "rslora", "dora", "bias"])
-def test_merges_as_peft_does(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "weight"), [("lora", 1.0), ("rslora", 1.0), ("dora", 1.0), ("dora", 0.0), ("bias", 1.0)]
+)
+def test_merges_as_peft_does(variant: str, weight: float, tmp_path: Path) -> None:
+    """A DoRA of weight 0 also scales rows to its magnitudes."""
     peft = pytest.importorskip("peft")
+    from peft.tuners.lora import LoraLayer
 
     tiny = ModelConfig(name="t", layers=1, dim=32, heads=2, ffn_dim=48, text_dim=24, freq_dim=16)
     write_random_checkpoint(tmp_path / "base", tiny, format="wan", seed=7, dtype=torch.float32)
@@ -228,8 +232,12 @@ def test_merges_as_peft_does(variant: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT takes its own lora_B.bias for a shard
         adapted.save_pretrained(tmp_path / "lora")
+    if weight != 1:
+        for layer in adapted.modules():
+            if isinstance(layer, LoraLayer):
+                layer.set_scale("default", weight)
     merged_net = adapted.merge_and_unload()
-    found = load_checkpoint(tmp_path / "base", tiny, loras=[LoraFile(tmp_path / "lora")])
+    found = load_checkpoint(tmp_path / "base", tiny, loras=[LoraFile(tmp_path / "lora", weight)])
     changed = 0
     for name, tensor in merged_net.state_dict().items():
         torch.testing.assert_close(found[name].float(), tensor, rtol=1e-5, atol=1e-6)
