@@ -137,7 +137,6 @@ def text_table(config: VideoBuild) -> Text | None:
         config.model.text_tokens,
         config.workload.text.pad_id,
         config.workload.text.truncate,
-        "wan",
     )
 
 

@@ -463,7 +463,6 @@ def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> N
 @pytest.mark.parametrize(
     ("table", "field", "value"),
     [
-        ("text", "cleaning", "ours"),
         ("text", "tokens", 0),
         ("text", "pad_id", -1),
         ("text", "truncate", 1),

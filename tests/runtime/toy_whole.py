@@ -25,7 +25,7 @@ PER_LATENT = 4
 FIRST_FRAMES, CHUNK_VIDEO = 1 + PER_LATENT * (CHUNK - 1), PER_LATENT * CHUNK
 WORDS = ["<pad>", "?", "<end>", "a", "red", "blue", "green", "disc", "ring", "square", "bounces", "drifts"]
 TOKENIZER = "text/tokenizer.json"
-TABLE = Text(TOKENIZER, TEXT_TOKENS, 0, truncate=True, cleaning="wan")
+TABLE = Text(TOKENIZER, TEXT_TOKENS, 0, truncate=True)
 PROMPT = "a red disc bounces"
 GOLDEN = Golden(
     "golden/golden.safetensors",

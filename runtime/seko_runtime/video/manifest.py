@@ -27,7 +27,6 @@ from seko_runtime.format.records import Check, Limit, Mark, OneOf, Within
 KIND = "video"
 # How often an input may change. Axis 0 of an input per pass counts the denoise passes of a chunk.
 PERIODS = ("session", "prompt", "chunk", "pass")
-CLEANINGS = ("wan",)  # ways of cleaning a prompt before tokenisation; see `text`
 MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
 MAX_PASSES = 1024  # largest number of denoise passes in a manifest
 MAX_SEED = (1 << 62) - 1  # largest seed of a session
@@ -108,15 +107,12 @@ class Text:
         Token id of padding.
     truncate : bool
         Whether a prompt with more tokens is cut, keeping its last id (the end mark); otherwise it is refused.
-    cleaning : str
-        How a prompt is cleaned before it is tokenised, one of `CLEANINGS`.
     """
 
     tokenizer: FilePath
     tokens: Annotated[int, Within(1, 1 << 20)]
     pad_id: Annotated[int, Within(0, 1 << 31)]
     truncate: bool
-    cleaning: Annotated[str, OneOf(CLEANINGS, complaint=UNKNOWN_WORD)]
 
 
 @dataclass(frozen=True)

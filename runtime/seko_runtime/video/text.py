@@ -119,8 +119,8 @@ def _word_at(text: str, begin: int, end: int) -> str:
 
 
 def clean_prompt(prompt: str) -> str:
-    """Clean a prompt as in the models' training, so that the result has HTML unescaped twice, white space collapsed,
-    and both ends stripped.
+    """Clean a prompt as diffusers' pipeline of Wan does without the library ftfy: HTML is unescaped twice, white space
+    collapsed, and both ends stripped.
 
     No error message quotes a prompt: prompts are private, and error messages end up in logs.
 
