@@ -1,17 +1,22 @@
-"""The text encoder against transformers', run as pipelines run it; and its config."""
+"""The text encoder against transformers', run as pipelines run it; its config; the cleaning of prompts."""
 
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
+from diffusers.pipelines.wan import pipeline_wan
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_export.config.media import TextEncoderConfig
 from seko_export.errors import UsageError
 from seko_export.media.umt5.encoder import TextEncoder, position_buckets
 from seko_export.media.umt5.keys import text_shapes, text_transformers_names
+from seko_runtime.video.text import clean_prompt
 from tests.export.media_files import transformers_config
 from tests.tolerances import STEP, relative_error
 
@@ -118,3 +123,19 @@ def test_buckets_are_the_published_formula(buckets: int, distance: int) -> None:
 def test_configs_that_contradict_themselves_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TextEncoderConfig(**fields)
+
+
+# Four control characters, which are white space to Python's `re` and not to the library `regex` of diffusers.
+SEPARATORS = "\x1c\x1d\x1e\x1f"
+
+
+@given(
+    st.text(
+        st.characters(exclude_categories=["Cs"], exclude_characters=SEPARATORS)
+        | st.sampled_from("&;#ampltx \t\n"),
+        max_size=80,
+    )
+)
+def test_a_prompt_is_cleaned_as_in_diffusers_pipeline_without_ftfy(prompt: str) -> None:
+    with mock.patch.object(pipeline_wan, "is_ftfy_available", return_value=False):
+        assert clean_prompt(prompt) == pipeline_wan.prompt_clean(prompt)
