@@ -124,6 +124,10 @@ def test_configs_that_contradict_themselves_are_refused(fields: dict[str, object
         TextEncoderConfig(**fields)
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("&;#ampltx \t\n\u201c\u2019"), max_size=80))
+@given(
+    st.text(
+        st.characters(exclude_categories=["Cs"]) | st.sampled_from("&;#ampltx \t\n\u201c\u2019"), max_size=80
+    )
+)
 def test_a_prompt_is_cleaned_as_in_diffusers_pipeline(prompt: str) -> None:
     assert clean_prompt(prompt) == pipeline_wan.prompt_clean(prompt)

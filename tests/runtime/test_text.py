@@ -47,7 +47,7 @@ def test_ftfy_is_asked_only_where_it_may_change_a_prompt(prompt: str) -> None:
 
 def test_without_ftfy_plain_prompts_are_taken_and_others_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ftfy", None)
-    assert clean_prompt(" it's\n80 % \"red\" ") == "it's 80 % \"red\""
+    assert clean_prompt(' it\'s\n80 % "red" ') == 'it\'s 80 % "red"'
     for prompt in ("a \u201cred\u201d disc", "a &amp; b"):
         with pytest.raises(EnvironmentLacksError, match="pip install ftfy"):
             clean_prompt(prompt)

@@ -1,5 +1,7 @@
-"""Token ids of prompts: cleaning, then the library `tokenizers`. It and `ftfy`, which cleaning may need, are imported by
-the first prompt that needs them."""
+"""Token ids of prompts: cleaning, then the library `tokenizers`.
+
+The first prompt that needs `tokenizers`, or `ftfy` for its cleaning, imports the library.
+"""
 
 from __future__ import annotations
 
