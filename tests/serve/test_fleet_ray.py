@@ -31,7 +31,7 @@ from .test_server import http
 
 pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.filterwarnings("ignore")]  # Ray's own
 pytest.importorskip("ray", reason="needs seko-serve[ray]")
-LIMIT_S = 400.0
+LIMIT_S = 900.0
 __all__ = ["redis_server"]
 
 
