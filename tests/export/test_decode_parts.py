@@ -111,12 +111,12 @@ def test_an_artifact_with_packed_convolutions_has_the_same_pictures(
 
     monkeypatch.setattr(wan_vae, "measured_tiles", tiles_of)
     config = CONFIG.changed(convolutions="sm_90", vae=replace(SMALL_2_2, fp8=fp8))
-    found = pictures(3, config)
+    frames = pictures(3, config)
     names = {argument.name for argument in graph_of(config).pieces["vae_decode"].parameters}
     leaf = "filters_fp8" if fp8 else "filters"
     assert f"weights.decoder.middle.0.residual.6.{leaf}" in names
     assert not any(".residual.6.weight" in name for name in names)
-    for ours, expected in zip(found, whole, strict=True):
+    for ours, expected in zip(frames, whole, strict=True):
         difference = np.abs(ours.astype(int) - expected.astype(int))
         if fp8:
             assert 0 < difference.mean() < FP8_LEVELS

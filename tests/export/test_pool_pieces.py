@@ -55,20 +55,20 @@ def weights(scheme: str) -> dict[str, Tensor]:
     """Seeded weights by name, tables for calls of two rows, and the constants of the cache format."""
     config = config_of(scheme)
     generator = torch.Generator().manual_seed(5)
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for piece in make_pieces(config.as_batch).values():
         for argument in piece.parameters:
             for layer in range(MODEL.layers):
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
                 noise = torch.randn(argument.shape, generator=generator)
-                made[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(argument.dtype)
-    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
+                tensors[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(argument.dtype)
+    tensors |= config.workload.schedule.tables(config.as_batch.workload.stream)
     if scheme != "fp32":
         exact = config.as_batch.changed(kv_scheme="fp32")
         statistics = KvStatistics(exact, config.kv)
-        golden.run_eager(exact, made, golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
-        made |= statistics.calibrate()
-    return made
+        golden.run_eager(exact, tensors, golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
+        tensors |= statistics.calibrate()
+    return tensors
 
 
 @contextmanager
@@ -139,9 +139,9 @@ def test_a_call_of_any_two_rows_gives_the_bytes_of_a_batch_of_two(
     with eager_pool(config_of(scheme), weights) as pool:
         a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
         for chunk in batch_latents(config_of(scheme, None, batch=2), weights, {7: c, 4: a}, 6):
-            found = pool.run([c, a])
-            assert np.array_equal(found[0].to_host()[0], chunk[0])
-            assert np.array_equal(found[1].to_host()[0], chunk[1])
+            chunks = pool.run([c, a])
+            assert np.array_equal(chunks[0].to_host()[0], chunk[0])
+            assert np.array_equal(chunks[1].to_host()[0], chunk[1])
             b.run_chunk()
 
 

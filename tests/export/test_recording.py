@@ -57,9 +57,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._see((args, kwargs), made=False)
-        made = func(*args, **(kwargs or {}))
-        self._see(made, made=self._counts)
-        return made
+        result = func(*args, **(kwargs or {}))
+        self._see(result, made=self._counts)
+        return result
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -128,9 +128,9 @@ def recorded(config: VideoBuild, room: int | None) -> Recorded:
     def watched(*args: Any, **options: Any) -> Any:
         gc.collect()
         before = live.most = live.now
-        made = run_eager(*args, **options)
+        recording = run_eager(*args, **options)
         tracks.append((before, live.most))
-        return made
+        return recording
 
     with pytest.MonkeyPatch.context() as patch, live:
         patch.setattr(eager, "torch_memory", lambda _: TwoMemories(live))
@@ -181,12 +181,12 @@ def test_a_track_has_given_its_memory_back_before_the_next_one_begins(
     """What is alive then is what was recorded: samples of the caches, latents, scales."""
     config, found = resident
     record, least = found.record, device_bytes(make_buffers(config.changed(kv_scheme="fp4")))
-    kept = sum(
-        one.latents.nbytes + sum(t.nbytes for t in one.cache.values()) for one in record.exact.values()
+    recorded_bytes = sum(
+        chunk.latents.nbytes + sum(t.nbytes for t in chunk.cache.values()) for chunk in record.exact.values()
     )
     assert len(found.tracks) == 3
     begun = [before - found.tracks[0][0] for before, _ in found.tracks]
-    assert all(now < recordings * kept + least / 4 for recordings, now in enumerate(begun))
+    assert all(now < recordings * recorded_bytes + least / 4 for recordings, now in enumerate(begun))
 
 
 @pytest.mark.gpu
@@ -228,17 +228,17 @@ def test_14b_with_fp4_and_a_cache_a_pass_is_recorded_on_one_h200(monkeypatch: py
     config = VideoBuild(
         PRESETS["wan-14b"].model, VideoConfig(stream, Schedule.warped(), "fp4"), TargetConfig("cuda")
     )
-    held = CONTEXT + sum(weight_bytes(config, make_pieces(config)).values())
-    free = GPUS["h200"].memory_bytes - held
+    resident = CONTEXT + sum(weight_bytes(config, make_pieces(config)).values())
+    free = GPUS["h200"].memory_bytes - resident
     assert device_bytes(make_buffers(config.as_exact)) > free  # so the device alone is too small
     scratch = layer_scratch(config.as_exact)
     for others in (0, 10 * GB):  # what the engines' compilers hold when the track begins
         room = int(BUFFER_SHARE * (free - others))
         exact = placed_buffers(config.as_exact, room)
-        assert held + device_bytes(exact) + scratch + others < 135 * GB
+        assert resident + device_bytes(exact) + scratch + others < 135 * GB
         assert home_bytes(exact) < 43 * GB  # of 128 beside the GPU: checkpoint and compilers are there too
         assert placed_buffers(config, room) == make_buffers(config)
-    assert held + device_bytes(make_buffers(config)) < 65 * GB
+    assert resident + device_bytes(make_buffers(config)) < 65 * GB
 
 
 def layer_scratch(config: VideoBuild) -> int:

@@ -127,7 +127,7 @@ def _past() -> dict[str, Tensor]:
 def _expanded_past(given: dict[str, Tensor]) -> list[Tensor]:
     """What is left as it was, behind the past's tokens, is zero."""
     device = given["mean"].device
-    return [one.to(device) for one in kept_ops.fp8_expand(*(tensor.cpu() for tensor in given.values()))]
+    return [tensor.to(device) for tensor in kept_ops.fp8_expand(*(tensor.cpu() for tensor in given.values()))]
 
 
 def _written(given: dict[str, Tensor]) -> list[Tensor]:

@@ -28,7 +28,7 @@ class Strict:
 
     def __setattr__(self, name: str, value: object) -> None:
         declared = {
-            key: kind for one in type(self).__mro__ for key, kind in vars(one).get("_attributes", {}).items()
+            key: kind for base in type(self).__mro__ for key, kind in vars(base).get("_attributes", {}).items()
         }
         if not isinstance(getattr(type(self), name, None), property):
             subclass = type(self).__module__ != self._module.__name__ and not vars(type(self)).get(
@@ -83,12 +83,12 @@ def does(cls: type, method: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 def made(cls: Any, **values: Any) -> Any:
     """An object of a class that only the library makes."""
-    one = types.new_class(
+    instance = types.new_class(
         cls.__name__, (cls,), exec_body=lambda space: space.update(_made_by_the_double=True)
     )()
     for name, value in values.items():
-        object.__setattr__(one, name, value)
-    return one
+        object.__setattr__(instance, name, value)
+    return instance
 
 
 def check_type(module: types.ModuleType, kind: str, value: object, place: str) -> None:
@@ -195,8 +195,8 @@ def _method(owner: str, name: str, overloads: Overloads, module: types.ModuleTyp
                 faults.append(str(error))
         else:
             raise StrictError(f"{owner}.{name}{given}{named}: {'; '.join(faults)}")
-        for one in type(self).__mro__:
-            behaviour = vars(one).get("_behaviour", {}).get(name)
+        for base in type(self).__mro__:
+            behaviour = vars(base).get("_behaviour", {}).get(name)
             if behaviour is not None:
                 return behaviour(self, *given, **named)
         if name == "__init__":

@@ -38,7 +38,7 @@ Table = dict[str, Any]
 
 def whole() -> VideoManifest:
     manifest = toy.toy_manifest()
-    paths = {one.file for one in (*manifest.weights, *manifest.engines)}
+    paths = {entry.file for entry in (*manifest.weights, *manifest.engines)}
     return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in paths})
 
 
@@ -220,8 +220,8 @@ def more_calls(count: int) -> VideoManifest:
 
 
 def more_references(count: int) -> VideoManifest:
-    calls = [one for several in whole().programs.values() for one in several]
-    known = sum(len(one.inputs) + len(one.outputs) for one in calls)
+    calls = [call for several in whole().programs.values() for call in several]
+    known = sum(len(call.inputs) + len(call.outputs) for call in calls)
     call = Call("copy", ("weight:gain",) * (count - known), ())
     return replace(whole(), programs={**whole().programs, "prompt": (*whole().programs["prompt"], call)})
 
