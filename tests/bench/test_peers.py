@@ -142,8 +142,8 @@ def test_planted_syncs_are_counted():
 def test_how_busy_the_host_was_is_of_all_its_processors(later, share, monkeypatch):
     lines = iter(["cpu  10 0 10 0 0 0 0 0 0 0", f"cpu  {later}"])
     monkeypatch.setattr(counting.Path, "read_text", lambda _: next(lines) + "\ncpu0 1 1 1 1 1 1 1 1 1 1")
-    found = counting.busy_share(counting.processor_ticks())
-    assert found == (share if share is None else pytest.approx(share))
+    share_measured = counting.busy_share(counting.processor_ticks())
+    assert share_measured == (share if share is None else pytest.approx(share))
 
 
 def test_planted_recompiles_are_counted():

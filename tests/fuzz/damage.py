@@ -110,9 +110,9 @@ def damage_json(document: Document, random: Random, least_depth: int = 1) -> str
         spot = _chosen(document.tree, random, least_depth)
         if spot is None:
             return "nothing to damage"
-        told = random.choice(_JSON_STEPS)(document, *spot, random)
-        if told:
-            return told
+        damage = random.choice(_JSON_STEPS)(document, *spot, random)
+        if damage:
+            return damage
     return "nothing fitted"
 
 
@@ -149,7 +149,7 @@ def damage_bytes(content: bytes, random: Random, block: int = 1) -> tuple[bytes,
     elif kind == "zero":
         data[at : at + length] = bytes(len(data[at : at + length]))
     elif kind == "number":
-        number = int(random.choice([one for one in NUMBERS if isinstance(one, int)]))
+        number = int(random.choice([value for value in NUMBERS if isinstance(value, int)]))
         data[at : at + 8] = (number & ((1 << 64) - 1)).to_bytes(8, random.choice(("little", "big")))
     elif kind == "noise":
         data[at : at + length] = random.randbytes(len(data[at : at + length]))

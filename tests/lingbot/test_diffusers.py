@@ -74,10 +74,10 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(worst: Any) ->
     clean: list[Tensor] = []
     rays: list[Tensor] = []
     for number in range(6):
-        given = given_of(config, number)
-        for name, value in given.items():
+        inputs = given_of(config, number)
+        for name, value in inputs.items():
             stream.buffers[INPUTS[name]].copy_(value)
-        poses, intrinsics = given[camera.POSES][0].numpy(), given[camera.INTRINSICS][0].numpy()
+        poses, intrinsics = inputs[camera.POSES][0].numpy(), inputs[camera.INTRINSICS][0].numpy()
         rays.append(naive_plucker(poses, intrinsics, s.height, s.width))
         tokens = camera_tokens(checkpoint, torch.cat(rays))
         for block in oracle.blocks:

@@ -46,8 +46,8 @@ def folder(tmp_path: Path) -> Path:
 def changed_config(folder: Path, **fields: object) -> None:
     """Change or (with None) remove fields of config.json."""
     file = folder / "config.json"
-    told = json.loads(file.read_text()) | fields
-    file.write_text(json.dumps({name: value for name, value in told.items() if value is not None}))
+    config = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
 def test_names_are_those_of_the_two_files(folder: Path) -> None:
@@ -80,9 +80,9 @@ def test_the_real_layout_has_the_shapes_of_the_description() -> None:
 
 
 def test_a_folder_tells_its_model(folder: Path) -> None:
-    told = recognise_checkpoint(folder).recognised
-    assert (told.family, told.kind, told.lacking, told.foreign) == ("seko_talk", SekoTalkModel, (), ())
-    assert told.model_named(TINY) == MODEL
+    recognised = recognise_checkpoint(folder).recognised
+    assert (recognised.family, recognised.kind, recognised.lacking, recognised.foreign) == ("seko_talk", SekoTalkModel, (), ())
+    assert recognised.model_named(TINY) == MODEL
     resolved = resolve_build(BuildOptions(checkpoint=folder, target="cpu"))
     assert resolved.config.model == MODEL
     assert (
@@ -253,10 +253,10 @@ def test_the_command_that_inspect_prints_builds(
     program, *words = shlex.split(report["command"])
     assert program == "seko-export"
     small = ["--height", "32", "--width", "48", "--ring-frames", "2", "--backend", "compile"]
-    made = CliRunner().invoke(main, [*words, *small, "--target", "cpu", "--speakers", "2", "--json"])
-    assert made.exit_code == 0, made.stderr
+    result = CliRunner().invoke(main, [*words, *small, "--target", "cpu", "--speakers", "2", "--json"])
+    assert result.exit_code == 0, result.stderr
     with open_artifact(tmp_path / "artifacts" / ODD.name) as artifact:
-        inputs = {one.name: one.shape for one in artifact.manifest.inputs}
+        inputs = {spec.name: spec.shape for spec in artifact.manifest.inputs}
         assert inputs["audio"] == (2, 1, 13, 48)
         assert inputs["speaker_masks"][0] == 2
 

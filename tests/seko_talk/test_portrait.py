@@ -80,12 +80,12 @@ def test_the_encoder_is_transformers(
     encoder.load_state_dict(dict(load_clip(file, config).items()))
     pictures = torch.stack([photograph(seed, *size) for seed in (0, 1)])
     with torch.no_grad():
-        made = encoder(pictures)
-    for one, photo in zip(made, pictures, strict=True):
+        features = encoder(pictures)
+    for one, photo in zip(features, pictures, strict=True):
         error = relative_error(one, seen_by(model, photo))
         worst("CLIP", error)
         assert error <= ORACLE[torch.float32]
-    assert relative_error(made[0], made[1]) > 0.01
+    assert relative_error(features[0], features[1]) > 0.01
 
 
 @pytest.mark.parametrize("prefix", ["vision_model.", ""])
@@ -155,13 +155,13 @@ def test_a_model_folder_has_it_and_a_model_without_the_branch_leaves_it(
     for name, width in (("sees", WIDTH), ("blind", 0)):
         config = talk_config(model={"image_dim": width})
         write_random_checkpoint(tmp_path / name, config.model, seed=0, dtype=torch.float32)
-        kept = tmp_path / name / clip[0].name
-        kept.write_bytes(clip[0].read_bytes())
+        clip_file = tmp_path / name / clip[0].name
+        clip_file.write_bytes(clip[0].read_bytes())
         resolved = resolve_build(
             BuildOptions(model_folder=tmp_path / name, window_positions=True, target="cpu")
         )
-        assert resolved.media.image_encoder == (kept if width else None)
-        assert resolved.config.workload.image == (clip_config_of(kept) if width else None)
+        assert resolved.media.image_encoder == (clip_file if width else None)
+        assert resolved.config.workload.image == (clip_config_of(clip_file) if width else None)
         assert any("has no picture branch" in note for note in resolved.notes) == (not width)
         open_media(resolved.media, resolved.config)
     with pytest.raises(UsageError, match="takes no features of a picture"):
@@ -193,10 +193,10 @@ def test_a_session_sees_the_portrait_that_it_is_given(
             return [torch.from_numpy(session.run_chunk({"audio": voice}).to_host()) for voice in voices]
 
     wanted = chunks(bare, weights, {picture_branch.FEATURES: seen_by(model, photo).numpy()})
-    config, given = seeing(file)
-    made = chunks(config, given, {picture.PORTRAIT: photo.numpy()})
-    other = chunks(config, given, {picture.PORTRAIT: photograph(1).numpy()})
-    for one, right, wrong in zip(made, wanted, other, strict=True):
+    config, seeing_weights = seeing(file)
+    streamed = chunks(config, seeing_weights, {picture.PORTRAIT: photo.numpy()})
+    other = chunks(config, seeing_weights, {picture.PORTRAIT: photograph(1).numpy()})
+    for one, right, wrong in zip(streamed, wanted, other, strict=True):
         error = relative_error(one, right)
         worst("a session that sees", error)
         assert error <= STREAM_BAR

@@ -37,7 +37,7 @@ class SlotList:
         if len(self.held) < self.cache_frames:
             self.held.append(frame)
             return len(self.held) - 1
-        oldest = min(held for held in self.held if held >= self.sink_frames)
+        oldest = min(frame for frame in self.held if frame >= self.sink_frames)
         slot = self.held.index(oldest)
         self.held[slot] = frame
         return slot

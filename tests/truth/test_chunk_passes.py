@@ -104,11 +104,11 @@ def test_sessions_of_one_call_may_be_at_first_and_later_chunks():
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as alone:
         wanted = [alone.run_chunk().to_host() for _ in range(6)]
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as early:
-        made = [early.run_chunk().to_host() for _ in range(2)]
+        chunks = [early.run_chunk().to_host() for _ in range(2)]
         with pool.open_session(seed=SEED, text=text) as late:
             pairs = [[chunk.to_host() for chunk in pool.run([early, late])] for _ in range(4)]
-    made += [pair[0] for pair in pairs]
-    assert all(np.array_equal(*both) for both in zip(made, wanted, strict=True))
+    chunks += [pair[0] for pair in pairs]
+    assert all(np.array_equal(*both) for both in zip(chunks, wanted, strict=True))
     assert all(np.array_equal(pair[1], wanted[chunk]) for chunk, pair in enumerate(pairs))
 
 
