@@ -25,9 +25,9 @@ def refusal(act):
         return errno.errorcode[fault.errno]
 
 def connect():
-    with socket.socket() as one:
-        one.settimeout(5)
-        one.connect(("192.0.2.1", 80))
+    with socket.socket() as connection:
+        connection.settimeout(5)
+        connection.connect(("192.0.2.1", 80))
 
 artifact, archive = Path(sys.argv[1]), Path(sys.argv[2])
 report = {

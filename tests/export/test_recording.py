@@ -107,11 +107,11 @@ class TwoMemories(CpuMemory):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A record; of each of its tracks the bytes that were alive before it and most in it; what was told."""
+    """A record; of each of its tracks the bytes that were alive before it and most in it; the steps of its progress."""
 
     record: golden.Record
     tracks: list[tuple[int, int]]
-    told: list[str]
+    steps: list[str]
 
 
 def config_of(scheme: str, **layout: object) -> VideoBuild:
@@ -121,7 +121,7 @@ def config_of(scheme: str, **layout: object) -> VideoBuild:
 
 def recorded(config: VideoBuild, room: int | None) -> Recorded:
     """Record goldens where a stream's buffers may take ``room`` bytes of the device."""
-    weights, told = weights_of(config), list[str]()
+    weights, steps = weights_of(config), list[str]()
     tracks: list[tuple[int, int]] = []
     live, run_eager = LiveBytes(), golden.run_eager
 
@@ -136,8 +136,8 @@ def recorded(config: VideoBuild, room: int | None) -> Recorded:
         patch.setattr(eager, "torch_memory", lambda _: TwoMemories(live))
         patch.setattr(golden, "buffer_room", lambda *_: room)
         patch.setattr(golden, "run_eager", watched)
-        record = golden.record(config, weights, lambda step, *_: told.append(step))
-    return Recorded(record, tracks, told)
+        record = golden.record(config, weights, lambda step, *_: steps.append(step))
+    return Recorded(record, tracks, steps)
 
 
 def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
@@ -167,10 +167,10 @@ def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
     # What the exact track takes beside its buffers is what it was.
     (before, most), (before_all, most_all) = with_less.tracks[0], with_all.tracks[0]
     assert most - before - device_bytes(buffers) <= most_all - before_all - whole
-    exact = [step for step in with_less.told if config.exact_scheme in step]
+    exact = [step for step in with_less.steps if config.exact_scheme in step]
     assert exact
     assert all(" of its cache on the host" in step for step in exact)
-    assert not any(config.exact_scheme in step and "host" in step for step in with_all.told)
+    assert not any(config.exact_scheme in step and "host" in step for step in with_all.steps)
 
     assert_equal_records(with_less.record, with_all.record)
 

@@ -31,14 +31,14 @@ CASES = [
 
 
 def run(
-    given: dict[str, Tensor], tiles: ConvTiles, *, cached: bool, added: bool, programs: int = 3
+    inputs: dict[str, Tensor], tiles: ConvTiles, *, cached: bool, added: bool, programs: int = 3
 ) -> Tensor:
     """What the kernel writes over memory of NaN."""
-    x, residual = given["x"], given["residual"]
+    x, residual = inputs["x"], inputs["residual"]
     out = torch.full_like(residual, torch.nan)
     launch_causal_conv(
-        *(causal_conv_kernel, x, given["earlier"] if cached else None, packed_filters(given["weight"]), None),
-        *(given["bias"], residual if added else None, out, tiles, programs),
+        *(causal_conv_kernel, x, inputs["earlier"] if cached else None, packed_filters(inputs["weight"]), None),
+        *(inputs["bias"], residual if added else None, out, tiles, programs),
     )
     return out
 

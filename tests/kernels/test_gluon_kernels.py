@@ -135,7 +135,7 @@ from seko_kernels import {module} as hopper
 from seko_kernels.errors import KernelsError
 from seko_kernels.outlines import Outline, gluon_twin
 from triton.compiler import ASTSource
-(outline,) = (one for one in vars(hopper).values() if isinstance(one, Outline))
+(outline,) = (value for value in vars(hopper).values() if isinstance(value, Outline))
 source = ASTSource(outline, dict.fromkeys(outline.arg_names, "i32"))
 try:
     gluon_twin(source)

@@ -237,7 +237,7 @@ def more_file_bytes(count: int) -> VideoManifest:
 
 
 @pytest.mark.parametrize(
-    ("made", "most", "words"),
+    ("manifest_with", "most", "words"),
     [
         (more_buffers, budgets.MAX_BUFFERS, "the buffers to"),
         (more_buffer_bytes, budgets.MAX_BUFFER_BYTES, "buffers brings the bytes to"),
@@ -253,11 +253,11 @@ def more_file_bytes(count: int) -> VideoManifest:
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_each_budget_is_taken_to_its_end_and_no_further(
-    made: Callable[[int], VideoManifest], most: int, words: str
+    manifest_with: Callable[[int], VideoManifest], most: int, words: str
 ) -> None:
-    parse_video_manifest(manifest_json(made(most)))
+    parse_video_manifest(manifest_json(manifest_with(most)))
     with pytest.raises(ManifestError, match=f"{words} {most + 1}, at most {most} are read"):
-        parse_video_manifest(manifest_json(made(most + 1)))
+        parse_video_manifest(manifest_json(manifest_with(most + 1)))
 
 
 def test_the_programs_are_counted_before_any_is_put_in() -> None:

@@ -55,15 +55,15 @@ folder, device, opens = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def state():
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    found = {"files": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")),
+    usage = {"files": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")),
              "python threads": threading.active_count(), "temporary": len(os.listdir(os.environ["TMPDIR"])),
              "maps": sum("aotinductor" in line for line in open("/proc/self/maps")),
              "bytes": pages * os.sysconf("SC_PAGE_SIZE"), "gpu": 0}
     if device == "cuda":
         import torch
         torch.cuda.synchronize()
-        found["gpu"] = torch.cuda.memory_allocated()
-    return found
+        usage["gpu"] = torch.cuda.memory_allocated()
+    return usage
 
 def use():
     with open_artifact(folder, device) as artifact, artifact.open_session() as session:

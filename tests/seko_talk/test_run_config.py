@@ -47,12 +47,12 @@ TWO_STEPS = LOCAL | {
 }
 
 
-@pytest.mark.parametrize(("told", "preset"), [(LOCAL, FULL), (TWO_STEPS, HYBRID)])
+@pytest.mark.parametrize(("public_config", "preset"), [(LOCAL, FULL), (TWO_STEPS, HYBRID)])
 def test_the_presets_are_what_the_public_files_say(
-    told: Mapping[str, Any], preset: str, tmp_path: Path
+    public_config: Mapping[str, Any], preset: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(public_config))
     for other in (FULL, HYBRID):  # whatever is built says nothing that stays
         config = resolve_build(
             BuildOptions(preset=other, random_weights=0, target="cpu", run_config=file)

@@ -139,8 +139,8 @@ def test_it_is_built_verified_and_replayed(
         with open_stacked(artifact, seeds=SEEDS[:1]) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()
-            for keys_camera, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
-                latents = torch.from_numpy(session.run_chunk({"camera": keys_camera.numpy()}).to_host())[0]
+            for chunk_camera, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
+                latents = torch.from_numpy(session.run_chunk({"camera": chunk_camera.numpy()}).to_host())[0]
                 if scheme == "fp32":
                     assert relative_error(latents, reference) <= STREAM_BAR
 
