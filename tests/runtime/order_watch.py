@@ -88,15 +88,15 @@ class World:
     def region(self, tensor: torch.Tensor) -> tuple[Bytes, np.ndarray]:
         """The tensor's storage, and where in it the tensor's bytes lie."""
         storage = tensor.untyped_storage()
-        written = self.bytes.get(storage.data_ptr())
-        if written is None:
+        known = self.bytes.get(storage.data_ptr())
+        if known is None:
             self.kept.append(storage)
-            written = self.bytes[storage.data_ptr()] = Bytes(storage.nbytes())
+            known = self.bytes[storage.data_ptr()] = Bytes(storage.nbytes())
         where = np.array([tensor.storage_offset()])
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
             where = (where[:, None] + np.arange(size) * stride).reshape(-1)
         size = tensor.element_size()
-        return written, (where[:, None] * size + np.arange(size)).reshape(-1)
+        return known, (where[:, None] * size + np.arange(size)).reshape(-1)
 
 
 class Watch(TorchDispatchMode):

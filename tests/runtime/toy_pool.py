@@ -40,11 +40,11 @@ class BeginRows(torch.nn.Module):
         seeds: torch.Tensor,
         frames: torch.Tensor,
         cell: torch.Tensor,
-        given: torch.Tensor,  # [slots, C, F, h, w]
+        conditioning_latents: torch.Tensor,  # [slots, C, F, h, w]
         conditioning_frames: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        return toy_whole.BeginGiven()(seeds, frames, cell, given.index_select(0, rows), conditioning_frames)
+        return toy_whole.BeginGiven()(seeds, frames, cell, conditioning_latents.index_select(0, rows), conditioning_frames)
 
 
 class StepRows(torch.nn.Module):

@@ -78,10 +78,10 @@ class BeginGiven(torch.nn.Module):
         seeds: torch.Tensor,
         frames: torch.Tensor,
         cell: torch.Tensor,
-        given: torch.Tensor,
+        conditioning_latents: torch.Tensor,
         conditioning_frames: torch.Tensor,
     ) -> torch.Tensor:
-        return place_given(self.noise(seeds, frames, cell), given, conditioning_frames)
+        return place_given(self.noise(seeds, frames, cell), conditioning_latents, conditioning_frames)
 
 
 class Store(torch.nn.Module):

@@ -206,7 +206,7 @@ class Engine:
 
     run: Callable[[Tensors], Tensors]
     taken: tuple[str, ...]
-    given: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     bucket: int = 0
 
@@ -259,7 +259,7 @@ def manifest(buckets: tuple[int, ...] = BUCKETS, **changes: Any) -> SpeechManife
 
     for name, engine in engines(buckets).items():
         taken = [argument(spec, engine.bucket) for spec in engine.taken]
-        results = [argument(spec, engine.bucket) for spec in engine.given]
+        results = [argument(spec, engine.bucket) for spec in engine.results]
         results = results or [(TensorSpec("done", (1,), "float32"), "value:done")]
         file = f"engines/{name}.pt2"
         specs.append(

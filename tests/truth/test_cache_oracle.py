@@ -109,7 +109,7 @@ class Cache:
 
     def forget(self, row: int) -> None:
         """Let a row's cache begin anew without touching a byte."""
-        self.slots[row].held.clear()
+        self.slots[row].frames.clear()
         self.places[row].clear()
 
     def check(self, rows: Sequence[int], index: Tensor) -> None:
@@ -124,12 +124,12 @@ class Cache:
         shape = (len(rows), self.stream.cache_frames, self.stream.frame_tokens)
         k, v = (x.unflatten(0, shape) for x in windows)
         for place, row in enumerate(rows):
-            for slot, clock in enumerate(self.slots[row].held):
+            for slot, clock in enumerate(self.slots[row].frames):
                 frame = self.places[row][clock]
                 keys, values = self.written[row][frame]
                 position = frame
                 if self.stream.window_positions:
-                    position = sorted(self.places[row][slot] for slot in self.slots[row].held).index(frame)
+                    position = sorted(self.places[row][slot] for slot in self.slots[row].frames).index(frame)
                 cos, sin = rotary_tables(torch.tensor([[position]]), MODEL, self.stream)
                 stored = self.stored("k", keys, slot)
                 pair = stored.unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)
