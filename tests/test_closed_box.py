@@ -108,7 +108,7 @@ def test_the_box_holds_what_it_is_given_and_no_more(box):
     done = closed_box.run(box, [sys.executable, "-c", script], folders, {})
     assert done.returncode == 0, done.stderr
     root, devices, temporary = json.loads(done.stdout)
-    shared = {folder.parts[1] for folder in folders if folder.exists()}
-    assert set(root) == shared | {"tmp", "proc", "old", "dev"}
+    mounted = {folder.parts[1] for folder in folders if folder.exists()}
+    assert set(root) == mounted | {"tmp", "proc", "old", "dev"}
     assert set(devices) == {"null", "urandom"}
     assert temporary == sorted({folder.parts[2] for folder in folders if folder.parts[1] == "tmp"})

@@ -290,7 +290,7 @@ def example_inputs(
 ) -> tuple[torch.Tensor, ...]:
     """Zeros of an engine's signature, at batch 1 without a manifest, to trace it with."""
     engines = (toy_manifest() if manifest is None else manifest).engines
-    spec = next(argument for argument in engines if argument.name == engine)
+    spec = next(candidate for candidate in engines if candidate.name == engine)
     return tuple(
         torch.zeros(argument.shape, dtype=getattr(torch, argument.dtype), device=device) for argument in spec.inputs
     )
