@@ -67,8 +67,8 @@ def test_peers_are_the_naive_reference(name, layout):
     network, wan, text = small_network(small_config(*layout))
     stream = PEERS[name].make(network, COMPILER)
     wanted = naive_chunks(network, wan, text, CHUNKS)
-    for number, found in enumerate(peer_chunks(stream, network, CHUNKS)):
-        assert relative_error(found, wanted[number]) <= BAR, number
+    for number, latents in enumerate(peer_chunks(stream, network, CHUNKS)):
+        assert relative_error(latents, wanted[number]) <= BAR, number
     assert stream.next_frame > 2 * network.config.workload.stream.cache_frames
 
 

@@ -93,9 +93,9 @@ def test_a_chunk_in_parts_is_the_chunk_of_one_call(
     assert decode_parts(CONFIG) == parts
     called = [call.engine for call in graph_of(CONFIG).programs["decode_first"]]
     assert called == [*CALLS[: parts + 1], CALLS[-1]]
-    for found, expected in zip(pictures(3), whole, strict=True):
-        assert found.shape == expected.shape
-        assert np.abs(found.astype(int) - expected.astype(int)).max() <= LAST_LEVEL
+    for frames, expected in zip(pictures(3), whole, strict=True):
+        assert frames.shape == expected.shape
+        assert np.abs(frames.astype(int) - expected.astype(int)).max() <= LAST_LEVEL
     assert np.unique(whole[-1]).size > 100
 
 

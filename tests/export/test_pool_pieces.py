@@ -157,7 +157,7 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
         sizes = {rows: config_of(scheme, None, batch=rows) for rows in POOL.buckets}
         batches = {rows: stack.enter_context(batch_session(size, weights)) for rows, size in sizes.items()}
         a, b = (pool.open_session(seed=n, text=text_of(n)) for n in (1, 2))
-        apart, made = {}, {a: [], b: []}
+        apart, chunks_of = {}, {a: [], b: []}
         for number, session in ((1, a), (2, b)):
             begin(batches[1], {number: session})
             apart[session] = batches[1]._rows.store(0)
@@ -168,14 +168,14 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
             wanted = batches[len(who)].run_chunk().to_host()
             for place, (session, chunk) in enumerate(zip(who, pool.run(who), strict=True)):
                 apart[session] = alone.store(place)
-                made[session].append(chunk.to_host())
-                assert np.array_equal(made[session][-1][0], wanted[place])
+                chunks_of[session].append(chunk.to_host())
+                assert np.array_equal(chunks_of[session][-1][0], wanted[place])
         if scheme == "fp32":
             for number, session in ((1, a), (2, b)):
-                alone = batch_latents(sizes[1], weights, {number: session}, len(made[session]))
-                for found, one in zip(made[session], alone, strict=True):
+                alone = batch_latents(sizes[1], weights, {number: session}, len(chunks_of[session]))
+                for latents, expected in zip(chunks_of[session], alone, strict=True):
                     assert (
-                        relative_error(torch.from_numpy(found), torch.from_numpy(one)) <= STEP[torch.float32]
+                        relative_error(torch.from_numpy(latents), torch.from_numpy(expected)) <= STEP[torch.float32]
                     )
 
 

@@ -70,7 +70,7 @@ def built_by(command: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> Video
 def stated(report: Mapping[str, Any], part: str, kind: type) -> dict[str, Any]:
     """Return the fields of a report's ``model`` or ``stream`` that a config of this kind has."""
     names = {field.name for field in fields(kind)}
-    return {name: one["value"] for name, one in report[part].items() if name in names}
+    return {name: option["value"] for name, option in report[part].items() if name in names}
 
 
 # Of each family a model that no preset has; heads of 128 channels, as the family assumes without a config.json.

@@ -207,11 +207,11 @@ def assert_equal_records(ours: golden.Record, theirs: golden.Record) -> None:
     assert (ours.seeds, ours.bounds) == (theirs.seeds, theirs.bounds)
     assert ours.error_vs_exact == theirs.error_vs_exact
     assert equal_tensors(ours.scales, theirs.scales)
-    for made, wanted in ((ours.chunks, theirs.chunks), (ours.exact, theirs.exact)):
-        assert made.keys() == wanted.keys() != set()
+    for chunks, wanted in ((ours.chunks, theirs.chunks), (ours.exact, theirs.exact)):
+        assert chunks.keys() == wanted.keys() != set()
         for number, chunk in wanted.items():
-            assert torch.equal(made[number].latents, chunk.latents)
-            assert equal_tensors(made[number].cache, chunk.cache)
+            assert torch.equal(chunks[number].latents, chunk.latents)
+            assert equal_tensors(chunks[number].cache, chunk.cache)
 
 
 def equal_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> bool:

@@ -73,9 +73,9 @@ def test_a_stream_is_the_plain_convolution(
     plain, plainly_kept = streamed(layer, clip, cut)
     monkeypatch.setattr(wan_vae_layers, "by_cudnn", lambda _: True)
     ours, kept = streamed(layer, clip, cut)
-    for found, expected in zip(ours, plain, strict=True):
-        assert found.shape == expected.shape
-        assert relative_error(found, expected) <= VAE[dtype]
+    for frames, expected in zip(ours, plain, strict=True):
+        assert frames.shape == expected.shape
+        assert relative_error(frames, expected) <= VAE[dtype]
     assert all(torch.equal(*pair) for pair in zip(kept, plainly_kept, strict=True))
 
 
@@ -223,9 +223,9 @@ def test_a_small_convolution_on_a_cpu_is_the_plain_one(
     ours, kept = streamed(layer, clip, cut)
     monkeypatch.setattr(wan_vae_layers, "without_onednn", lambda _: False)
     plain, plainly_kept = streamed(layer, clip, cut)
-    for found, expected in zip(ours, plain, strict=True):
-        assert found.shape == expected.shape
-        assert relative_error(found, expected) <= VAE[torch.float32]
+    for frames, expected in zip(ours, plain, strict=True):
+        assert frames.shape == expected.shape
+        assert relative_error(frames, expected) <= VAE[torch.float32]
     assert all(torch.equal(*pair) for pair in zip(kept, plainly_kept, strict=True))
 
 
@@ -253,5 +253,5 @@ def test_the_traced_call_can_be_replayed(first: bool) -> None:
     assert not program.graph_signature.user_inputs_to_mutate
     (last,) = (node for node in program.graph.nodes if node.target is torch.ops.aten.mm.default)
     assert last.args[0].meta["val"].shape == (27 * 3, 8)
-    for found, expected in zip(program.module()(*inputs), eager(*inputs), strict=True):
-        assert relative_error(found, expected) <= VAE[torch.float32]
+    for result, expected in zip(program.module()(*inputs), eager(*inputs), strict=True):
+        assert relative_error(result, expected) <= VAE[torch.float32]

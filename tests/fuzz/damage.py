@@ -237,7 +237,7 @@ def _swap(document: Document, place: Any, key: Any, random: Random) -> str:
 
 def _alias(document: Document, place: Any, key: Any, random: Random) -> str:
     """Take the value of another spot with that key: two names of one thing."""
-    same = [one[name] for one, name in document.spots() if name == key and one[name] != place[key]]
+    same = [parent[name] for parent, name in document.spots() if name == key and parent[name] != place[key]]
     if not same:
         return ""
     place[key] = copy.deepcopy(random.choice(same))

@@ -26,7 +26,7 @@ def test_the_past_is_expanded_as_the_op_expands_it() -> None:
     places = {"write_slots": ring.slots(), "valid_tokens": ring.valid()}
     tensors = {**poisoned(ring, clean), **places, **rotation._asdict()}
     inputs = {name: tensors[name] for name in plugin.inputs}
-    sizes = {name: tuple(one.shape) for name, one in inputs.items()}
+    sizes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     assert [output.shape(sizes) for output in plugin.outputs] == [tuple(tensor.shape) for tensor in made]
     launch = plugin.launch(sizes, ceil_div)
     constants = plugin.constants(sizes) | {"INTEGER": True}
@@ -39,7 +39,7 @@ def test_attention_is_as_near_as_the_same_roundings_in_torch() -> None:
     *past, own = make_case(Case("rows of different fill", 40, 2, 100, (3, 100)), HEAD_DIM, "cpu")
     plugin = plugins.attention_fp8()
     inputs = dict(zip(plugin.inputs, (*past, own.contiguous()), strict=True))
-    sizes = {name: tuple(one.shape) for name, one in inputs.items()}
+    sizes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     launch = plugin.launch(sizes, ceil_div)
     y = torch.full(plugin.outputs[0].shape(sizes), torch.nan)
     constants = plugin.constants(sizes) | {"INTEGER": True}

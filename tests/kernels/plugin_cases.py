@@ -37,7 +37,7 @@ class PluginCase:
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(one.shape) for name, one in self.inputs.items()}
+        return {name: tuple(tensor.shape) for name, tensor in self.inputs.items()}
 
 
 def cases(

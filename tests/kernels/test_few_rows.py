@@ -68,7 +68,7 @@ def attended(inputs: DecodeInputs) -> Tensor:
     """What a row's token attends to, with its own keys behind the row's, softmax written out in float64."""
     places, kv_heads, head_dim = inputs.k_cache.shape
     rows = []
-    for row, held in enumerate(inputs.positions.tolist()):
+    for row, position in enumerate(inputs.positions.tolist()):
         begin = int(inputs.starts[row])
         every = inputs.qkv[row].double().view(-1, head_dim)
         heads = len(every) - 2 * kv_heads
@@ -78,9 +78,9 @@ def attended(inputs: DecodeInputs) -> Tensor:
             cos, sin = (table[row].double() for table in (inputs.cos, inputs.sin))
             turned = every * cos + torch.cat((-high, low), dim=-1) * sin
         keys = torch.cat(
-            (inputs.k_cache[begin : begin + held].double(), turned[None, heads : heads + kv_heads])
+            (inputs.k_cache[begin : begin + position].double(), turned[None, heads : heads + kv_heads])
         )
-        values = torch.cat((inputs.v_cache[begin : begin + held].double(), every[None, heads + kv_heads :]))
+        values = torch.cat((inputs.v_cache[begin : begin + position].double(), every[None, heads + kv_heads :]))
         for head in range(heads):
             shared = head * kv_heads // heads
             weights = (keys[:, shared] @ turned[head] / math.sqrt(head_dim)).softmax(0)

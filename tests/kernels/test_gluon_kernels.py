@@ -83,7 +83,7 @@ def test_the_outline_has_the_kernels_parameters(shown: Shown) -> None:
     kernel = kernel_of(shown.outline.__name__)
     assert kernel.arg_names == shown.outline.arg_names
     constexprs = [
-        [place for place, one in enumerate(each.params) if one.is_constexpr]
+        [place for place, param in enumerate(each.params) if param.is_constexpr]
         for each in (kernel, shown.outline)
     ]
     assert constexprs[0] == constexprs[1]

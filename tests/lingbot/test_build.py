@@ -60,6 +60,6 @@ def test_it_is_built_verified_and_replayed(
         assert all(np.isfinite(latents).all() for latents in chunks)
         return
     with eager_session(config, weights_of(config, checkpoint), torch.from_numpy(text), [3]) as session:
-        for one, step in zip(chunks, steps, strict=True):
+        for replayed, step in zip(chunks, steps, strict=True):
             eager = torch.from_numpy(session.run_chunk(step).to_host())
-            assert relative_error(torch.from_numpy(one), eager) <= STREAM_BAR
+            assert relative_error(torch.from_numpy(replayed), eager) <= STREAM_BAR

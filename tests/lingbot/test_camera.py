@@ -63,7 +63,7 @@ def poses_by_formula(keys: list[frozenset[str]], how: KeySettings) -> np.ndarray
 def relative_by_formula(latent_poses: np.ndarray, unit: float) -> np.ndarray:
     """Relative to the first, then each in the one before."""
     from_first = np.linalg.inv(latent_poses[0]) @ latent_poses
-    each = [np.eye(4)] + [np.linalg.inv(one) @ other for one, other in pairwise(from_first)]
+    each = [np.eye(4)] + [np.linalg.inv(pose) @ other for pose, other in pairwise(from_first)]
     poses = np.array(each)[:, :3]
     poses[:, :, 3] /= unit
     return poses

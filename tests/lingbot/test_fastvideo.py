@@ -113,8 +113,8 @@ def test_a_stream_past_the_wrap(theirs: SimpleNamespace, cam_utils: SimpleNamesp
         ),
         {},
     )  # fmt: skip
-    assert {name: tuple(one.shape) for name, one in oracle.state_dict().items()} == {
-        name: tuple(one.shape) for name, one in checkpoint.items()
+    assert {name: tuple(tensor.shape) for name, tensor in oracle.state_dict().items()} == {
+        name: tuple(tensor.shape) for name, tensor in checkpoint.items()
     }
     oracle.load_state_dict(checkpoint, strict=True)
     shape = (1, s.cache_tokens, m.heads, m.head_dim)

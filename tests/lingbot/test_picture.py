@@ -129,7 +129,7 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
 def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
     """The first latent frame is made like the others: the picture is told, not given."""
     config = lingbot_config(vae=SMALL)
-    steps = [{name: one.numpy() for name, one in given_of(config, number).items()} for number in range(2)]
+    steps = [{name: value.numpy() for name, value in given_of(config, number).items()} for number in range(2)]
     with opened(weights, image=PICTURE) as session:
         table = held(session).numpy().copy()
         chunks = [session.run_chunk(step).to_host().copy() for step in steps]
@@ -140,8 +140,8 @@ def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
         again = session.run_chunk(steps[0]).to_host().copy()
     with opened(weights, inputs={"condition": table}) as session:
         assert all(
-            np.array_equal(session.run_chunk(step).to_host(), one)
-            for step, one in zip(steps, chunks, strict=True)
+            np.array_equal(session.run_chunk(step).to_host(), latents)
+            for step, latents in zip(steps, chunks, strict=True)
         )
     assert np.array_equal(again, chunks[0])
     assert not np.array_equal(other, chunks[0])

@@ -59,8 +59,8 @@ def alone(
 
 
 def assert_alike(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    for one, other in zip(made, wanted, strict=True):
-        assert relative_error(one, other) <= STREAM_BAR
+    for output, other in zip(made, wanted, strict=True):
+        assert relative_error(output, other) <= STREAM_BAR
 
 
 def test_keys_make_the_stream_of_the_poses_that_they_make() -> None:
@@ -111,8 +111,8 @@ def test_fused_layers_are_the_plain_ones(
         first = [chunk * plain.workload.stream.chunk_frames]
         wanted = streams[0].run_chunk(first, [3])
         fused = streams[1].run_chunk(first, [3], feed=[output.latents for output in wanted])
-        for one, other in zip(wanted[:-1], fused[:-1], strict=True):
-            error = relative_error(other.velocity, one.velocity)
+        for plain_pass, other in zip(wanted[:-1], fused[:-1], strict=True):
+            error = relative_error(other.velocity, plain_pass.velocity)
             worst(f"lingbot, fused layers, {scheme} {sorted(change)}, camera each {how}", error)
             assert error <= bar
 

@@ -164,8 +164,8 @@ def over_addresses(engine: Callable[[list[Any]], list[Any]], spec: EngineSpec) -
 
         def work() -> None:
             outputs = engine([tensor_at(tensor) for tensor in taken])
-            for target, one in zip(targets, outputs, strict=True):
-                tensor_at(target).copy_(one)
+            for target, result in zip(targets, outputs, strict=True):
+                tensor_at(target).copy_(result)
 
         driver.enqueue(queue.stream, work)
         return results

@@ -126,8 +126,8 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
             queue = current_queue()
             names = [*plugin.inputs]
             results = [
-                inputs[names.index(one.alias)] if one.alias else queue.result(spec)
-                for one, spec in zip(plugin.outputs, specs[plugin.name].outputs, strict=True)
+                inputs[names.index(output.alias)] if output.alias else queue.result(spec)
+                for output, spec in zip(plugin.outputs, specs[plugin.name].outputs, strict=True)
             ]
             driver.launch(
                 function,

@@ -37,7 +37,7 @@ def functional(manifest: VideoManifest) -> VideoManifest:
         for engine in manifest.engines
     }
     places = {
-        engine.name: [at for at, one in enumerate(engine.inputs) if one.name in engine.mutates]
+        engine.name: [at for at, argument in enumerate(engine.inputs) if argument.name in engine.mutates]
         for engine in manifest.engines
     }
 
@@ -64,8 +64,8 @@ def plan_of(spec: EngineSpec, written: Collection[str] = (), **changes: Any) -> 
     plan = {
         "module": spec.name,
         "inputs": [[argument.name, argument.shape, KINDS[argument.dtype]] for argument in spec.inputs],
-        "outputs": [[name, one.shape, KINDS[one.dtype]] for name, one in outputs],
-        "aliases": {name: one.name for name, one in outputs if one.name in written},
+        "outputs": [[name, output.shape, KINDS[output.dtype]] for name, output in outputs],
+        "aliases": {name: output.name for name, output in outputs if output.name in written},
     }
     return json.dumps(plan | changes).encode()
 

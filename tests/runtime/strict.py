@@ -167,11 +167,11 @@ def _signature(node: ast.FunctionDef) -> tuple[inspect.Signature, dict[str, str]
     first_default = len(arguments) - len(node.args.defaults)
     parameters = [
         inspect.Parameter(
-            one.arg,
+            argument.arg,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=... if place >= first_default else inspect.Parameter.empty,
         )
-        for place, one in enumerate(arguments)
+        for place, argument in enumerate(arguments)
     ]
     kinds = {
         argument.arg: ast.unparse(argument.annotation)

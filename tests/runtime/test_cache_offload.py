@@ -145,7 +145,7 @@ def test_neighbours_never_share_a_seat_also_around_the_end(layers: int, seats: i
     resident, moving = places[: buffer.resident_layers], places[buffer.resident_layers :]
     assert len({*resident}) == len(resident)
     assert not {*resident} & {*moving}
-    assert all(one != other for one, other in zip(moving, [*moving[1:], moving[0]], strict=True))
+    assert all(seat != other for seat, other in zip(moving, [*moving[1:], moving[0]], strict=True))
     assert buffer.on_device.nbytes + buffer.on_host.nbytes == buffer.nbytes + (seats - len(resident)) * 24
 
 

@@ -73,8 +73,8 @@ def test_rows_that_restart_at_different_chunks_decode_as_streams_of_their_own(
                 latents[row].append([])
                 video[row].append([])
     for row in range(3):
-        for made, got in zip(latents[row], video[row], strict=True):
-            wanted = decoded_apart(made)
+        for latents_of_chunk, got in zip(latents[row], video[row], strict=True):
+            wanted = decoded_apart(latents_of_chunk)
             assert [row.tobytes() for row in got] == [row.tobytes() for row in wanted]
 
 

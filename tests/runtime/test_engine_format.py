@@ -112,7 +112,7 @@ def test_the_examples_are_as_the_runtime_and_the_schema_read_them() -> None:
 def test_errors_and_exit_codes() -> None:
     rows = {unquoted(name): int(code) for name, code, _, _ in only(tables(CHECKS, "error"))}
     assert rows == {name: getattr(errors, name).exit_code for name in rows}
-    assert {name for name, one in ERRORS.items() if issubclass(one, errors.ArtifactError)} <= set(rows)
+    assert {name for name, kind in ERRORS.items() if issubclass(kind, errors.ArtifactError)} <= set(rows)
     for name, _, _, cause in only(tables(CHECKS, "error")):
         base = re.match(r"an? `(\w+)`: ", cause)
         assert ERRORS[unquoted(name)].__base__ is (

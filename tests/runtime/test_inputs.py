@@ -53,7 +53,7 @@ def alone(number: int, chunks: int) -> list[bytes]:
 
 def test_rows_of_a_call_have_inputs_of_their_own_past_the_wrap() -> None:
     wanted = [alone(number, PAST_THE_WRAP) for number in range(2)]
-    assert all(one != other for one, other in zip(*wanted, strict=True))
+    assert all(chunk_bytes != other for chunk_bytes, other in zip(*wanted, strict=True))
     with open_pool() as pool:
         sessions = [begun(pool, number) for number in range(2)]
         for chunk in range(PAST_THE_WRAP):

@@ -75,7 +75,7 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
                 session.close()
                 ended.append(story)
             elif what == "resume" and len(running) < len(stories) and pool.free:
-                paused = [one for one, _ in stories if one.paused]
+                paused = [session for session, _ in stories if session.paused]
                 paused[rest[0] % len(paused)].resume()
             elif running and what in ("prompt", "restart", "pause", "move"):
                 at = rest[0] % len(running)
@@ -91,7 +91,7 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
                 else:
                     session.save(file)
                     session.close()
-                    stories[[one for one, _ in stories].index(session)] = (pool.restore(file), story)
+                    stories[[stored for stored, _ in stories].index(session)] = (pool.restore(file), story)
         for session, _ in stories:
             session.close()
     for story in (*ended, *(story for _, story in stories)):
@@ -149,9 +149,9 @@ def test_places_that_no_session_fills_touch_the_spare_row_alone() -> None:
         fifth = pool.open_session(prompt=PROMPTS[1])
         three = pool.run([sessions[0], sessions[2], fifth])  # in a bucket of four
         assert [chunk.index for chunk in three] == [3, 4, 0]
-        for row, kept in before.items():
+        for row, tensors in before.items():
             for name, tensor in live.tensors(row).items():
-                assert torch.equal(tensor, kept[name]), (row, name)
+                assert torch.equal(tensor, tensors[name]), (row, name)
 
 
 def test_a_pool_that_is_full_says_so_with_the_numbers_and_harms_nobody() -> None:

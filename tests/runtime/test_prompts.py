@@ -267,8 +267,8 @@ def test_a_cached_prompt_brings_nothing_that_another_input_went_into() -> None:
         for words in ("a blue ring", PROMPT, ["a blue ring", PROMPT], ["a red disc", "a blue ring"]):
             session.set_prompt(words)
             means = session._rows.device().buffers["prompt.mean"]
-            for row, one in enumerate([words] * 2 if isinstance(words, str) else words):
-                assert torch.equal(means[row], text_of(one).mean(1)[0] + torch.from_numpy(pictures[row]))
+            for row, sentence in enumerate([words] * 2 if isinstance(words, str) else words):
+                assert torch.equal(means[row], text_of(sentence).mean(1)[0] + torch.from_numpy(pictures[row]))
         session.set_inputs({"picture": pictures + 1})
         assert torch.equal(means[1], text_of("a blue ring").mean(1)[0] + torch.from_numpy(pictures[1] + 1))
         assert counted.calls["text"] == 3  # each sentence once

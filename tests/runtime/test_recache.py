@@ -145,14 +145,14 @@ def test_rows_at_different_chunks_are_rebuilt_each_as_alone(actions: list[Any]) 
             for action in [*actions, "chunk", "chunk"]:
                 if action == "chunk":
                     got = session.run_chunk().to_host()
-                    for row, one in enumerate(alone):
-                        assert np.array_equal(got[row], one.run_chunk().to_host()[0])
+                    for row, single in enumerate(alone):
+                        assert np.array_equal(got[row], single.run_chunk().to_host()[0])
                 elif action == "recache":
                     turn += 1
                     turned = [prompts[(row + turn) % 3] for row in range(3)]
                     session.set_prompt(turned, recache=True)
-                    for one, prompt in zip(alone, turned, strict=True):
-                        one.set_prompt(prompt, recache=True)
+                    for single, prompt in zip(alone, turned, strict=True):
+                        single.set_prompt(prompt, recache=True)
                 else:
                     session.restart_row(action)
                     alone[action].restart_row(0)

@@ -31,7 +31,7 @@ def test_video_is_the_same_again() -> None:
         begun = session.run_chunk()
         assert np.array_equal(begun.to_host(), first[0])
         assert all(
-            np.array_equal(one, other) for one, other in zip(begun.video_rows(), first[1], strict=True)
+            np.array_equal(frames, other) for frames, other in zip(begun.video_rows(), first[1], strict=True)
         )
 
 
@@ -116,17 +116,17 @@ def test_a_chunk_that_failed_has_evicted_frames_too() -> None:
             raise RuntimeError("planted")
         return real(inputs)
 
-    for made, earliest in ((1, 0), (2, 2), (3, 3), (4, 4)):
+    for chunks, earliest in ((1, 0), (2, 2), (3, 3), (4, 4)):
         with open_whole(engines={"store": store}) as session:
-            wanted = [session.run_chunk().to_host() for _ in range(made)]
+            wanted = [session.run_chunk().to_host() for _ in range(chunks)]
             failing[0] = True
             with pytest.raises(EngineRunError, match="planted"):
                 session.run_chunk()
             failing[0] = False
             if earliest:
-                with pytest.raises(UsageError, match=f"expected {earliest} to {made}"):
-                    session.rewind(made - 1)
+                with pytest.raises(UsageError, match=f"expected {earliest} to {chunks}"):
+                    session.rewind(chunks - 1)
             session.rewind(earliest)
-            again = [session.run_chunk().to_host() for _ in range(made - earliest + 1)]
+            again = [session.run_chunk().to_host() for _ in range(chunks - earliest + 1)]
             whole = [*wanted, again[-1]][earliest:]
             assert all(np.array_equal(*pair) for pair in zip(again, whole, strict=True))

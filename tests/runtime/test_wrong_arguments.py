@@ -231,9 +231,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
 @pytest.mark.parametrize("call", CALLS)
 def test_only_errors_of_ours_come_out(world: SimpleNamespace, call: str) -> None:
     foreign = {}
-    for name, made in WRONG.items():
+    for name, value in WRONG.items():
         try:
-            CALLS[call](world, made())
+            CALLS[call](world, value())
         except SekoRuntimeError:
             pass
         except Exception as fault:

@@ -195,7 +195,7 @@ def write_clip(file: Path, width: int, seed: int = 0) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():  # else biases of zero and norms of one show nothing
             parameter.add_(0.2 * torch.randn(parameter.shape))
-    theirs = {name.removeprefix("vision_model."): one for name, one in model.state_dict().items()}
+    theirs = {name.removeprefix("vision_model."): tensor for name, tensor in model.state_dict().items()}
     stored = {
         "visual.patch_embedding.weight": theirs["embeddings.patch_embedding.weight"],
         "visual.cls_embedding": theirs["embeddings.class_embedding"][None, None],

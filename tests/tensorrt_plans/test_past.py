@@ -95,7 +95,7 @@ def test_the_form_with_plugins_gives_what_the_layer_gives() -> None:
     with torch.no_grad():
         wanted = FunctionalModule(piece)(*(tensor.clone() for tensor in inputs))
     evaluator = ReferenceEvaluator(form.model, new_ops=[plugin_op(name) for name in OP_BODIES])
-    feed = {a.name: to_numpy(one) for a, one in zip(piece.signature, inputs, strict=True)}
+    feed = {a.name: to_numpy(tensor) for a, tensor in zip(piece.signature, inputs, strict=True)}
     outputs = [to_torch(array) for array in evaluator.run(None, feed)]
     written = torch.zeros(stream.cache_tokens, dtype=torch.bool)
     written[inputs[[a.name for a in piece.signature].index("token_index")]] = True

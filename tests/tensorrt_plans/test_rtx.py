@@ -73,11 +73,11 @@ def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
             (piece.signature, form.model.graph.input),
             (functional_piece(piece).outputs, form.model.graph.output),
         ):
-            for one, value in zip(ours, values, strict=True):
+            for argument, value in zip(ours, values, strict=True):
                 tensor = value.type.tensor_type
-                assert value.name.removeprefix("next.") == one.name
-                assert tuple(axis.dim_value for axis in tensor.shape.dim) == one.shape
-                assert tensor.elem_type in names[dtype_name(one.dtype)]
+                assert value.name.removeprefix("next.") == argument.name
+                assert tuple(axis.dim_value for axis in tensor.shape.dim) == argument.shape
+                assert tensor.elem_type in names[dtype_name(argument.dtype)]
         assert len(made(plans, form).content) > 10_000, name
 
 

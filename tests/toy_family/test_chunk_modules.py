@@ -195,13 +195,13 @@ def test_a_rebuilt_cache_sees_each_kept_chunks_camera() -> None:
 def test_fused_layers_add_their_residual_before_it() -> None:
     plain = world_config()
     fused = plain.changed(fused=True)
-    weights, text, made = random_weights(plain), golden_text(plain), []
+    weights, text, streams = random_weights(plain), golden_text(plain), []
     gates = {f"blocks.{n}.before": weights[f"blocks.{max(n - 1, 0)}.modulation"] for n in range(MODEL.layers)}
     for config in (plain, fused):
         with eager_session(config, with_tables(config, weights | gates), text, SEEDS[:1]) as session:
-            made.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
-    for one, other in zip(*made, strict=True):
-        assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
+            streams.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
+    for latents, other in zip(*streams, strict=True):
+        assert relative_error(torch.from_numpy(latents), torch.from_numpy(other)) <= STREAM_BAR
 
 
 def test_rows_of_a_pool_have_cameras_of_their_own() -> None:

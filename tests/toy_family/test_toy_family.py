@@ -92,15 +92,15 @@ def test_two_rows_of_a_pool_have_cameras_of_their_own() -> None:
 
 def test_fused_layers_add_their_residual_before_the_tail() -> None:
     """The fused layers' references compute what the plain layers do, the tail in its place."""
-    checkpoint, made = random_checkpoint(), []
+    checkpoint, streams = random_checkpoint(), []
     plain = toy_config()
     text = golden_text(plain)
     for config in (plain, plain.changed(fused=True)):
         weights = toy_weights(config, checkpoint)
         with eager_session(config, weights, text, SEEDS[:1]) as session:
-            made.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
-    for one, other in zip(*made, strict=True):
-        assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
+            streams.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
+    for latents, other in zip(*streams, strict=True):
+        assert relative_error(torch.from_numpy(latents), torch.from_numpy(other)) <= STREAM_BAR
 
 
 # Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.

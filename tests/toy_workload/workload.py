@@ -203,10 +203,10 @@ class ToyPool(RowPool[ToySession, None, Made]):
     def step(self, sessions: Sequence[ToySession]) -> list[Samples | None]:
         """Make the next samples of some sessions in one call; None for one that ended before, which is closed."""
         results: list[Samples | None] = []
-        for session, made in zip(sessions, self._run(sessions, None), strict=True):
-            if made.surplus:
+        for session, result in zip(sessions, self._run(sessions, None), strict=True):
+            if result.surplus:
                 session.close()
-            results.append(None if made.surplus else made.samples())
+            results.append(None if result.surplus else result.samples())
         return results
 
 

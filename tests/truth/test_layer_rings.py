@@ -122,8 +122,8 @@ def test_a_pools_rows_are_streams_alone():
             for session, chunk in zip(who, pool.run(who), strict=True):
                 pooled[session].append(torch.from_numpy(chunk.to_host()))
         for n, session in ((1, a), (2, b)):
-            for found, wanted in zip(pooled[session], alone[n], strict=False):
-                assert relative_error(found, torch.from_numpy(wanted)) <= STEP[torch.float32]
+            for latents, wanted in zip(pooled[session], alone[n], strict=False):
+                assert relative_error(latents, torch.from_numpy(wanted)) <= STEP[torch.float32]
 
 
 def test_gpu_builds_have_engines_for_full_rows_of_each_kind():

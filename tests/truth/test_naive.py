@@ -47,9 +47,9 @@ def test_index_copy_writes_what_slices_write(chunk, sink, ring, batch, scheme):
                     writes.slots[row].place(earlier)
         got, wanted = static.run_chunk(first, [7] * batch), naive.run_chunk(first, [7] * batch)
         last = max(first)
-        for one, other in zip(got, wanted, strict=True):
-            assert same_bytes(one.latents, other.latents)
-            assert one.velocity is None or same_bytes(one.velocity, other.velocity)
+        for ours, other in zip(got, wanted, strict=True):
+            assert same_bytes(ours.latents, other.latents)
+            assert ours.velocity is None or same_bytes(ours.velocity, other.velocity)
         assert same_bytes(static.buffers["latents"], naive.buffers["latents"])
         for row, frame in enumerate(first):
             for slot in range(static.ring.valid_frames(frame)):

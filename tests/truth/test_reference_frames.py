@@ -96,9 +96,9 @@ def test_attention_that_sees_the_whole_chunk_writes_the_same_references(referenc
         stream.write_references(random_reference(config))
         streams.append([stream.slot_tokens(0, slot) for slot in range(references)])
     masked, whole = streams
-    for wanted, found in zip(masked, whole, strict=True):
+    for wanted, unmasked in zip(masked, whole, strict=True):
         for name, codes in wanted.items():
-            assert (codes != found[name]).float().mean() < 1e-3, name
+            assert (codes != unmasked[name]).float().mean() < 1e-3, name
     copy = stream.slot_tokens(0, 3)  # the last one's, which the stream's first chunk writes over
     assert all(torch.equal(codes, copy[name]) for name, codes in whole[-1].items())
 

@@ -106,8 +106,8 @@ def test_sessions_restart_and_rebuild(scheme):
     exact = config.changed(kv_scheme="fp32")
     with eager_session(exact, weights, text, [5]) as session:
         wanted = [session.run_chunk().to_host() for _ in range(3)]
-    for found, truth in zip(chunks, wanted, strict=False):
-        assert relative_error(torch.from_numpy(found), torch.from_numpy(truth)) < 0.05
+    for latents, truth in zip(chunks, wanted, strict=False):
+        assert relative_error(torch.from_numpy(latents), torch.from_numpy(truth)) < 0.05
 
 
 def test_the_options_take_them():
