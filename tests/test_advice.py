@@ -138,7 +138,12 @@ def test_every_command_in_backticks_exists_with_its_options() -> None:
 def test_every_option_that_is_named_exists() -> None:
     known = {option for commands in options().values() for each in commands.values() for option in each}
     known |= of_scripts() | FOREIGN | of_torchrun() | of_simulation() | {"--version"}
-    wrong = {f"{place}: {option}" for place, text in texts() for option in OPTION.findall(text) if option not in known}
+    wrong = {
+        f"{place}: {option}"
+        for place, text in texts()
+        for option in OPTION.findall(text)
+        if option not in known
+    }
     assert sorted(wrong) == []
 
 
@@ -173,7 +178,10 @@ def published() -> set[str]:
     for folder in DISTRIBUTIONS.values():
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
         extras = project.get("optional-dependencies", {}).values()
-        for needed in [*project.get("dependencies", []), *(requirement for extra in extras for requirement in extra)]:
+        for needed in [
+            *project.get("dependencies", []),
+            *(requirement for extra in extras for requirement in extra),
+        ]:
             names.add(re.split(r"[=<>\[ ]", needed)[0])
     return {name for name in names if not name.startswith("seko")}
 

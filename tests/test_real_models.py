@@ -77,7 +77,8 @@ def expected_lines() -> str:
         step = "not measured" if row is None else f"{row['engine_step_ms']:.1f} ms ({row['date']})"
         lines.append(
             f"| `{preset}` | {asked} | {weights} | {prediction['session_bytes']['kv'] / 1e9:.2f} | "
-            f"{prediction['peak_bytes'] / 1e9:.1f} | {step} | {prediction['chunk_s']:.2f} s, {prediction['real_time_factor']:.2f} x |"
+            f"{prediction['peak_bytes'] / 1e9:.1f} | {step} | {prediction['chunk_s']:.2f} s, "
+            f"{prediction['real_time_factor']:.2f} x |"
         )
     head = (
         "| preset | options | weights, GB: transformer + text + VAE | KV cache, GB | device, GB | a pass, measured | "
@@ -204,4 +205,6 @@ def test_every_line_is_a_command_with_options_that_exist(capsys: pytest.CaptureF
             run_command([command, "--help"])
         known = capsys.readouterr().out
         for argument in arguments:
-            assert not argument.startswith("-") or re.search(rf"(?<![\w-]){re.escape(argument)}(?![\w-])", known), line
+            assert not argument.startswith("-") or re.search(
+                rf"(?<![\w-]){re.escape(argument)}(?![\w-])", known
+            ), line

@@ -175,7 +175,9 @@ def overhead(
     frames, fps = served.chunk_frames, served.device.manifest.workload.stream.fps
     alone_s = served.alone(partial(chunk_seconds_alone, sessions, 12))
     chunks = max(30, round(seconds / alone_s))
-    report = served.load("--sessions", sessions, "--seconds", chunks * frames / fps, "--fps", fps, "--at-once")
+    report = served.load(
+        "--sessions", sessions, "--seconds", chunks * frames / fps, "--fps", fps, "--at-once"
+    )
     through_s = report["rtf"] * frames / fps
     append_row(
         rows, "serve_overhead", f"{shape}, {sessions} at a time", alone_s / through_s,

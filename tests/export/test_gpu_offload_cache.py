@@ -115,7 +115,9 @@ def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:
             session.run_chunk().to_host()
             homes = session._rows.device().layers.homes
             addresses = {home.data_ptr(): home.nbytes for home in homes.values()}
-            tensors = list(homes.values())  # past the session's end, so that the range is still this process's
+            tensors = list(
+                homes.values()
+            )  # past the session's end, so that the range is still this process's
         for address, nbytes in addresses.items():
             assert int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)) == 0
             assert int(torch.cuda.cudart().cudaHostUnregister(address)) == 0

@@ -52,7 +52,11 @@ def described(config: VideoBuild) -> VideoManifest:
                 if name in weights:
                     continue
                 passes = len(config.workload.schedule.timesteps) + (name == "schedule.timestep")
-                rows = (config.workload.call_rows, *argument.shape[1:]) if "[bucket]" in argument.ref else argument.shape
+                rows = (
+                    (config.workload.call_rows, *argument.shape[1:])
+                    if "[bucket]" in argument.ref
+                    else argument.shape
+                )
                 shape = (passes, *rows) if indexed else argument.shape
                 weights[name] = Weight(name, shape, dtype_name(argument.dtype))
     shard = 0

@@ -100,7 +100,9 @@ def test_info_and_inspect_say_it(
     assert f'"device_bytes": {manifest.device_pool_bytes}' in shown.output
     assert main(["info", str(built)]) == 0
     printed = capsys.readouterr().out
-    assert f"on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device" in printed
+    assert (
+        f"on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device" in printed
+    )
     assert "reference 2, sink 1, ring 6" in printed
 
 

@@ -61,7 +61,9 @@ def weights(scheme: str) -> dict[str, Tensor]:
             for layer in range(MODEL.layers):
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
                 noise = torch.randn(argument.shape, generator=generator)
-                tensors[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(argument.dtype)
+                tensors[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(
+                    argument.dtype
+                )
     tensors |= config.workload.schedule.tables(config.as_batch.workload.stream)
     if scheme != "fp32":
         exact = config.as_batch.changed(kv_scheme="fp32")
@@ -175,7 +177,8 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
                 alone = batch_latents(sizes[1], weights, {number: session}, len(chunks_of[session]))
                 for latents, expected in zip(chunks_of[session], alone, strict=True):
                     assert (
-                        relative_error(torch.from_numpy(latents), torch.from_numpy(expected)) <= STEP[torch.float32]
+                        relative_error(torch.from_numpy(latents), torch.from_numpy(expected))
+                        <= STEP[torch.float32]
                     )
 
 

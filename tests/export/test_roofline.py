@@ -298,7 +298,9 @@ def test_the_table_of_a_pool(invoke):
     assert "12 sessions in calls of 1, 2, KV fp4" in result.stdout
     surplus = (report["peak_bytes"] - report["memory_bytes"]) / 1e9
     assert f"24 GB: {surplus:.2f} GB too much; {report['sessions_fit']} sessions would fit" in result.stdout
-    assert re.search(r"the pool, for all its calls +MB\n  spare row of the KV cache +1698\.3\n", result.stdout)
+    assert re.search(
+        r"the pool, for all its calls +MB\n  spare row of the KV cache +1698\.3\n", result.stdout
+    )
     pair = report["calls"]["2"]["chunk_s"] * 1e3
     assert re.search(rf"\n  2 +{pair:.2f} +{pair / 2:.2f}\n", result.stdout)
     assert f"12 sessions at {report['real_time_factor']:.2f} x real time, too slow; 0 would" in result.stdout

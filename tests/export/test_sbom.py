@@ -100,7 +100,11 @@ def test_it_names_the_toolchain_with_versions_and_licences(bill):
         assert components[name]["licenses"], name
     assert {"python", "c++"} <= set(components)
     assert components["torch"]["purl"] == "pkg:pypi/torch@" + metadata.version("torch").replace("+", "%2B")
-    torch = next(dependency for dependency in bill["dependencies"] if dependency["ref"] == components["torch"]["bom-ref"])
+    torch = next(
+        dependency
+        for dependency in bill["dependencies"]
+        if dependency["ref"] == components["torch"]["bom-ref"]
+    )
     assert components["sympy"]["bom-ref"] in torch["dependsOn"]
     assert "pytest" not in components  # an extra's
 
@@ -109,16 +113,16 @@ def test_cuda_is_named_where_the_engines_are_for_a_gpu(tmp_path):
     sbom.write_sbom(tmp_path, "tiny", "13.0")
     bill = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
     check_bill(bill)
-    assert {"cuda": "13.0"}.items() <= {component["name"]: component["version"] for component in bill["components"]}.items()
+    assert {"cuda": "13.0"}.items() <= {
+        component["name"]: component["version"] for component in bill["components"]
+    }.items()
 
 
 def test_a_merged_lora_is_named_with_weight_and_digest(tmp_path):
     sbom.write_sbom(tmp_path, "tiny", None, adapters=(MergedLora("style.safetensors", 0.8, "ab" * 32),))
     bill = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
     check_bill(bill)
-    (lora,) = (
-        component for component in bill["components"] if component["type"] == "machine-learning-model"
-    )
+    (lora,) = (component for component in bill["components"] if component["type"] == "machine-learning-model")
     assert lora["name"] == "style.safetensors"
     assert lora["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
     assert lora["properties"] == [{"name": "seko:lora-weight", "value": "0.8"}]

@@ -198,7 +198,9 @@ def _written(
         put(folder / spec.file, content)
         DoubleBackend.engines[hashlib.sha256(content).hexdigest()] = engines[spec.name]
     for file in {weight.file for weight in manifest.weights}:
-        tensors = {weight.name: weights[weight.name].numpy() for weight in manifest.weights if weight.file == file}
+        tensors = {
+            weight.name: weights[weight.name].numpy() for weight in manifest.weights if weight.file == file
+        }
         toy.write_safetensors(folder / file, tensors)
     if manifest.workload.text is not None:
         put(folder / toy_whole.TOKENIZER, toy_whole.tokenizer_json())

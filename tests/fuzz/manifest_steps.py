@@ -99,7 +99,9 @@ def _shape(tree: Tree, random: Random) -> str:
 
 def _dtype(tree: Tree, random: Random) -> str:
     before, after = random.sample(DTYPES, 2)
-    specs = [entry for entry in (*tree["buffers"], *tree["weights"], *_specs(tree)) if entry["dtype"] == before]
+    specs = [
+        entry for entry in (*tree["buffers"], *tree["weights"], *_specs(tree)) if entry["dtype"] == before
+    ]
     for spec in specs:
         spec["dtype"] = after
     return f"each {before} becomes {after}" if specs else ""

@@ -59,7 +59,9 @@ class Decode:
     def own_places(self) -> list[int]:
         """Where the tokens of rows are written."""
         return [
-            start + position for start, position in zip(self.starts, self.positions, strict=True) if position is not None
+            start + position
+            for start, position in zip(self.starts, self.positions, strict=True)
+            if position is not None
         ]
 
 

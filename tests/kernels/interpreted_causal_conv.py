@@ -37,7 +37,13 @@ def run(
     x, residual = inputs["x"], inputs["residual"]
     out = torch.full_like(residual, torch.nan)
     launch_causal_conv(
-        *(causal_conv_kernel, x, inputs["earlier"] if cached else None, packed_filters(inputs["weight"]), None),
+        *(
+            causal_conv_kernel,
+            x,
+            inputs["earlier"] if cached else None,
+            packed_filters(inputs["weight"]),
+            None,
+        ),
         *(inputs["bias"], residual if added else None, out, tiles, programs),
     )
     return out

@@ -80,7 +80,9 @@ def attended(inputs: DecodeInputs) -> Tensor:
         keys = torch.cat(
             (inputs.k_cache[begin : begin + position].double(), turned[None, heads : heads + kv_heads])
         )
-        values = torch.cat((inputs.v_cache[begin : begin + position].double(), every[None, heads + kv_heads :]))
+        values = torch.cat(
+            (inputs.v_cache[begin : begin + position].double(), every[None, heads + kv_heads :])
+        )
         for head in range(heads):
             shared = head * kv_heads // heads
             weights = (keys[:, shared] @ turned[head] / math.sqrt(head_dim)).softmax(0)

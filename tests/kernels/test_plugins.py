@@ -117,7 +117,9 @@ def test_the_driver_launches_it_as_tensorrt_would_and_gets_the_references_bytes(
     expected = case.expected(inputs)
     fill = 0 if name == "fp8_expand" else torch.nan  # it leaves what is behind the past as it was
     outputs = [
-        inputs[plugin.alias] if plugin.alias else torch.full(tensor.shape, fill, device="cuda").to(tensor.dtype)
+        inputs[plugin.alias]
+        if plugin.alias
+        else torch.full(tensor.shape, fill, device="cuda").to(tensor.dtype)
         for plugin, tensor in zip(case.plugin.outputs, expected, strict=True)
     ]
     launch_by_driver(case, compute, inputs, outputs)

@@ -89,7 +89,11 @@ def test_the_whole_script(folder, tmp_path, capsys):
         assert {"value", "unit", "bar", "gpu", "versions", "date"} <= set(row)
         assert math.isfinite(row["value"])
     again, lossy = "sample, fp32 again, after 4 chunks", "sample, fp4-before-rope, after 4 chunks"
-    assert by_figure["kv_latent_error", again]["value"] == 0 == by_figure["kv_latent_error", again]["so_far"]["p90"]
+    assert (
+        by_figure["kv_latent_error", again]["value"]
+        == 0
+        == by_figure["kv_latent_error", again]["so_far"]["p90"]
+    )
     assert by_figure["kv_psnr", again]["value"] == PSNR_CEILING
     assert by_figure["kv_ssim", again]["value"] == 1
     loss = by_figure["kv_following_loss", "sample, fp32 again, end of the stream"]
@@ -99,7 +103,8 @@ def test_the_whole_script(folder, tmp_path, capsys):
     assert by_figure["kv_psnr", lossy]["bits_per_number"] == 4.5
     assert len(by_figure["kv_attention_error", "sample, fp4"]["layers"]) == MODEL.layers
     eight, shipped, four = (
-        by_figure["kv_attention_error", f"sample, {name}"]["value"] for name in ("fp8", "fp4-before-rope", "fp4")
+        by_figure["kv_attention_error", f"sample, {name}"]["value"]
+        for name in ("fp8", "fp4-before-rope", "fp4")
     )
     assert 0 < eight < shipped < four
     names = {
@@ -199,7 +204,9 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
 
     statistics = [LayerStatistics() for _ in range(MODEL.layers)]
     for activations in seen:
-        statistics[activations.layer].add({"k": activations.k, "v": activations.v, "before": layout.unrotated(activations.k)})
+        statistics[activations.layer].add(
+            {"k": activations.k, "v": activations.v, "before": layout.unrotated(activations.k)}
+        )
     exact = TrialKv("exact", 2, 32, torch.float32, 108, STREAM.cache_tokens, EXACT, EXACT)
     constants = scales_of(exact, statistics, sample, "cpu")
     assert errors(exact, seen, layout, constants) == {name: [0.0] * 2 for name in ("k", "v", "attention")}

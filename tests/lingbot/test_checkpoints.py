@@ -108,7 +108,10 @@ def test_the_command_writes_a_folder_that_is_opened(tmp_path: Path) -> None:
     """Shard by shard, with one tensor in memory; full size differs in the preset's name alone."""
     command = [sys.executable, str(SCRIPT), "--preset", TINY, "-o", str(tmp_path / "transformers")]
     summary = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert (summary["format"], summary["keys"]) == ("lingbot-sharded", len(lingbot_shapes(PRESETS[TINY].model)))
+    assert (summary["format"], summary["keys"]) == (
+        "lingbot-sharded",
+        len(lingbot_shapes(PRESETS[TINY].model)),
+    )
     names = {file.name for file in (tmp_path / "transformers").iterdir()}
     assert {"config.json", "diffusion_pytorch_model.safetensors.index.json"} < names
     assert len(names) == 4

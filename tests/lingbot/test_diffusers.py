@@ -66,7 +66,9 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(worst: Any) ->
         block.attn1.set_processor(MaskedSelfAttention())
         prefix = f"blocks.{number}."
         block.own = {
-            name.removeprefix(prefix): tensor for name, tensor in checkpoint.items() if name.startswith(prefix)
+            name.removeprefix(prefix): tensor
+            for name, tensor in checkpoint.items()
+            if name.startswith(prefix)
         }
     stream = EagerStream(config, checkpoint, text)
     table = given_of(config, None)["condition"]

@@ -121,11 +121,15 @@ class Watch(TorchDispatchMode):
                 dim, index = args[1:3]  # a pool's rows are told apart by what the index takes
                 tensors = [tensor.narrow(dim, at, 1) for tensor in tensors for at in index.tolist()]
             (written if writes else read).extend(tensors)
-        views = all(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+        views = all(
+            result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
+        )
         if not views or written:
             outs = out if isinstance(out, list | tuple) else [out]
             created = [
-                item for item in outs if isinstance(item, torch.Tensor) and not any(item is arg for arg in args)
+                item
+                for item in outs
+                if isinstance(item, torch.Tensor) and not any(item is arg for arg in args)
             ]
             self.world.access(read, written + created, str(func))
         return out

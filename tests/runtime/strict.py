@@ -28,7 +28,9 @@ class Strict:
 
     def __setattr__(self, name: str, value: object) -> None:
         declared = {
-            key: kind for base in type(self).__mro__ for key, kind in vars(base).get("_attributes", {}).items()
+            key: kind
+            for base in type(self).__mro__
+            for key, kind in vars(base).get("_attributes", {}).items()
         }
         if not isinstance(getattr(type(self), name, None), property):
             subclass = type(self).__module__ != self._module.__name__ and not vars(type(self)).get(

@@ -130,7 +130,9 @@ def test_a_copy_that_does_not_fit_is_refused_before_it_is_made(
     open_artifact(whole_folder).close()
     host_bytes = sum(size for path, size in sizes.items() if not path.startswith("weights/"))
     monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: host_bytes - 1)
-    with pytest.raises(EnvironmentLacksError, match=rf"take {host_bytes} bytes .* {host_bytes - 1} are free: free some$"):
+    with pytest.raises(
+        EnvironmentLacksError, match=rf"take {host_bytes} bytes .* {host_bytes - 1} are free: free some$"
+    ):
         open_artifact(whole_folder)
     monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: needed)
     open_artifact(whole_folder, copy_weights=True).close()

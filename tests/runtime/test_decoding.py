@@ -212,7 +212,9 @@ def test_a_closed_session_gives_no_frames() -> None:
 def test_memory_is_flat_however_long_the_stream() -> None:
     def live_bytes() -> int:
         gc.collect()
-        return sum(tensor.untyped_storage().nbytes() for tensor in gc.get_objects() if type(tensor) is torch.Tensor)
+        return sum(
+            tensor.untyped_storage().nbytes() for tensor in gc.get_objects() if type(tensor) is torch.Tensor
+        )
 
     with open_whole(2) as session:
         stream = session.stream()

@@ -175,7 +175,9 @@ def few_descriptors(spare: int) -> Iterator[None]:
     """Let this process open ``spare`` more files and no other."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(descriptor) for descriptor in os.listdir("/proc/self/fd"))
-    descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(highest + 1 - len(os.listdir("/proc/self/fd")))]
+    descriptors = [
+        os.open("/dev/null", os.O_RDONLY) for _ in range(highest + 1 - len(os.listdir("/proc/self/fd")))
+    ]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors, default=highest) + 1 + spare, hard))
     try:
         yield

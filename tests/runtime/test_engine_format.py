@@ -58,7 +58,9 @@ def test_dtypes_roles_and_backends() -> None:
     assert {unquoted(name): int(size) for name, size, _ in rows} == manifest.DTYPE_BYTES
     assert {unquoted(code): unquoted(name) for name, _, code in rows} == DTYPE_NAMES
     assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
-    assert [unquoted(row[0]) for row in only(tables(PAGE, "backend"))] == [backend.name for backend in BACKENDS]
+    assert [unquoted(row[0]) for row in only(tables(PAGE, "backend"))] == [
+        backend.name for backend in BACKENDS
+    ]
     with pytest.raises(
         errors.EnvironmentLacksError, match="'other' is unknown, this runtime has aoti, compile"
     ):

@@ -248,7 +248,10 @@ def test_a_lease_that_is_none_is_refused_before_a_row_is_taken(lease: Any, tmp_p
                 begin()
         gc.collect()
         assert pool.reap() == []
-        others = [pool.open_session(prompt=PROMPTS[0], lease_s=lease_s) for lease_s in (1e9, 60, np.float32(5), None)]
+        others = [
+            pool.open_session(prompt=PROMPTS[0], lease_s=lease_s)
+            for lease_s in (1e9, 60, np.float32(5), None)
+        ]
         assert len({session._row for session in (first, *others)}) == SESSIONS
         with pytest.raises(PoolFullError):
             pool.open_session(prompt=PROMPTS[0])

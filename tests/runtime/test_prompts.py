@@ -87,7 +87,9 @@ def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
                     hits += 1
                 else:
                     misses += 1
-                cached = [*(other for other in cached if other != prompt), prompt][-capacity:] if capacity else []
+                cached = (
+                    [*(other for other in cached if other != prompt), prompt][-capacity:] if capacity else []
+                )
             assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (hits, misses)
             live = session._rows.device()
             for row, prompt in enumerate(prompts):

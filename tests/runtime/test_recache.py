@@ -118,7 +118,12 @@ def test_a_rebuilt_cache_is_that_of_a_fresh_session_fed_with_the_kept_chunks(
                 oracle.set(prompt)
                 continue
             fresh = Naive(5, prompt)
-            for index in sorted({*range(min(len(wanted_chunks), sink)), *range(max(0, len(wanted_chunks) - last), len(wanted_chunks))}):
+            for index in sorted(
+                {
+                    *range(min(len(wanted_chunks), sink)),
+                    *range(max(0, len(wanted_chunks) - last), len(wanted_chunks)),
+                }
+            ):
                 fresh.context(wanted_chunks[index])
             fed = min(fresh.slot_first, toy.CACHE) * toy.TOKENS
             cache = session.cache_sample(1)["kv"]

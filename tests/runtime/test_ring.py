@@ -40,12 +40,16 @@ def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
                 expected = len(frame_of)
             else:
                 oldest = min(held_frame for held_slot, held_frame in frame_of.items() if held_slot >= pinned)
-                expected = next(held_slot for held_slot, held_frame in frame_of.items() if held_frame == oldest)
+                expected = next(
+                    held_slot for held_slot, held_frame in frame_of.items() if held_frame == oldest
+                )
             assert slot == expected == ring.slot(frame)
             assert frame == first + ring.latent_frames(first).index(frame)
             frame_of[slot] = frame
         assert ring.valid_frames(first) == len(frame_of)
-        assert set(frame_of) == set(range(len(frame_of)))  # valid slots are the first ones: a count describes them
+        assert set(frame_of) == set(
+            range(len(frame_of))
+        )  # valid slots are the first ones: a count describes them
         assert len(set(ring.write_slots(first))) == ring.chunk_frames
 
 

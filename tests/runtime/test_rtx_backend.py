@@ -66,7 +66,9 @@ def test_what_was_compiled_is_kept_in_a_private_folder_and_read_by_the_next_proc
     cache_files = [*(tmp_path / "cache/seko/tensorrt-rtx").rglob("*.cache")]
     assert {path.parent.name for path in cache_files} == {f"{VERSION}-sm_89"}
     assert len(cache_files) == len({engine.file for engine in rtx_manifest().engines})
-    assert all(path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0 for path in cache_files)
+    assert all(
+        path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0 for path in cache_files
+    )
     trt.log.caches.clear()
     open_artifact(folder).close()
     assert {cache.known for cache in trt.log.caches} == {b"compiled"}

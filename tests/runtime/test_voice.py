@@ -88,7 +88,9 @@ def test_numbers_are_normalised_as_transformers_does_it(frames: int) -> None:
         plain = windows(frames, 2).of_chunk(voices, 0, first)
         normalised = windows(frames, 2, normalised=True).of_chunk(voices, 0, first)
         for samples, other in zip(plain, normalised, strict=True):
-            wanted = extractor(torch.from_numpy(samples), sampling_rate=16_000, return_tensors="np").input_values
+            wanted = extractor(
+                torch.from_numpy(samples), sampling_rate=16_000, return_tensors="np"
+            ).input_values
             assert np.abs(np.reshape(wanted, samples.shape) - other).max() <= 1e-5
     if frames > 1:  # one mean for all, not one for each
         assert abs(float(normalised[0, 0].mean())) > 1e-3

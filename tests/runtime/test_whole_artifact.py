@@ -60,7 +60,10 @@ def test_verify_compares_the_video_and_tells_another_decoder(
 ) -> None:
     with open_artifact(whole_folder) as artifact:
         errors = artifact.verify()
-        assert [(error.chunk, error.video, error.within) for error in errors] == [(0, 0.0, True), (3, 0.0, True)]
+        assert [(error.chunk, error.video, error.within) for error in errors] == [
+            (0, 0.0, True),
+            (3, 0.0, True),
+        ]
     real = toy_whole.decode_frames
 
     def drifting(*inputs: object, first: bool) -> object:

@@ -292,5 +292,6 @@ def example_inputs(
     engines = (toy_manifest() if manifest is None else manifest).engines
     spec = next(candidate for candidate in engines if candidate.name == engine)
     return tuple(
-        torch.zeros(argument.shape, dtype=getattr(torch, argument.dtype), device=device) for argument in spec.inputs
+        torch.zeros(argument.shape, dtype=getattr(torch, argument.dtype), device=device)
+        for argument in spec.inputs
     )

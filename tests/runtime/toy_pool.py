@@ -44,7 +44,9 @@ class BeginRows(torch.nn.Module):
         conditioning_frames: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        return toy_whole.BeginGiven()(seeds, frames, cell, conditioning_latents.index_select(0, rows), conditioning_frames)
+        return toy_whole.BeginGiven()(
+            seeds, frames, cell, conditioning_latents.index_select(0, rows), conditioning_frames
+        )
 
 
 class StepRows(torch.nn.Module):

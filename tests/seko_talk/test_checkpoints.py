@@ -81,7 +81,12 @@ def test_the_real_layout_has_the_shapes_of_the_description() -> None:
 
 def test_a_folder_tells_its_model(folder: Path) -> None:
     recognised = recognise_checkpoint(folder).recognised
-    assert (recognised.family, recognised.kind, recognised.lacking, recognised.foreign) == ("seko_talk", SekoTalkModel, (), ())
+    assert (recognised.family, recognised.kind, recognised.lacking, recognised.foreign) == (
+        "seko_talk",
+        SekoTalkModel,
+        (),
+        (),
+    )
     assert recognised.model_named(TINY) == MODEL
     resolved = resolve_build(BuildOptions(checkpoint=folder, target="cpu"))
     assert resolved.config.model == MODEL

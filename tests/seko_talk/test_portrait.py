@@ -97,14 +97,18 @@ def test_transformers_files_hold_the_same_encoder(
     state = {name.removeprefix("vision_model."): tensor for name, tensor in model.state_dict().items()}
     folder = tmp_path / "image_encoder"
     folder.mkdir()
-    save_file({prefix + name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    save_file(
+        {prefix + name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
     config = clip_config_of(file)
     assert clip_config_of(folder) == clip_config_of(tmp_path) == config
     ours, theirs = clip_weights(file, config), clip_weights(folder, config)
     for name, parameter in on_meta(lambda: ClipFeatures(config)).named_parameters():
         assert torch.equal(theirs[name].reshape(parameter.shape), ours[name])
     state.pop("encoder.layers.1.self_attn.k_proj.bias")
-    save_file({prefix + name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    save_file(
+        {prefix + name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
     with pytest.raises(WeightKeysError, match=r"1 missing: encoder\.layers\.1\.self_attn\.k_proj\.bias"):
         load_clip(folder, config)
 
@@ -175,7 +179,9 @@ def test_its_weights_are_counted(clip: tuple[Path, Any]) -> None:
     assert config.workload.image == ClipConfig()
     config, _ = seeing(clip[0])
     own = load_clip(clip[0], clip_config_of(clip[0])).items()
-    assert weight_bytes(config, FAMILY.graph(config).pieces)["image"] == sum(tensor.nbytes for _, tensor in own)
+    assert weight_bytes(config, FAMILY.graph(config).pieces)["image"] == sum(
+        tensor.nbytes for _, tensor in own
+    )
 
 
 def test_a_session_sees_the_portrait_that_it_is_given(

@@ -259,7 +259,9 @@ def test_a_folder_of_videos_that_cannot_be_made_is_named(
     folder = tmp_path / "file" / "videos"
     assert main(["toy", "--port", "0", "--snapshots", "none", "--video-folder", str(folder)]) == 3
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message == f"seko-serve: --video-folder {folder} cannot be made: Not a directory; give another folder"
+    assert (
+        message == f"seko-serve: --video-folder {folder} cannot be made: Not a directory; give another folder"
+    )
 
 
 @pytest.fixture

@@ -67,7 +67,12 @@ def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], 
     record = saved.find(session)
     assert record is not None
     content = saved.read(record)
-    return record, content.state["chunk"], [bytes(message) for message in content.messages], b"".join(content.row)
+    return (
+        record,
+        content.state["chunk"],
+        [bytes(message) for message in content.messages],
+        b"".join(content.row),
+    )
 
 
 def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:

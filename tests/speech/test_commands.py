@@ -129,7 +129,11 @@ def test_verify_and_info_say_what_there_is(artifact: Path, capsys: Said) -> None
     assert "48000 samples a second" in capsys.readouterr().out
     assert main(["info", str(artifact), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["workload"], summary["positions"], summary["patch"]["sample_rate"]) == ("speech", 32, 48_000)
+    assert (summary["workload"], summary["positions"], summary["patch"]["sample_rate"]) == (
+        "speech",
+        32,
+        48_000,
+    )
 
 
 def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> None:

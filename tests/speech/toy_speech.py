@@ -234,7 +234,9 @@ def engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Engine]:
             by_name[solver] = Engine(solve, (c.PATCH, c.GUIDANCE), (c.PATCH,), (), rows)
             placed = (c.PATCH, c.ROWS, c.STARTS, c.FIRST, *cached)
             by_name[later] = Engine(advance, placed, (), cached, rows)
-            by_name[last] = Engine(decode, (c.PATCH, c.ROWS, c.VAE_STATES), (c.SAMPLES,), (c.VAE_STATES,), rows)
+            by_name[last] = Engine(
+                decode, (c.PATCH, c.ROWS, c.VAE_STATES), (c.SAMPLES,), (c.VAE_STATES,), rows
+            )
     return by_name
 
 
@@ -383,7 +385,8 @@ def golden_tensors() -> dict[str, np.ndarray]:
         for name, arrays in of_row.items():
             recorded[name].append(arrays)
     tensors = {
-        name: np.stack([np.stack(row) for row in rows], 1).astype(np.float32) for name, rows in recorded.items()
+        name: np.stack([np.stack(row) for row in rows], 1).astype(np.float32)
+        for name, rows in recorded.items()
     }
     sound = np.arange(3 * VOICE.samples, dtype=np.float32) / 16
     latents = np.cumsum(sound.reshape(-1, VOICE.patch_samples // P).sum(1)).astype(np.float32)

@@ -119,7 +119,11 @@ def test_a_plugin_carries_the_launches_that_the_kernel_tests_make(
     form_with_kernels = with_kernels(form, (89, 120))
     shapes = {
         value.name: tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
-        for value in (*form_with_kernels.model.graph.input, *form_with_kernels.model.graph.value_info, *form_with_kernels.model.graph.output)
+        for value in (
+            *form_with_kernels.model.graph.input,
+            *form_with_kernels.model.graph.value_info,
+            *form_with_kernels.model.graph.output,
+        )
     }
     nodes = [node for node in form_with_kernels.model.graph.node if node.op_type == "PtxKernel"]
     assert {node.name for node in nodes} == {*form.plugins}

@@ -90,7 +90,9 @@ def test_the_process_that_replays_has_no_torch_and_no_builder(plans: Path) -> No
 
 def test_two_builds_give_the_same_chunks(plans: Path, tmp_path: Path) -> None:
     again = build(tmp_path / "again", read_manifest(plans)[0].backend)
-    assert [latents.tobytes() for latents in stream(again, 2)[0]] == [latents.tobytes() for latents in stream(plans, 2)[0]]
+    assert [latents.tobytes() for latents in stream(again, 2)[0]] == [
+        latents.tobytes() for latents in stream(plans, 2)[0]
+    ]
 
 
 def test_a_plan_that_was_cut_is_refused_by_name(plans: Path, tmp_path: Path) -> None:

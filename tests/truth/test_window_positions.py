@@ -79,7 +79,9 @@ def test_positions_are_the_order_of_time_wherever_frames_lie(chunk, sink, spare,
             slots[0, slot] = frame
         positions = window_positions(slots, torch.tensor([len(frame_of_slot)]))[0].tolist()
         order = sorted(frame_of_slot.values())
-        assert [positions[slot] for slot in frame_of_slot] == [order.index(frame) for frame in frame_of_slot.values()]
+        assert [positions[slot] for slot in frame_of_slot] == [
+            order.index(frame) for frame in frame_of_slot.values()
+        ]
 
     for count in (before, after):
         for _ in range(count):
