@@ -226,6 +226,11 @@ MISSED: tuple[Said, ...] = (
             ),
         ),
     ),
+    (
+        "the fast tier of the tests; the quick start = 1",
+        "{:.1f}",
+        (("cpu", "test_per_quickstart", "bash scripts/test.sh"),),
+    ),
 )
 MORE_IS_BETTER = {
     "vae_fp8_psnr",

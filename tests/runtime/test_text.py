@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+import ftfy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError, UsageError
-from seko_runtime.video.text import PromptIds, clean_prompt
+from seko_runtime.video.text import _PLAIN, PromptIds, clean_prompt
 
 from . import toy_whole
 from .toy_whole import TABLE, tokenizer_json
@@ -23,6 +24,9 @@ from .toy_whole import TABLE, tokenizer_json
         ("a &amp;amp; b", "a & b"),
         ("&lt;b&gt;", "<b>"),
         ("a\u00a0b\u3000c", "a b c"),
+        ("\u201ca\u201d \u2018b\u2019", "\"a\" 'b'"),
+        ("sch\u00c3\u00b6n", "sch\u00f6n"),
+        ("\u4e00\uff0c\u4e8c", "\u4e00,\u4e8c"),
         ("", ""),
     ],
 )
@@ -34,6 +38,19 @@ def test_cleaning(prompt: str, cleaned: str) -> None:
 def test_a_cleaned_prompt_has_single_spaces_and_no_ends(prompt: str) -> None:
     cleaned = clean_prompt(prompt)
     assert cleaned == " ".join(cleaned.split())
+
+
+@given(st.from_regex(_PLAIN, fullmatch=True))
+def test_ftfy_is_asked_only_where_it_may_change_a_prompt(prompt: str) -> None:
+    assert ftfy.fix_text(prompt).split() == prompt.split()
+
+
+def test_without_ftfy_plain_prompts_are_taken_and_others_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ftfy", None)
+    assert clean_prompt(' it\'s\n80 % "red" ') == 'it\'s 80 % "red"'
+    for prompt in ("a \u201cred\u201d disc", "a &amp; b"):
+        with pytest.raises(EnvironmentLacksError, match="pip install ftfy"):
+            clean_prompt(prompt)
 
 
 def test_ids_are_padded_cut_and_end_in_the_end_mark() -> None:

@@ -11,6 +11,7 @@ from importlib.machinery import all_suffixes  # loaded by `python -m` itself, as
 LIBRARIES = (
     "av",
     "cryptography",
+    "ftfy",
     "numpy",
     "onnxruntime",
     "tensorrt_lean",

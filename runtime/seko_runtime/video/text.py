@@ -1,5 +1,7 @@
-"""Token ids of prompts: cleaning, then the library `tokenizers`, which is imported when the first prompt is
-encoded."""
+"""Token ids of prompts: cleaning, then the library `tokenizers`.
+
+The first prompt that needs `tokenizers`, or `ftfy` for its cleaning, imports the library.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import ArtifactError, UsageError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError, UsageError
 from seko_runtime.format.tokenizer_file import cut_text, open_tokenizer
 from seko_runtime.video.manifest import Text
 
 MAX_PROMPT_LETTERS = 1 << 16
+# Prompts that `ftfy` leaves as they are: ASCII without its control characters, and without the & of HTML.
+_PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
 NO_TEXT_ENCODER = "this artifact has no text encoder; give the embeddings of one as text"
 
 
@@ -119,8 +123,8 @@ def _word_at(text: str, begin: int, end: int) -> str:
 
 
 def clean_prompt(prompt: str) -> str:
-    """Clean a prompt as diffusers' pipeline of Wan does without the library ftfy: HTML is unescaped twice, white space
-    collapsed, and both ends stripped.
+    """Clean a prompt as the pipelines of Wan's authors and of diffusers do: the library `ftfy` straightens curly quotes
+    and repairs wrongly decoded text, HTML is unescaped twice, white space collapsed, and both ends stripped.
 
     No error message quotes a prompt: prompts are private, and error messages end up in logs.
 
@@ -128,6 +132,8 @@ def clean_prompt(prompt: str) -> str:
     ------
     UsageError
         If the prompt is not a string, is too long, or contains a lone surrogate.
+    EnvironmentLacksError
+        If the prompt is not plain ASCII and `ftfy` is not installed.
     """
     if not isinstance(prompt, str):
         raise UsageError(f"a prompt is a text, got {type(prompt).__name__}")
@@ -135,14 +141,24 @@ def clean_prompt(prompt: str) -> str:
         raise UsageError(
             f"the prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken; shorten it"
         )
-    cleaned = re.sub(r"\s+", " ", html.unescape(html.unescape(prompt))).strip()
     try:
-        cleaned.encode("utf-8")
+        prompt.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"letter {error.start + 1} of the cleaned prompt is a lone surrogate, which no text holds"
+            f"letter {error.start + 1} of the prompt is a lone surrogate, which no text holds"
         ) from None
-    return cleaned
+    mended = prompt if _PLAIN.fullmatch(prompt) else _mended(prompt)
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(mended))).strip()
+
+
+def _mended(prompt: str) -> str:
+    try:
+        import ftfy
+    except ImportError:
+        raise EnvironmentLacksError(
+            "a prompt that is not plain ASCII needs the library ftfy, which is not installed; pip install ftfy"
+        ) from None
+    return ftfy.fix_text(prompt)
 
 
 def prompt_key(cleaned: str, digest: str) -> str:
