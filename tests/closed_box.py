@@ -66,8 +66,8 @@ def enter(spec: dict) -> None:
             Path(root + folder).touch()
         mount(folder, root + folder, flags=_BIND)
         had = os.statvfs(folder).f_flag
-        kept = sum(mounts for stat, mounts in _KEPT.items() if had & stat)
-        mount("none", root + folder, flags=_REMOUNT | _BIND | _RDONLY | kept)
+        flags_set = sum(mounts for stat, mounts in _KEPT.items() if had & stat)
+        mount("none", root + folder, flags=_REMOUNT | _BIND | _RDONLY | flags_set)
     for device in DEVICES:
         os.makedirs(os.path.dirname(root + device), exist_ok=True)
         Path(root + device).touch()

@@ -118,11 +118,11 @@ def _groups(items: Sequence[pytest.Item]) -> Iterator[tuple[str, str]]:
 
 
 def _fixtures(item: pytest.Item) -> dict[str, tuple[str, object]]:
-    found = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     params = item.callspec.params if hasattr(item, "callspec") else {}
     ours = {
         name: defs[-1]
-        for name, defs in found.items()
+        for name, defs in definitions.items()
         if Path(inspect.getfile(defs[-1].func)).is_relative_to(item.config.rootpath)
     }
     return {name: (each.scope, params.get(name)) for name, each in ours.items()}

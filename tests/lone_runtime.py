@@ -80,10 +80,10 @@ def link_distribution(name: str, folder: Path) -> None:
 def _files_of(distribution: str, seen: set[str]) -> set[Path]:
     """Return the top-level entries in site-packages of a distribution and of all that it requires."""
     seen.add(distribution)
-    found = metadata.distribution(distribution)
-    names = {Path(str(file)).parts[0] for file in found.files or ()} - {"..", "__pycache__"}
-    entries = {Path(str(found.locate_file(name))) for name in names}
-    for requirement in found.requires or ():
+    installed = metadata.distribution(distribution)
+    names = {Path(str(file)).parts[0] for file in installed.files or ()} - {"..", "__pycache__"}
+    entries = {Path(str(installed.locate_file(name))) for name in names}
+    for requirement in installed.requires or ():
         name = re.match(r"[\w.-]+", requirement)
         if name and name[0] not in seen | {"triton"} and _is_needed(requirement):
             entries |= _files_of(name[0], seen)

@@ -50,13 +50,13 @@ INSTALL = re.compile(
 @cache
 def texts() -> tuple[tuple[str, str], ...]:
     """Where and what: every string of the distributions' code, joined as a reader sees it, and every page."""
-    found = []
+    places_and_texts = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             place = str(path.relative_to(ROOT))
-            found += [(place, text) for text in strings_of(path)]
-    found += [(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")) for page in PAGES]
-    return tuple(found)
+            places_and_texts += [(place, text) for text in strings_of(path)]
+    places_and_texts += [(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")) for page in PAGES]
+    return tuple(places_and_texts)
 
 
 def strings_of(path: Path) -> Iterator[str]:
@@ -94,10 +94,10 @@ def of_scripts() -> set[str]:
         for path in (ROOT / folder).rglob("*.py")
     ]
     declared = re.compile(r"(?:add_argument|option|addoption)\(\s*\"(--[a-z][a-z0-9-]*)")
-    found = {one for path in places for one in declared.findall(path.read_text(encoding="utf-8"))}
+    named = {option for path in places for option in declared.findall(path.read_text(encoding="utf-8"))}
     for path in (ROOT / "scripts").glob("*.sh"):  # what an argument is compared with
-        found |= set(re.findall(r" = (--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
-    return found
+        named |= set(re.findall(r" = (--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
+    return named
 
 
 def of_simulation() -> set[str]:
@@ -115,7 +115,7 @@ def test_every_command_in_backticks_exists_with_its_options() -> None:
     """And every one at the beginning of a line of code."""
     wrong, seen = [], set()
     for place, text in texts():
-        spoken = [" ".join(one.split()) for one in SPOKEN.findall(text)]
+        spoken = [" ".join(command.split()) for command in SPOKEN.findall(text)]
         if place.endswith(".md"):
             spoken += re.findall(r"^ {4}((?:seko-run|seko-export) [^|>&#\n]*)", text, re.MULTILINE)
         for command in spoken:
@@ -130,15 +130,20 @@ def test_every_command_in_backticks_exists_with_its_options() -> None:
                 known = options()[program].get(name, set())
                 if name not in options()[program]:
                     wrong.append(f"{place}: `{command}`: there is no command {name}")
-            wrong += [f"{place}: `{command}`: no option {one}" for one in sorted(named - known)]
+            wrong += [f"{place}: `{command}`: no option {option}" for option in sorted(named - known)]
     assert wrong == []
     assert {("seko-run", "unpack"), ("seko-export", "sign"), ("seko-export", "pack")} <= seen
 
 
 def test_every_option_that_is_named_exists() -> None:
-    known = {one for commands in options().values() for each in commands.values() for one in each}
+    known = {option for commands in options().values() for each in commands.values() for option in each}
     known |= of_scripts() | FOREIGN | of_torchrun() | of_simulation() | {"--version"}
-    wrong = {f"{place}: {one}" for place, text in texts() for one in OPTION.findall(text) if one not in known}
+    wrong = {
+        f"{place}: {option}"
+        for place, text in texts()
+        for option in OPTION.findall(text)
+        if option not in known
+    }
     assert sorted(wrong) == []
 
 
@@ -161,7 +166,7 @@ def installable(word: str) -> bool:
     name, _, extras = word.partition("[")
     if name in DISTRIBUTIONS:
         project = tomllib.loads((ROOT / DISTRIBUTIONS[name] / "pyproject.toml").read_text())["project"]
-        asked = {one for one in extras.rstrip("]").split(",") if one}
+        asked = {extra for extra in extras.rstrip("]").split(",") if extra}
         return asked <= {*project.get("optional-dependencies", {}), "{}"}
     return re.split(r"[=<>]", name)[0] in published()
 
@@ -173,7 +178,10 @@ def published() -> set[str]:
     for folder in DISTRIBUTIONS.values():
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
         extras = project.get("optional-dependencies", {}).values()
-        for needed in [*project.get("dependencies", []), *(one for extra in extras for one in extra)]:
+        for needed in [
+            *project.get("dependencies", []),
+            *(requirement for extra in extras for requirement in extra),
+        ]:
             names.add(re.split(r"[=<>\[ ]", needed)[0])
     return {name for name in names if not name.startswith("seko")}
 
@@ -189,12 +197,12 @@ def test_a_package_of_ours_is_not_installable_by_name() -> None:
 
 def lines_of_code() -> list[str]:
     """Command lines of the pages that have no placeholder but for what a reader chooses."""
-    found = []
+    commands = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for line in re.findall(r"^(?: {4})?((?:seko-run|seko-export) [a-z]+ [^\n]*)$", text, re.MULTILINE):
-            found.append(re.split(r" (?:[|>#]|&&) ", line)[0])
-    return list(dict.fromkeys(found))
+            commands.append(re.split(r" (?:[|>#]|&&) ", line)[0])
+    return list(dict.fromkeys(commands))
 
 
 @pytest.mark.parametrize("line", lines_of_code())

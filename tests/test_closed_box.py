@@ -25,9 +25,9 @@ def refusal(act):
         return errno.errorcode[fault.errno]
 
 def connect():
-    with socket.socket() as one:
-        one.settimeout(5)
-        one.connect(("192.0.2.1", 80))
+    with socket.socket() as connection:
+        connection.settimeout(5)
+        connection.connect(("192.0.2.1", 80))
 
 artifact, archive = Path(sys.argv[1]), Path(sys.argv[2])
 report = {
@@ -78,12 +78,12 @@ def with_python(lone_python: Path) -> list[Path]:
 
 
 def test_an_artifact_replays_in_a_closed_box(box, with_python, lone_python, fp4, tmp_path):
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copytree(fp4.folder, given / "artifact")
-    pack_artifact(fp4.folder, given / "artifact.tar")
-    command = [str(lone_python), "-I", "-c", PROBE, str(given / "artifact"), str(given / "artifact.tar")]
-    done = closed_box.run(box, command, [*with_python, given], {"OMP_NUM_THREADS": "1"})
+    shared = tmp_path / "given"
+    shared.mkdir()
+    shutil.copytree(fp4.folder, shared / "artifact")
+    pack_artifact(fp4.folder, shared / "artifact.tar")
+    command = [str(lone_python), "-I", "-c", PROBE, str(shared / "artifact"), str(shared / "artifact.tar")]
+    done = closed_box.run(box, command, [*with_python, shared], {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["uid"] == closed_box.USER
@@ -95,7 +95,7 @@ def test_an_artifact_replays_in_a_closed_box(box, with_python, lone_python, fp4,
     assert (report["compilers"], report["home"]) == ([], False)
     assert (report["unpack"], report["verify"], report["run"]) == (0, 0, 0), done.stderr
     assert not {"triton", "click", "seko_export", "seko_kernels"} & set(report["modules"])
-    mounts = {folder.parts[2] for folder in [*with_python, given] if folder.parts[1] == "tmp"}
+    mounts = {folder.parts[2] for folder in [*with_python, shared] if folder.parts[1] == "tmp"}
     written = set(report["written"]) - mounts
     engines = {name for name in written if name.startswith("aotinductor_")}  # torch's, until the process ends
     assert written - engines == {"out.y4m", "unpacked"}
@@ -108,7 +108,7 @@ def test_the_box_holds_what_it_is_given_and_no_more(box):
     done = closed_box.run(box, [sys.executable, "-c", script], folders, {})
     assert done.returncode == 0, done.stderr
     root, devices, temporary = json.loads(done.stdout)
-    given = {folder.parts[1] for folder in folders if folder.exists()}
-    assert set(root) == given | {"tmp", "proc", "old", "dev"}
+    mounted = {folder.parts[1] for folder in folders if folder.exists()}
+    assert set(root) == mounted | {"tmp", "proc", "old", "dev"}
     assert set(devices) == {"null", "urandom"}
     assert temporary == sorted({folder.parts[2] for folder in folders if folder.parts[1] == "tmp"})

@@ -35,7 +35,7 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 def faults(path: Path) -> list[str]:
     """Everything that a reader of the file can object to."""
-    found: list[str] = []
+    objections: list[str] = []
     steps = instructions(path)
     images = [rest for name, rest in steps if name == "FROM"]
     stages = [image.split(" AS ")[1] for image in images if " AS " in image]
@@ -48,28 +48,28 @@ def faults(path: Path) -> list[str]:
     python = SpecifierSet(
         tomllib.loads((ROOT / "runtime/pyproject.toml").read_text())["project"]["requires-python"]
     )
-    found += ["one stage only"] * (len(images) < 2)
+    objections += ["one stage only"] * (len(images) < 2)
     for image in images:
         version = re.match(r"python:(\d+\.\d+\.\d+)-slim-\w+(?: AS \w+)?$", image)
         if version is None or version[1] not in python:
-            found.append(f"image {image} is not pinned, or no Python of ours")
+            objections.append(f"image {image} is not pinned, or no Python of ours")
     arguments = dict(rest.split("=") for name, rest in steps if name == "ARG")
     for name, rest in steps:
         if name in ("COPY", "ADD"):
-            sources = [one for one in rest.split()[:-1] if not one.startswith("--")]
+            sources = [source for source in rest.split()[:-1] if not source.startswith("--")]
             stage = re.search(r"--from=(\S+)", rest)
-            found += [f"{name} of an unknown stage"] * (stage is not None and stage[1] not in stages)
+            objections += [f"{name} of an unknown stage"] * (stage is not None and stage[1] not in stages)
             missing = [source for source in sources if stage is None and not (ROOT / source).exists()]
-            found += [f"{one} is not there" for one in missing]
+            objections += [f"{source} is not there" for source in missing]
         if name == "RUN":
-            found += _install_faults(rest, arguments, pinned)
+            objections += _install_faults(rest, arguments, pinned)
     last = max(number for number, (name, _) in enumerate(steps) if name == "FROM")
     users = [rest for name, rest in steps[last:] if name == "USER"]
     if not users or users[-1].split(":")[0] in ("0", "root"):
-        found.append("runs as root")
+        objections.append("runs as root")
     for name, rest in steps[last:]:
         if name == "RUN":
-            found.append("the last stage installs something")
+            objections.append("the last stage installs something")
         if name in ("HEALTHCHECK", "CMD"):
             command = json.loads(rest[rest.index("[") :])
             begin = command.index("seko_runtime") + 1 if "seko_runtime" in command else 0
@@ -77,12 +77,12 @@ def faults(path: Path) -> list[str]:
                 command[begin:], dict.fromkeys(SUMMARIES, print)
             )  # UsageError on what is no command of ours
     health = [rest for name, rest in steps[last:] if name == "HEALTHCHECK"]
-    found += ["no health check that verifies"] * (len(health) != 1 or '"verify"' not in health[0])
-    return found
+    objections += ["no health check that verifies"] * (len(health) != 1 or '"verify"' not in health[0])
+    return objections
 
 
 def _install_faults(run: str, arguments: dict[str, str], pinned: dict[str, SpecifierSet]) -> list[str]:
-    found = []
+    objections = []
     for install in re.findall(r"pip install ([^&]*)", run):
         words = install.replace('"', "").split()
         skipped = {words[i + 1] for i, word in enumerate(words) if word == "--index-url"}
@@ -91,10 +91,10 @@ def _install_faults(run: str, arguments: dict[str, str], pinned: dict[str, Speci
                 continue
             name, _, version = re.sub(r"\$\{(\w+)\}", lambda m: arguments[m[1]], word).partition("==")
             if not version:
-                found.append(f"{word} is not pinned")
+                objections.append(f"{word} is not pinned")
             elif name not in pinned or version not in pinned[name]:
-                found.append(f"{name} {version} is not what scripts/constraints.txt says")
-    return found
+                objections.append(f"{name} {version} is not what scripts/constraints.txt says")
+    return objections
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda one: one.name)
@@ -127,11 +127,11 @@ def test_what_a_reader_would_object_to(tmp_path, was, becomes, objection):
     assert was in text
     (tmp_path / "Dockerfile").write_text(text.replace(was, becomes))
     try:
-        found = faults(tmp_path / "Dockerfile")
+        objections = faults(tmp_path / "Dockerfile")
     except ValueError:  # a health check that was cut leaves its second line behind
         assert objection == "no health check"
         return
-    assert any(objection in one for one in found), found
+    assert any(objection in text for text in objections), objections
 
 
 @pytest.fixture
@@ -164,9 +164,9 @@ def test_a_hidden_package_cannot_be_imported_and_comes_back(sizes, tmp_path):
 
 
 def test_the_sizes_are_those_of_the_files(sizes):
-    found = sizes.installed()
-    assert {"torch", "numpy"} <= set(found)
-    files = sizes.files_of(found["numpy"])
+    installed = sizes.installed()
+    assert {"torch", "numpy"} <= set(installed)
+    files = sizes.files_of(installed["numpy"])
     assert sum(path.stat().st_size for path in files) > 1_000_000
     assert all(path.is_file() for path in files)
 

@@ -72,5 +72,5 @@ def test_built(artifact, number):
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    return kept | {"SEKO_GPUS": "2"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return environment | {"SEKO_GPUS": "2"}

@@ -84,9 +84,9 @@ def test_what_opening_imports_is_the_runtime_numpy_and_light_parts_of_the_librar
 def test_the_wheel_requires_numpy_alone(wheel):
     """Everything else is an extra: of a backend, or of something that a box may want."""
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
-        told = email.message_from_bytes(archive.read(name))
-    required = [line for line in told.get_all("Requires-Dist") if "extra ==" not in line]
+        (name,) = [member for member in archive.namelist() if member.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert required == ["numpy>=1.26"]
 
 

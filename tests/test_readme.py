@@ -127,7 +127,7 @@ def test_modules_that_pages_name_exist() -> None:
         for module in re.findall(r"(?<![\w*])[a-z]\w*\.py\b", page.read_text(encoding="utf-8"))
     }
     assert named
-    assert {one for one in named if one[1] not in modules and "NAME" not in one[1]} == {
+    assert {name for name in named if name[1] not in modules and "NAME" not in name[1]} == {
         ("deploy.md", "numpy.py")
     }  # a planted one
 
@@ -149,8 +149,8 @@ def test_the_options_of_build_are_the_generated_table() -> None:
 def test_every_command_and_option_of_seko_export_is_named() -> None:
     missing = [name for name in export_command.commands if f"`seko-export {name}" not in COMMANDS]
     for command in export_command.commands.values():
-        spelled = [one for param in command.params for one in (*param.opts, *param.secondary_opts)]
-        missing += [one for one in spelled if one.startswith("-") and not named(one)]
+        spelled = [option for param in command.params for option in (*param.opts, *param.secondary_opts)]
+        missing += [option for option in spelled if option.startswith("-") and not named(option)]
     assert missing == []
 
 
@@ -161,7 +161,7 @@ def test_every_option_of_seko_run_is_named(command: str, capsys: pytest.CaptureF
     spelled = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", capsys.readouterr().out))
     assert "--json" in spelled
     assert f"`seko-run {command}" in COMMANDS
-    assert sorted(one for one in spelled if not named(one)) == []
+    assert sorted(option for option in spelled if not named(option)) == []
 
 
 def named(option: str) -> bool:

@@ -37,7 +37,7 @@ LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for l
 SMALL = ModelConfig(
     name="small", layers=2, dim=256, heads=2, ffn_dim=256, text_dim=TEXT.dim, text_tokens=12, freq_dim=32
 )
-S1, S5 = (f"{one}, 480x832, chunk 3, ring 21" for one in ("S1: self-forcing-1.3b", "S5: wan-14b"))
+S1, S5 = (f"{model}, 480x832, chunk 3, ring 21" for model in ("S1: self-forcing-1.3b", "S5: wan-14b"))
 # And what is published in each else, as for every file without a config.json.
 VAE_2_1 = WanVaeConfig(base_dim=4)
 VAE_2_2 = replace(VAE_PRESETS["wan-2.2"], base_dim=4, decoder_base_dim=8)
@@ -68,16 +68,17 @@ def expected_lines() -> str:
     }
     lines = []
     for preset, options, source in BUILDS:
-        told = predict(PlanRequest(BuildOptions(preset=preset, **options), "h200"))
+        prediction = predict(PlanRequest(BuildOptions(preset=preset, **options), "h200"))
         weights = " + ".join(
-            f"{told['weight_bytes'][part] / 1e9:.2f}" for part in ("transformer", "text", "vae")
+            f"{prediction['weight_bytes'][part] / 1e9:.2f}" for part in ("transformer", "text", "vae")
         )
         asked = " ".join(f"`--{name.replace('_', '-')}`" for name in options) or "(none)"
         row = rows[source] if source else None
         step = "not measured" if row is None else f"{row['engine_step_ms']:.1f} ms ({row['date']})"
         lines.append(
-            f"| `{preset}` | {asked} | {weights} | {told['session_bytes']['kv'] / 1e9:.2f} | "
-            f"{told['peak_bytes'] / 1e9:.1f} | {step} | {told['chunk_s']:.2f} s, {told['real_time_factor']:.2f} x |"
+            f"| `{preset}` | {asked} | {weights} | {prediction['session_bytes']['kv'] / 1e9:.2f} | "
+            f"{prediction['peak_bytes'] / 1e9:.1f} | {step} | {prediction['chunk_s']:.2f} s, "
+            f"{prediction['real_time_factor']:.2f} x |"
         )
     head = (
         "| preset | options | weights, GB: transformer + text + VAE | KV cache, GB | device, GB | a pass, measured | "
@@ -203,5 +204,7 @@ def test_every_line_is_a_command_with_options_that_exist(capsys: pytest.CaptureF
         with pytest.raises(SystemExit):
             run_command([command, "--help"])
         known = capsys.readouterr().out
-        for one in arguments:
-            assert not one.startswith("-") or re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", known), line
+        for argument in arguments:
+            assert not argument.startswith("-") or re.search(
+                rf"(?<![\w-]){re.escape(argument)}(?![\w-])", known
+            ), line

@@ -46,12 +46,12 @@ def private_names(home: Path) -> set[str]:
 
 def foreign_uses(home: Path, private: set[str]) -> list[str]:
     """Return where a distribution reads a private name that only another one defines, on something not its own."""
-    found = []
+    uses = []
     for path in home.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr in private and not _is_own(node.value):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
-    return found
+                uses.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    return uses
 
 
 def _is_own(value: ast.expr) -> bool:
@@ -91,9 +91,9 @@ def found_in(
 
 def names_a_backend(node: ast.AST) -> bool:
     """Whether code compares with a backend's name, or lists several of them: what a capability would say."""
-    names = {one.name for one in seko_runtime.backends.BACKENDS} | {"eager"}
+    names = {backend.name for backend in seko_runtime.backends.BACKENDS} | {"eager"}
     if isinstance(node, ast.Compare | ast.MatchValue):
-        return any(isinstance(one, ast.Constant) and one.value in names for one in ast.walk(node))
+        return any(isinstance(child, ast.Constant) and child.value in names for child in ast.walk(node))
     if isinstance(node, ast.Tuple | ast.Set | ast.List):
         return sum(isinstance(elt, ast.Constant) and elt.value in names for elt in node.elts) > 1
     if isinstance(node, ast.Dict):
@@ -122,7 +122,7 @@ ENGINE_NAME = re.compile(r"\b(engine|piece|engine_name|piece_name|(spec|key|engi
 
 
 def test_both_sides_have_the_same_backends() -> None:
-    assert tuple(one.name for one in seko_runtime.backends.BACKENDS) == seko_export.backends.BACKENDS
+    assert tuple(backend.name for backend in seko_runtime.backends.BACKENDS) == seko_export.backends.BACKENDS
 
 
 def test_nothing_outside_their_rooms_compares_with_the_name_of_a_backend() -> None:
@@ -134,14 +134,14 @@ def compares_a_kernels_choice(node: ast.AST) -> bool:
     return (
         isinstance(node, ast.Compare)
         and re.search(r"\b(kv(_scheme)?|attention)$", ast.unparse(node.left)) is not None
-        and any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in ast.walk(node))
+        and any(isinstance(child, ast.Constant) and isinstance(child.value, str) for child in ast.walk(node))
     )
 
 
 def test_schemes_and_attentions_are_compared_where_builds_are_asked_for_alone(tmp_path: Path) -> None:
     """Options, and the estimate of what else could be asked."""
-    found = found_in([*HOMES.values()], compares_a_kernels_choice)
-    assert {where.partition("/")[0] for where in found} == {"options", "video"}
+    places = found_in([*HOMES.values()], compares_a_kernels_choice)
+    assert {where.partition("/")[0] for where in places} == {"options", "video"}
     for planted in ("config.kv_scheme == 'fp4'", "config.attention != 'fp8'"):
         (tmp_path / "planted.py").write_text(f"{planted}\n", encoding="utf-8")
         assert found_in([tmp_path], compares_a_kernels_choice) == [f"planted.py:1: {planted}"]
@@ -169,8 +169,8 @@ def test_the_search_finds_what_is_planted(
     (tmp_path / "backends").mkdir()
     for name in ("planted.py", "backends/planted.py"):
         (tmp_path / name).write_text(f"{line}\n", encoding="utf-8")
-    found = found_in([tmp_path], wanted, but="backends")
-    assert {where.partition(":")[0] for where in found} == {"planted.py"}
+    places = found_in([tmp_path], wanted, but="backends")
+    assert {where.partition(":")[0] for where in places} == {"planted.py"}
 
 
 # Rooms of the exporter that serve every workload, and what they may not speak of.
@@ -210,4 +210,4 @@ def test_rooms_for_every_workload_have_no_words_of_video() -> None:
 def test_a_word_of_video_is_found(tmp_path: Path, line: str) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text(f"string = coloring\n{line}\n", encoding="utf-8")
-    assert [found.split(":")[1] for found in words_of_video(planted)] == ["2"]
+    assert [place.split(":")[1] for place in words_of_video(planted)] == ["2"]

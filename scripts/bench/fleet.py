@@ -91,20 +91,20 @@ def soak(rows: Path, kills: int) -> None:
     from tests.serve import fleet_soak
 
     with redis() as (url, store):
-        told = fleet_soak.run(lambda: fleet_soak.soak(url, store, kills), 3600.0)
+        summary = fleet_soak.run(lambda: fleet_soak.soak(url, store, kills), 3600.0)
     shape = f"{kills} kills of three boxes, a snapshot every {fleet_soak.EVERY} chunks"
-    more = {name: value for name, value in told.items() if not isinstance(value, list)}
+    more = {name: value for name, value in summary.items() if not isinstance(value, list)}
     for percent in ("p50", "p99"):
         append_row(
-            rows, "fleet_resume_s", f"{shape}, {percent}", told[f"resume_s_{percent}"], "s to the next frame", None,
+            rows, "fleet_resume_s", f"{shape}, {percent}", summary[f"resume_s_{percent}"], "s to the next frame", None,
             **more,
         )  # fmt: skip
     append_row(
-        rows, "fleet_lost_chunks", shape, told["lost_chunks"], "chunks that came again, the most", fleet_soak.EVERY,
+        rows, "fleet_lost_chunks", shape, summary["lost_chunks"], "chunks that came again, the most", fleet_soak.EVERY,
         **more,
     )  # fmt: skip
     append_row(
-        rows, "fleet_double", shape, told["double"], "chunks sent when a later owner had sent", 0, **more
+        rows, "fleet_double", shape, summary["double"], "chunks sent when a later owner had sent", 0, **more
     )
 
 
@@ -123,11 +123,11 @@ def admit(rows: Path, per_second: float, seconds: float) -> None:
                 over = False
                 watching = asyncio.create_task(viewer.watch(lambda: over))
                 arguments = (fleet.url, per_second, round(per_second * seconds))
-                told = await asyncio.to_thread(python, "-c", ASKING, *arguments)
+                answer = await asyncio.to_thread(python, "-c", ASKING, *arguments)
                 over = True
                 await watching
                 await viewer.client.close()
-                return json.loads(told), len({media.chunk for media in viewer.media})
+                return json.loads(answer), len({media.chunk for media in viewer.media})
 
     with redis() as (url, store):
         answers, chunks = asyncio.run(measured(url, store))
@@ -218,10 +218,10 @@ async def has_boxes(directory: str, count: int) -> bool:
 
 def load(url: str, *options: object) -> dict[str, Any]:
     """Put viewers on a server, in a process of their own; return what they noted."""
-    told: dict[str, Any] = json.loads(python("-m", "seko_serve", "load", url, "--json", *options))
-    if not told["served"] or told["lost"]:
-        raise RuntimeError(f"viewers were lost: {told}")
-    return told
+    summary: dict[str, Any] = json.loads(python("-m", "seko_serve", "load", url, "--json", *options))
+    if not summary["served"] or summary["lost"]:
+        raise RuntimeError(f"viewers were lost: {summary}")
+    return summary
 
 
 def overhead(artifact: Path, rows: Path, chunks: int, repeats: int) -> None:
@@ -238,8 +238,8 @@ def overhead(artifact: Path, rows: Path, chunks: int, repeats: int) -> None:
                     seconds = chunks * video.chunk_frames / stream.fps
                     options = ("--sessions", 1, "--arrivals", 0, "--fps", stream.fps, "--at-once")
                     prompt = PROMPT if manifest.workload.text else ""
-                    told = load(served.url, *options, "--seconds", seconds, "--prompt", prompt)
-                    times[in_fleet].append(told["rtf"] * video.chunk_frames / stream.fps)
+                    summary = load(served.url, *options, "--seconds", seconds, "--prompt", prompt)
+                    times[in_fleet].append(summary["rtf"] * video.chunk_frames / stream.fps)
                     shape = f"{manifest.name}, {stream.height}x{stream.width}, chunk {stream.chunk_frames}, one viewer"
     alone_s, fleet_s = (statistics.median(times[in_fleet]) for in_fleet in (False, True))
     append_row(

@@ -165,8 +165,8 @@ def beside(rows: Path, viewers: int, arrivals: float, seconds: float, buffer: in
     measured = metrics_fields(
         [_text_difference(text, earlier) for text, earlier in zip(after, before, strict=True)]
     )
-    given = {"fps": fps, "chunk_frames": video.chunk_frames, "first_frames": video.first_frames}
-    times = BoxTimes(**{**measured, **given, "connect_s": (connect_s,), "ack_s": (ack_s,)})
+    of_stream = {"fps": fps, "chunk_frames": video.chunk_frames, "first_frames": video.first_frames}
+    times = BoxTimes(**{**measured, **of_stream, "connect_s": (connect_s,), "ack_s": (ack_s,)})
     assert times.variant_starts == variant_starts(manifest)
     scenario = Scenario(
         boxes=NODES, sessions=viewers, arrivals=arrivals, seconds=seconds, lengths="fixed", buffer=buffer
@@ -183,11 +183,11 @@ def beside(rows: Path, viewers: int, arrivals: float, seconds: float, buffer: in
         "connect": times.connect_s,
         "ack": times.ack_s,
     }
-    kept = ("cpr", "ttfc_ms_p50", "ttfc_ms_p99", "served", "refused", "late")
+    columns = ("cpr", "ttfc_ms_p50", "ttfc_ms_p99", "served", "refused", "late")
     run_cpr, simulated_cpr = [run["cpr"] for run in ran], _each(drawn, "cpr")
     apart = _spread([run - mean for run, mean in zip(run_cpr, _by_run(simulated_cpr), strict=True)])
     more = {
-        "run": [{name: run[name] for name in kept} for run in ran],
+        "run": [{name: run[name] for name in columns} for run in ran],
         "simulated_cpr": _by_run(simulated_cpr),
         "simulated_cpr_deviation": statistics.stdev(simulated_cpr[:DRAWS]),  # of a draw, for equal viewers
         "simulated": {name: value for name, value in asdict(drawn[0]).items() if "rps" not in name},

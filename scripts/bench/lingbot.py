@@ -103,12 +103,12 @@ def chunk(bench: Bench) -> None:
     for config in configs:
         with bench.opened(config) as session:
             times = steady(session, config, bench.options.chunks)
-            kept = sum(
+            camera_bytes = sum(
                 buffer.nbytes for buffer in session.manifest.buffers if buffer.name.startswith("chunk.camera")
             )
             bench.chunk_ms[config.model.camera] = times["median"]
             bench.row("lingbot_v2_chunk_ms", config, times["median"], "ms a chunk, 4 passes and context", **times,
-                      camera_bytes=kept, kv_bytes=session.manifest.workload.kv.pool_bytes,
+                      camera_bytes=camera_bytes, kv_bytes=session.manifest.workload.kv.pool_bytes,
                       peak_bytes=peak_bytes())  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def fits(bench: Bench) -> None:
                   weight_bytes=sum(weight.nbytes for weight in session.manifest.weights))  # fmt: skip
 
 
-PARTS = {one.__name__: one for one in (chunk, compiled, share, key, fits)}
+PARTS = {part.__name__: part for part in (chunk, compiled, share, key, fits)}
 
 
 @dataclass

@@ -321,7 +321,7 @@ def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str) -> None:
     )  # fmt: skip
 
 
-PARTS = {one.__name__: one for one in (step, audio, launches, fits, hybrid)}
+PARTS = {part.__name__: part for part in (step, audio, launches, fits, hybrid)}
 
 
 def main() -> int:

@@ -120,10 +120,10 @@ class Served:
         """Put viewers on the server, in a process of their own; return what they noted."""
         prompt = self.opening.get("prompt", "")
         command = ["load", self.url, "--json", "--arrivals", 0, "--prompt", prompt, *options]
-        told: dict[str, Any] = json.loads(python("-m", "seko_serve", *command))
-        if not told["served"] or told["lost"]:
-            raise RuntimeError(f"viewers were lost: {told}")
-        return told
+        summary: dict[str, Any] = json.loads(python("-m", "seko_serve", *command))
+        if not summary["served"] or summary["lost"]:
+            raise RuntimeError(f"viewers were lost: {summary}")
+        return summary
 
 
 def python(*arguments: object) -> str:
@@ -150,12 +150,12 @@ def chunk_seconds_alone(sessions: int, chunks: int, pool: Pool) -> float:
         reading: list[Any] = []
         for _ in range(fill + chunks):
             began = time.perf_counter()
-            made = 0
+            chunks_served = 0
             for session in opened:
                 session.request_chunk(0.0)
-            while made < sessions:
+            while chunks_served < sessions:
                 served = pool.serve_next()
-                made += len(served)
+                chunks_served += len(served)
                 for read in reading[: len(served)]:
                     read.result()
                 reading = reading[len(served) :] + [readers.submit(chunk.video) for _, chunk in served]
@@ -175,8 +175,10 @@ def overhead(
     frames, fps = served.chunk_frames, served.device.manifest.workload.stream.fps
     alone_s = served.alone(partial(chunk_seconds_alone, sessions, 12))
     chunks = max(30, round(seconds / alone_s))
-    told = served.load("--sessions", sessions, "--seconds", chunks * frames / fps, "--fps", fps, "--at-once")
-    through_s = told["rtf"] * frames / fps
+    report = served.load(
+        "--sessions", sessions, "--seconds", chunks * frames / fps, "--fps", fps, "--at-once"
+    )
+    through_s = report["rtf"] * frames / fps
     append_row(
         rows, "serve_overhead", f"{shape}, {sessions} at a time", alone_s / through_s,
         "of the runtime's own chunks a second", None, alone_ms=1e3 * alone_s, served_ms=1e3 * through_s, chunks=chunks,
@@ -187,8 +189,8 @@ def overhead(
 def ttfc(served: Served, shape: str, rows: Path, viewers: int = 20, most_chunks: float | None = None) -> None:
     """Append ``serve_ttfc_ms``: its p99, nearest rank, which must not exceed so many chunks' times."""
     alone_s = served.alone(partial(chunk_seconds_alone, 1, 6))
-    told = python("-c", ONE_AFTER_ANOTHER, served.url, viewers, json.dumps(served.opening))
-    times: Sequence[float] = json.loads(told)
+    printed = python("-c", ONE_AFTER_ANOTHER, served.url, viewers, json.dumps(served.opening))
+    times: Sequence[float] = json.loads(printed)
     p99 = percentile(times, 99)
     assert p99 is not None  # there are times
     append_row(
@@ -210,26 +212,26 @@ def misses(
 ) -> None:
     """Append the chunks that came late, of at least so many of all viewers together; at most ``most`` may."""
     seconds = -(-chunks // sessions) * served.chunk_frames / fps
-    told = served.load("--sessions", sessions, "--seconds", seconds, "--fps", fps)
-    kept = ("chunks", "served", "refused", "cpr", "worst_ms", "underruns", "stall_s", "rtf")
+    report = served.load("--sessions", sessions, "--seconds", seconds, "--fps", fps)
+    columns = ("chunks", "served", "refused", "cpr", "worst_ms", "underruns", "stall_s", "rtf")
     append_row(
-        rows, figure, f"{shape}, {told['served']} viewers at {fps:g} fps", told["late"], "chunks late", most,
-        **{name: told[name] for name in kept},
+        rows, figure, f"{shape}, {report['served']} viewers at {fps:g} fps", report["late"], "chunks late", most,
+        **{name: report[name] for name in columns},
     )  # fmt: skip
 
 
 def realtime(served: Served, shape: str, rows: Path, seconds: float = 20.0) -> None:
     """Append ``serve_sessions_realtime``: viewers are added until one has a chunk late or is not let in."""
-    fps, best, told = served.device.manifest.workload.stream.fps, 0, {}
+    fps, best, report = served.device.manifest.workload.stream.fps, 0, {}
     while best < served.device.capacity:
-        told = served.load("--sessions", best + 1, "--seconds", seconds, "--fps", fps)
-        if told["late"] or told["served"] <= best:
+        report = served.load("--sessions", best + 1, "--seconds", seconds, "--fps", fps)
+        if report["late"] or report["served"] <= best:
             break
         best += 1
     append_row(
         rows, "serve_sessions_realtime", f"{shape}, {fps} fps", best, "viewers without a late chunk, beside them", None,
         cores=len(os.sched_getaffinity(0)), rows_of_the_pool=served.device.capacity, seconds=seconds,
-        next_one={name: told[name] for name in ("served", "late", "chunks", "refused", "cpr")},
+        next_one={name: report[name] for name in ("served", "late", "chunks", "refused", "cpr")},
     )  # fmt: skip
 
 

@@ -241,15 +241,15 @@ def time_candidates(
                     emit(kind="failed", convolution=key, tiles=asdict(tiles), error=error)
         timed[key] = sorted(times, key=lambda tiles: times[tiles])
         work = sum(case.operations * count for case, count in cases.items())
-        found = [{"ms": times[tiles], "tiles": asdict(tiles)} for tiles in timed[key]]
+        candidates = [{"ms": times[tiles], "tiles": asdict(tiles)} for tiles in timed[key]]
         emit(
             kind="alone",
             convolution=key,
             calls=sum(cases.values()),
             cudnn_ms=cudnn_ms,
             cudnn_tflops=1e3 * work / cudnn_ms,
-            best_tflops=1e3 * work / found[0]["ms"] if found else None,  # type: ignore[operator]
-            tiles=found,
+            best_tflops=1e3 * work / candidates[0]["ms"] if candidates else None,  # type: ignore[operator]
+            tiles=candidates,
         )
     return timed
 
@@ -310,7 +310,7 @@ def compare_layers(
         emit(kind="layers", convolution=key, calls=sum(cases.values()), torch_ms=torchs[plain], ms=ms)
         if ms < fastest[plain] and table is not None:
             figures = {name: admitted[key][name] for name in ("error", "bound")}
-            found = {
+            row = {
                 **key._asdict(),
                 **figures,
                 "ms": ms,
@@ -318,7 +318,7 @@ def compare_layers(
                 "tiles": asdict(tiles),
                 **here,
             }
-            write_table(table, [found])
+            write_table(table, [row])
         fastest[plain] = min(fastest[plain], ms)
     emit(kind="summary", **here)
 
@@ -337,12 +337,12 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
     inputs = kernel_inputs(case._replace(fp8=False))  # the layer quantises
     x = inputs.x[:, :, ::2, ::2].contiguous() if layer.enlarges else inputs.x
     residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
-    given = (x.permute(0, 4, 1, 2, 3), inputs.earlier, residual)
+    arguments = (x.permute(0, 4, 1, 2, 3), inputs.earlier, residual)
     if tiles is not None:
         layer.use_kernel(tiles)
-    graph = torch.export.export(layer, given, strict=False).module()
-    call = graph if INTERPRETED else torch._inductor.compile(graph, list(given))
-    return milliseconds(lambda: call(*given))
+    graph = torch.export.export(layer, arguments, strict=False).module()
+    call = graph if INTERPRETED else torch._inductor.compile(graph, list(arguments))
+    return milliseconds(lambda: call(*arguments))
 
 
 def milliseconds(call: Callable[[], object]) -> float:

@@ -47,8 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
     seeds = list(range(options.prompts))
     own = run_stream(sample, sample.build(options.prompts, "cpu"), text, seeds, options.chunks)
     noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
-    found = {name: measure(sample, latents) for name, latents in (("own", own), ("random", noise))}
-    for latents, figures in found.items():
+    figures_of = {name: measure(sample, latents) for name, latents in (("own", own), ("random", noise))}
+    for latents, figures in figures_of.items():
         for way, value in figures.items():
             if options.rows is not None:
                 bar = BAR_DB if (latents, way) == ("own", ALL) else None
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
                     bar,
                     prompts=options.prompts,
                 )
-    print(json.dumps(found))
+    print(json.dumps(figures_of))
 
 
 def measure(sample: Sample, latents: Tensor) -> dict[str, float]:
@@ -81,23 +81,23 @@ def measure(sample: Sample, latents: Tensor) -> dict[str, float]:
     half.load_state_dict(exact.state_dict())
     half.requires_grad_(False).eval()
     truth = decoded(half, latents).float()
-    found = {"float32": float(psnr(decoded(exact, latents), truth).mean())}
+    psnr_of = {"float32": float(psnr(decoded(exact, latents), truth).mean())}
     places = parts(half)
     for way, blocks in {ALL: [block for part in places.values() for block in part], **places}.items():
         with in_e4m3(blocks):
-            found[way] = float(psnr(decoded(half, latents).float(), truth).mean())
-    return found
+            psnr_of[way] = float(psnr(decoded(half, latents).float(), truth).mean())
+    return psnr_of
 
 
 def parts(decode: VaeDecode) -> dict[str, list[ResidualBlock]]:
     """Return the decoder's residual blocks by resolution, from the smallest."""
-    found: dict[str, list[ResidualBlock]] = {}
+    blocks: dict[str, list[ResidualBlock]] = {}
     level = 0
     for module in (*decode.decoder.middle, *decode.decoder.upsamples):
         if isinstance(module, ResidualBlock):
-            found.setdefault(f"blocks of 1/{2 ** (3 - level)} of the sides", []).append(module)
+            blocks.setdefault(f"blocks of 1/{2 ** (3 - level)} of the sides", []).append(module)
         level += isinstance(module, Upsample)
-    return found
+    return blocks
 
 
 @contextmanager

@@ -160,10 +160,10 @@ def open_lora(path: Path) -> OpenedLora:
 def _opened(path: Path) -> OpenedLora:
     file, config_json = path, None
     if path.is_dir():
-        found = next((path / name for name in _PEFT_FILES if (path / name).is_file()), None)
-        if found is None:
+        weights_file = next((path / name for name in _PEFT_FILES if (path / name).is_file()), None)
+        if weights_file is None:
             raise CheckpointNotFoundError(f"the folder holds no {' or '.join(_PEFT_FILES)}")
-        file = found
+        file = weights_file
     if (file.parent / PEFT_CONFIG).is_file() and file.name in _PEFT_FILES:
         config_json = read_json_object(file.parent / PEFT_CONFIG)
     opened = open_files(file, _LAYOUT)

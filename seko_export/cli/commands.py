@@ -201,9 +201,9 @@ def try_command(
 
     pictures = {"--image": image, "--last-image": last_image}
     of_video = {"--prompt": prompt, "--chunks": chunks, "--seed": seed, **pictures}
-    given = {option: value for option, value in of_video.items() if value is not None}
-    if serve and given:
-        raise UsageError(f"--serve: the page asks for these itself: leave out {', '.join(given)}")
+    options_of_video = {option: value for option, value in of_video.items() if value is not None}
+    if serve and options_of_video:
+        raise UsageError(f"--serve: the page asks for these itself: leave out {', '.join(options_of_video)}")
     check_shown(None if serve else output, pictures)
     with shown_progress() as tell:
         build_it = partial(seko_export.build, progress=tell, note=note)
@@ -212,7 +212,7 @@ def try_command(
     if serve:
         note(f"{artifact}: {how}")
         click.get_current_context().exit(serve_page(artifact))
-    words = [word for option, value in given.items() for word in (option, str(value))]
+    words = [word for option, value in options_of_video.items() for word in (option, str(value))]
     report = write_video(artifact, output, words)
     if as_json:
         print_json({**report, "artifact": str(artifact), "built": built})

@@ -26,7 +26,7 @@ def naive_chunks(network: Network, wan: Mapping[str, Tensor], text: Tensor, chun
     """Return the latents [C, F, h, w] of every chunk of row 0, by the naive reference with its own loop of passes."""
     config, count = network.config, network.config.workload.stream.chunk_frames
     naive = ShiftingDit(config.model, config.workload.stream, wan, text[0])
-    made = []
+    chunks_of_latents = []
     for first in range(0, chunks * count, count):
         noise = network.noise([SEED], first)[:, 0]
         latents = noise[0]
@@ -35,8 +35,8 @@ def naive_chunks(network: Network, wan: Mapping[str, Tensor], text: Tensor, chun
             sigmas = network.sigma[number], network.sigma_next[number]
             latents = advance(latents, velocity, *sigmas, noise[number + 1])
         naive.step(latents, 0.0, first, commit=True)
-        made.append(latents)
-    return made
+        chunks_of_latents.append(latents)
+    return chunks_of_latents
 
 
 def peer_chunks(stream, network: Network, chunks: int) -> list[Tensor]:

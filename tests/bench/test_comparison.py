@@ -54,8 +54,8 @@ def measured(step, chunk=None, ok=True, **more):
 
 
 def by_name(results, shapes=("S1", "S3"), engines=("exact", "fp4")):
-    found = figures.figures(results, shapes, engines)
-    return {(f.name, f.shape.rpartition(", ")[2]): f for f in found}
+    all_figures = figures.figures(results, shapes, engines)
+    return {(f.name, f.shape.rpartition(", ")[2]): f for f in all_figures}
 
 
 def test_figures_are_ratios_of_what_was_measured():
@@ -70,35 +70,35 @@ def test_figures_are_ratios_of_what_was_measured():
         "eager VAE": {"decode_ms": 250.0, "what": "diffusers"},
         figures.TINY: {"serial_ms": 200.0, "overlapped_ms": 180.0},
     }
-    found = by_name({"S1": s1, "S3": {"B0": measured(20.0), "exact": measured(6.0)}})
-    assert found["s1_exact_vs_b3", "exact"].value == pytest.approx(0.9)
-    assert found["s1_fp4_vs_b3", "fp4"].value == pytest.approx(0.7)
-    assert found["s3_vs_eager", "exact"].value == pytest.approx(0.3)
-    assert found["batch4_s1", "fp4"].value == pytest.approx(0.9)
-    assert found["e2e_s1_vs_b3", "fp4"].value == pytest.approx(0.5)
-    assert found["e2e_s1_vs_b3", "fp4"].more["overlapped_ratio"] == pytest.approx(0.4)
-    assert found["e2e_s1_tiny_vs_b3", "fp4"].value == pytest.approx(200 / 600)
+    ratios = by_name({"S1": s1, "S3": {"B0": measured(20.0), "exact": measured(6.0)}})
+    assert ratios["s1_exact_vs_b3", "exact"].value == pytest.approx(0.9)
+    assert ratios["s1_fp4_vs_b3", "fp4"].value == pytest.approx(0.7)
+    assert ratios["s3_vs_eager", "exact"].value == pytest.approx(0.3)
+    assert ratios["batch4_s1", "fp4"].value == pytest.approx(0.9)
+    assert ratios["e2e_s1_vs_b3", "fp4"].value == pytest.approx(0.5)
+    assert ratios["e2e_s1_vs_b3", "fp4"].more["overlapped_ratio"] == pytest.approx(0.4)
+    assert ratios["e2e_s1_tiny_vs_b3", "fp4"].value == pytest.approx(200 / 600)
     # 100 fixed, 150 of attention: predicted 150 at a third, 200 at two thirds.
-    assert found["fill_linearity", "fp4"].value == pytest.approx(210 / 200)
-    assert found["fill_linearity", "exact"].missing == ("profile exact",)
-    assert found["s3_vs_eager", "fp4"].missing == ("fp4",)
-    assert found["s1_fp4_fp8_vs_b3", "fp4_fp8"].missing == ("fp4_fp8",)
-    assert set(figures.BARS) >= {name for name, _ in found}
+    assert ratios["fill_linearity", "fp4"].value == pytest.approx(210 / 200)
+    assert ratios["fill_linearity", "exact"].missing == ("profile exact",)
+    assert ratios["s3_vs_eager", "fp4"].missing == ("fp4",)
+    assert ratios["s1_fp4_fp8_vs_b3", "fp4_fp8"].missing == ("fp4_fp8",)
+    assert set(figures.BARS) >= {name for name, _ in ratios}
 
 
 def test_a_resident_windows_step_is_a_row_where_it_is_asked_for():
     s1 = {"B3": measured(80.0), "fp4_fp8_resident": measured(52.0)}
-    found = by_name({"S1": s1}, ("S1",), ("fp4_fp8_resident",))
-    assert found["s1_fp4_fp8_vs_b3", "fp4_fp8_resident"].value == pytest.approx(0.65)
+    ratios = by_name({"S1": s1}, ("S1",), ("fp4_fp8_resident",))
+    assert ratios["s1_fp4_fp8_vs_b3", "fp4_fp8_resident"].value == pytest.approx(0.65)
     assert ("s1_fp4_fp8_vs_b3", "fp4_fp8_resident") not in by_name({"S1": s1}, ("S1",), ("exact",))
 
 
 def test_what_fusing_gained_is_asked_for_by_the_name_of_the_plain_engine():
     s1 = {"exact": measured(66.0), "exact_plain": measured(60.0), "fp4_plain": measured(80.0)}
-    found = by_name({"S1": s1}, ("S1",), ("exact_plain", "fp4_plain", "exact"))
-    assert found["fused_vs_plain", "exact"].value == pytest.approx(1.1)  # a loss is a row, too
-    assert found["fused_vs_plain", "exact"].unit == "engine / exact_plain, a step"
-    assert found["fused_vs_plain", "fp4"].missing == ("fp4",)
+    ratios = by_name({"S1": s1}, ("S1",), ("exact_plain", "fp4_plain", "exact"))
+    assert ratios["fused_vs_plain", "exact"].value == pytest.approx(1.1)  # a loss is a row, too
+    assert ratios["fused_vs_plain", "exact"].unit == "engine / exact_plain, a step"
+    assert ratios["fused_vs_plain", "fp4"].missing == ("fp4",)
     assert not any(name == "fused_vs_plain" for name, _ in by_name({"S1": s1}))
 
 
@@ -115,13 +115,13 @@ def test_attention_to_the_text_does_not_grow_with_the_fill():
 
 def test_a_profile_that_shows_no_attention_gives_no_linearity():
     nothing = {"buckets": {"attention": {"share": 0.0}, "kv_read": {"share": 0.0}}, "top": []}
-    found = by_name({"S1": {"exact": measured(63.0, fill_ms=[1.0]), "profile exact": nothing}})
-    assert found["fill_linearity", "exact"].missing == ("attention in the profile of exact",)
+    ratios = by_name({"S1": {"exact": measured(63.0, fill_ms=[1.0]), "profile exact": nothing}})
+    assert ratios["fill_linearity", "exact"].missing == ("attention in the profile of exact",)
 
 
 def test_a_stream_that_fails_its_check_gives_no_ratio():
-    found = by_name({"S1": {"B3": measured(70.0, ok=False), "exact": measured(63.0)}})
-    assert found["s1_exact_vs_b3", "exact"].missing == ("B3 (failed its check)",)
+    ratios = by_name({"S1": {"B3": measured(70.0, ok=False), "exact": measured(63.0)}})
+    assert ratios["s1_exact_vs_b3", "exact"].missing == ("B3 (failed its check)",)
 
 
 def test_a_chunk_whose_attention_follows_the_fill_level_is_linear():
@@ -269,15 +269,15 @@ def test_rows_of_two_shapes_and_the_order_of_work(tmp_path, canned, capsys):
     compare, called = canned
     code, rows = compare(tmp_path, quick, "--shapes", "S1,S3", "--engines", "exact,fp4")
     assert code == 0
-    found = {(row["figure"], row["shape"].rpartition(", ")[2]): row for row in rows}
-    assert set(found) == {
+    by_figure = {(row["figure"], row["shape"].rpartition(", ")[2]): row for row in rows}
+    assert set(by_figure) == {
         ("s1_exact_vs_b3", "exact"), ("s1_fp4_vs_b3", "fp4"), ("s3_vs_eager", "exact"), ("s3_vs_eager", "fp4"),
         ("batch4_s1", "fp4"), ("batch4_s3", "fp4"), ("fill_linearity", "exact"), ("fill_linearity", "fp4"),
         ("e2e_s1_vs_b3", "fp4"),
     }  # fmt: skip
-    assert len(rows) == len(found)
-    assert found["s1_fp4_vs_b3", "fp4"]["value"] == pytest.approx(0.7)
-    assert found["s1_fp4_vs_b3", "fp4"]["bar"] == figures.BARS["s1_fp4_vs_b3"]
+    assert len(rows) == len(by_figure)
+    assert by_figure["s1_fp4_vs_b3", "fp4"]["value"] == pytest.approx(0.7)
+    assert by_figure["s1_fp4_vs_b3", "fp4"]["bar"] == figures.BARS["s1_fp4_vs_b3"]
     order = {name: place for place, name in enumerate(called)}
     assert len(order) == len(called)
     assert order["S1 reference"] < order["S1 B3"] < order["S1 B0"]

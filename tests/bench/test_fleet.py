@@ -40,12 +40,12 @@ def test_simulated_sizes_are_rows_and_a_picture(tmp_path: Path) -> None:
         "sizes,large",
     ]
     subprocess.run([*command, "--gpus", "3", "--sessions", "100"], check=True, capture_output=True)
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["figure"] for row in found] == ["fleet_size"] * 12 + ["fleet_simulate_s"]
-    assert {row["buffer"] for row in found[:12]} == {1, 2}
-    assert all(0 <= row["value"] <= 1 for row in found[:12])
+    results = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["figure"] for row in results] == ["fleet_size"] * 12 + ["fleet_simulate_s"]
+    assert {row["buffer"] for row in results[:12]} == {1, 2}
+    assert all(0 <= row["value"] <= 1 for row in results[:12])
     picture = tmp_path / "picture.svg"
-    load_script(BENCH / "fleet_plot.py").draw(picture, found)
+    load_script(BENCH / "fleet_plot.py").draw(picture, results)
     assert "chunks in time" in picture.read_text()
 
 

@@ -21,9 +21,9 @@ def run(tmp_path: Path, bench: str, parts: str, *more: str) -> tuple[dict[str, A
     command = [sys.executable, str(BENCH / f"{bench}.py"), "--preset", f"{bench.replace('_', '-')}-tiny", "--eager",
                "--work", str(tmp_path / "work"), "--rows", str(rows), "--chunks", "2", "--parts", parts]  # fmt: skip
     done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == bool(told["failed"] or told["skipped"]), done.stderr[-2000:]
-    return told, [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == bool(summary["failed"] or summary["skipped"]), done.stderr[-2000:]
+    return summary, [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
 
 
 def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_the_row_says_ratio_bytes_and_share_of_the_bus(script: Any, tmp_path: Pa
 
 
 def test_other_bytes_are_no_row(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = iter([torch.ones(2), torch.zeros(2)])
-    monkeypatch.setattr(script, "timed", lambda *_: {"chunk_ms": 1.0, "latents": next(made)})
+    latents = iter([torch.ones(2), torch.zeros(2)])
+    monkeypatch.setattr(script, "timed", lambda *_: {"chunk_ms": 1.0, "latents": next(latents)})
     options = Namespace(work=tmp_path, rows=tmp_path / "rows.jsonl", chunks=1, layers=LAYERS)
     with pytest.raises(SystemExit, match="gives other bytes"):
         script.measure(config(), tmp_path / "none", "fp32", options)

@@ -67,8 +67,8 @@ def test_peers_are_the_naive_reference(name, layout):
     network, wan, text = small_network(small_config(*layout))
     stream = PEERS[name].make(network, COMPILER)
     wanted = naive_chunks(network, wan, text, CHUNKS)
-    for number, found in enumerate(peer_chunks(stream, network, CHUNKS)):
-        assert relative_error(found, wanted[number]) <= BAR, number
+    for number, latents in enumerate(peer_chunks(stream, network, CHUNKS)):
+        assert relative_error(latents, wanted[number]) <= BAR, number
     assert stream.next_frame > 2 * network.config.workload.stream.cache_frames
 
 
@@ -142,8 +142,8 @@ def test_planted_syncs_are_counted():
 def test_how_busy_the_host_was_is_of_all_its_processors(later, share, monkeypatch):
     lines = iter(["cpu  10 0 10 0 0 0 0 0 0 0", f"cpu  {later}"])
     monkeypatch.setattr(counting.Path, "read_text", lambda _: next(lines) + "\ncpu0 1 1 1 1 1 1 1 1 1 1")
-    found = counting.busy_share(counting.processor_ticks())
-    assert found == (share if share is None else pytest.approx(share))
+    share_measured = counting.busy_share(counting.processor_ticks())
+    assert share_measured == (share if share is None else pytest.approx(share))
 
 
 def test_planted_recompiles_are_counted():

@@ -37,13 +37,13 @@ def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def imported(file: Path) -> set[tuple[str, str]]:
     """Return modules of this project and the names that a script takes from them, in functions too."""
-    found = set()
+    imports = set()
     for node in ast.walk(ast.parse((SCRIPTS / file).read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             beside = file.parts[0] == "bench" and (BENCH / f"{node.module.split('.')[0]}.py").exists()
             if beside or node.module.split(".")[0] in OURS:
-                found |= {(node.module, name.name) for name in node.names}
-    return found
+                imports |= {(node.module, name.name) for name in node.names}
+    return imports
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries, as Ray imports them

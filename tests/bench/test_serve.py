@@ -30,13 +30,13 @@ def test_parts_make_their_rows(tmp_path: Path) -> None:
     command += ["--parts", "s3,key,encode", "--misses-s3-of", "4", "--presses", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["figure"] for row in found] == [
+    results = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["figure"] for row in results] == [
         "serve_misses_s3",
         "serve_key_to_picture",
         "serve_encode_cores",
     ]
-    late, key, cores = found
+    late, key, cores = results
     assert late["chunks"] >= 4 - 2  # but for the one that each viewer collects
     assert key["presses"] == 2
     assert key["value"] > 0

@@ -36,8 +36,8 @@ def test_the_largest_pool_that_holds_is_found(
         return {"sessions": asked, "row_bytes": 100, "free_after": 750}
 
     monkeypatch.setattr(script, "tried", tried)
-    found = script.fitting(Namespace(most=most), Path("none"), "fp4")
-    assert (found["sessions"], len(found["refused_above"])) == (sessions, refusals)
+    result = script.fitting(Namespace(most=most), Path("none"), "fp4")
+    assert (result["sessions"], len(result["refused_above"])) == (sessions, refusals)
 
 
 @pytest.mark.parametrize("place", ["at the build", "when it was opened"])
@@ -59,12 +59,12 @@ def test_a_model_of_which_not_one_fits_is_a_row_of_none_with_the_reason(
     monkeypatch.setattr("sys.argv", ["sessions_fit.py", "--kv", "fp4,bf16", "--work", str(tmp_path),
                                      "--rows", str(rows)])  # fmt: skip
     script.main()
-    told = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [(row["figure"], row["value"]) for row in told] == [
+    results = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [(row["figure"], row["value"]) for row in results] == [
         ("sessions_fit_1p3b_fp4", 0),
         ("sessions_fit_1p3b_bf16", 0),
     ]
-    for row in told:
+    for row in results:
         assert [f"too little {place}" in reason for reason in row["refused_above"]] == [True]
 
 
@@ -73,7 +73,7 @@ def test_why_a_build_was_refused_reaches_the_row(
 ) -> None:
     """A build whose checkpoint is not there: its own words, which it says on stderr."""
     options = Namespace(work=tmp_path, preset="tiny", layout="--chunk-frames 3")
-    told = script.tried(options, tmp_path / "none.pt", "fp4", 1)["refused"]
-    assert told.startswith("1 sessions at the build: ")
-    assert str(tmp_path / "none.pt") in told.splitlines()[-1]
-    assert told.splitlines()[-1] in capfd.readouterr().err
+    refusal = script.tried(options, tmp_path / "none.pt", "fp4", 1)["refused"]
+    assert refusal.startswith("1 sessions at the build: ")
+    assert str(tmp_path / "none.pt") in refusal.splitlines()[-1]
+    assert refusal.splitlines()[-1] in capfd.readouterr().err

@@ -163,7 +163,7 @@ else:
     load_checkpoint(path, model)  # imports and allocators settle
     before = anonymous()
     checkpoint = load_checkpoint(path, model)
-    kept = dict(checkpoint.items())
+    tensors = dict(checkpoint.items())
     print(anonymous() - before)
 """
     path = tmp_path / "big"

@@ -237,10 +237,10 @@ def test_merges_as_peft_does(variant: str, weight: float, tmp_path: Path) -> Non
             if isinstance(layer, LoraLayer):
                 layer.set_scale("default", weight)
     merged_net = adapted.merge_and_unload()
-    found = load_checkpoint(tmp_path / "base", tiny, loras=[LoraFile(tmp_path / "lora", weight)])
+    tensors = load_checkpoint(tmp_path / "base", tiny, loras=[LoraFile(tmp_path / "lora", weight)])
     changed = 0
     for name, tensor in merged_net.state_dict().items():
-        torch.testing.assert_close(found[name].float(), tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(tensors[name].float(), tensor, rtol=1e-5, atol=1e-6)
         changed += not torch.equal(tensor, base[name])
     assert changed == (6 if variant == "bias" else 3)
 

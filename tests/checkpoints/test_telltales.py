@@ -160,7 +160,7 @@ def test_matrix_game_is_named_although_it_has_the_keys_of_a_picture_branch(
     tmp_path: Path, weights: Weights
 ) -> None:
     """It has no text, so no family knows it; keys that it shares with image-to-video models give no hint."""
-    state = {name: one for name, one in weights.items() if not name.startswith("text_embedding")}
+    state = {name: tensor for name, tensor in weights.items() if not name.startswith("text_embedding")}
     state |= {
         "img_emb.proj.1.weight": torch.ones(32, 32),
         "blocks.0.cross_attn.k_img.weight": torch.ones(32, 32),

@@ -51,9 +51,9 @@ def test_table_is_transformers_state_dict(config: TextEncoderConfig) -> None:
     with torch.device("meta"):
         model = UMT5EncoderModel(transformers_config(config))
     names, shapes = text_transformers_names(config), text_shapes(config)
-    found = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    assert found.pop("encoder.embed_tokens.weight") == found["shared.weight"]
-    assert {names[name]: shape for name, shape in shapes.items()} == found
+    shapes_of_model = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert shapes_of_model.pop("encoder.embed_tokens.weight") == shapes_of_model["shared.weight"]
+    assert {names[name]: shape for name, shape in shapes.items()} == shapes_of_model
 
 
 def test_wan_names_are_the_original_files() -> None:
@@ -155,10 +155,10 @@ def test_defaults_are_transformers_own(tmp_path: Path) -> None:
     from transformers import UMT5Config
 
     (tmp_path / "config.json").write_text("{}")
-    told = UMT5Config()
-    found = text_config_of(tmp_path)
-    assert transformers_config(found).to_diff_dict() == told.to_diff_dict()
-    assert (found.pad_id, found.norm_eps) == (told.pad_token_id, told.layer_norm_epsilon)
+    defaults = UMT5Config()
+    config = text_config_of(tmp_path)
+    assert transformers_config(config).to_diff_dict() == defaults.to_diff_dict()
+    assert (config.pad_id, config.norm_eps) == (defaults.pad_token_id, defaults.layer_norm_epsilon)
 
 
 @pytest.mark.parametrize(

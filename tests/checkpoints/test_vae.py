@@ -141,10 +141,10 @@ def test_a_file_of_wan_2_2_is_told_by_its_keys(tmp_path: Path) -> None:
             )
             assert vae_config_of(tmp_path / "file") == replace(small, **known)
     with torch.device("meta"):
-        told = dict(diffusers_vae(replace(small, latents_std=(0.5,) * 48)).config)
+        vae_config = dict(diffusers_vae(replace(small, latents_std=(0.5,) * 48)).config)
     home = tmp_path / "pipeline/vae"
     home.mkdir(parents=True)
-    (home / "config.json").write_text(json.dumps(told))
+    (home / "config.json").write_text(json.dumps(vae_config))
     assert vae_config_of(tmp_path / "pipeline") == replace(small, latents_std=(0.5,) * 48)
 
 
@@ -236,7 +236,7 @@ def test_everything_wrong_with_the_keys_is_in_one_error(
     save_file(in_diffusers(weights) if naming == "diffusers" else weights, tmp_path / "file")
     fault = refusal(tmp_path / "file", half)
     halves = {"both": ("decoder", "encoder")}.get(half, (half,))
-    assert set(fault.missing) == {f"{one}.middle.1.norm.gamma" for one in halves}
+    assert set(fault.missing) == {f"{part}.middle.1.norm.gamma" for part in halves}
     assert set(fault.misshapen) == {
         {"decoder": "conv2.bias", "encoder": "conv1.bias"}[halve] for halve in halves
     }

@@ -32,9 +32,9 @@ def write_vae(folder: Path) -> Path:
     """Write the VAE under Wan's names with diffusers' config.json, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder / "diffusion_pytorch_model.safetensors", vae_shapes(VAE, "both"))
-    told = asdict(VAE)
-    told["temperal_downsample"] = told.pop("temporal_downsample")  # their spelling
-    (folder / "config.json").write_text(json.dumps(told))
+    config = asdict(VAE)
+    config["temperal_downsample"] = config.pop("temporal_downsample")  # their spelling
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -69,7 +69,7 @@ def write_sample(folder: Path) -> Path:
     names = text_transformers_names(TEXT)
     _save(folder / "text.safetensors", {names[name]: shape for name, shape in text_shapes(TEXT).items()})
     write_tokenizer(folder / "tokenizer.json")
-    told = {
+    config = {
         "format_version": 1,
         "model": asdict(SAMPLE_MODEL),
         "stream": asdict(SAMPLE_STREAM),
@@ -77,7 +77,7 @@ def write_sample(folder: Path) -> Path:
         "vae": asdict(VAE),
         "text": transformers_fields(TEXT),
     }
-    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

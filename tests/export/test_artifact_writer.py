@@ -37,8 +37,10 @@ def test_weights_are_sharded_and_come_back(tmp_path, monkeypatch):
     shards = {weight.file for weight in table}
     assert shards == {f"weights/{path.name}" for path in (tmp_path / "weights").iterdir()}
     for file in shards:
-        held = [t for name, t in tensors.items() if any(w.name == name and w.file == file for w in table)]
-        assert len(held) == 1 or sum(t.nbytes for t in held) <= 1000
+        tensors_of_file = [
+            t for name, t in tensors.items() if any(w.name == name and w.file == file for w in table)
+        ]
+        assert len(tensors_of_file) == 1 or sum(t.nbytes for t in tensors_of_file) <= 1000
 
 
 def test_every_file_but_the_manifest_is_hashed(tmp_path):

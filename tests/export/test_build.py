@@ -97,14 +97,14 @@ def test_report_says_what_is_on_disk(fp4):
 
 def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
     """Without it a reader cannot tell whether 1e-2 of a model in bfloat16 is a fault."""
-    made = VideoBuildResult(**fp4.report | {"golden_error": 1.17e-2, "golden_rounding": 1.05e-2})
-    *_, engines, rounding = made.lines()
+    result = VideoBuildResult(**fp4.report | {"golden_error": 1.17e-2, "golden_rounding": 1.05e-2})
+    *_, engines, rounding = result.lines()
     assert engines.startswith("verified  engines against the eager model: relative error 1.17e-02")
     assert rounding.strip() == "other last bits alone move the eager model by 1.05e-02"
-    exact = {key: value for key, value in made.kv.items() if key != "error_vs_exact"}
-    *_, rounding = replace(made, kv=exact).lines()
+    exact = {key: value for key, value in result.kv.items() if key != "error_vs_exact"}
+    *_, rounding = replace(result, kv=exact).lines()
     assert rounding.endswith("by 1.05e-02 in the first chunk")
-    *_, engines = replace(made, golden_rounding=None).lines()
+    *_, engines = replace(result, golden_rounding=None).lines()
     assert engines.startswith("verified")
 
 
@@ -126,8 +126,8 @@ def test_nothing_of_this_machine_is_in_the_artifact(name, request):
     for path in folder.rglob("*"):
         if path.is_file():
             for inside, content in _contents(path):
-                found = [needle for needle in _needles(folder) if needle in content]
-                assert not found, f"{path.relative_to(folder)} {inside}: {found}"
+                needles = [needle for needle in _needles(folder) if needle in content]
+                assert not needles, f"{path.relative_to(folder)} {inside}: {needles}"
 
 
 def test_every_package_carries_its_engines_name_and_signature(fp4):
@@ -228,10 +228,10 @@ def test_engine_equals_eager(fp4, name):
             assert same_bytes(got, expected)
     for i, argument in enumerate(piece.signature):
         if argument.name in piece.mutates:
-            kept = torch.ones(argument.shape[0], dtype=torch.bool)
-            kept[_written(piece, eager)] = False
-            assert same_bytes(engine[i][kept], before[i][kept])
-            assert not torch.equal(engine[i][~kept], before[i][~kept])
+            unwritten = torch.ones(argument.shape[0], dtype=torch.bool)
+            unwritten[_written(piece, eager)] = False
+            assert same_bytes(engine[i][unwritten], before[i][unwritten])
+            assert not torch.equal(engine[i][~unwritten], before[i][~unwritten])
         else:
             assert same_bytes(engine[i], before[i])
 
@@ -336,7 +336,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 def _random_inputs(piece: Piece) -> list[Tensor]:
     """Return inputs of a piece as a stream could give them, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
-    made = []
+    inputs = []
     for argument in piece.signature:
         name, shape, dtype = argument.name, argument.shape, argument.dtype
         if name == "token_index":
@@ -354,8 +354,8 @@ def _random_inputs(piece: Piece) -> list[Tensor]:
             tensor = torch.ones(shape)
         else:
             tensor = torch.randn(shape, generator=generator) * (0.05 if name.startswith("weights.") else 1)
-        made.append(tensor.to(dtype).contiguous())
-    return made
+        inputs.append(tensor.to(dtype).contiguous())
+    return inputs
 
 
 def _written(piece: Piece, inputs: list[Tensor]) -> Tensor:

@@ -74,8 +74,8 @@ def test_rows_have_their_own_positions():
     both = rotary_tables(torch.tensor([[0, 1, 2], [30, 31, 32]]), MODEL, STREAM)
     for row, first in enumerate((0, 30)):
         alone = rotary_tables(torch.tensor([[first, first + 1, first + 2]]), MODEL, STREAM)
-        for one, other in zip(both, alone, strict=True):
-            assert same_bytes(one[row], other[0])
+        for table, other in zip(both, alone, strict=True):
+            assert same_bytes(table[row], other[0])
 
 
 @pytest.mark.parametrize("timestep", [0.0, 1.0, 625.0, 937.5, 1000.0])

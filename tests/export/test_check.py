@@ -215,5 +215,5 @@ def test_a_triton_op_has_a_kernel(tmp_path):
 def test_every_offender_is_listed(tmp_path):
     body = "a = cache[:2]\nb = cache[3]\nreturn a + b + k * index[0].item()"
     message = refusal(export(planted(tmp_path, body), CACHE, K, INDEX))
-    for line, found in enumerate(("aten.slice", "aten.select", "aten.item")):
-        assert f"{found} at {tmp_path / 'offender.py'}:{BODY_LINE + line} " in message
+    for line, op in enumerate(("aten.slice", "aten.select", "aten.item")):
+        assert f"{op} at {tmp_path / 'offender.py'}:{BODY_LINE + line} " in message

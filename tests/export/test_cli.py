@@ -71,8 +71,8 @@ def assert_refused(result: Result, code: int, *words: str) -> None:
     assert result.stdout == ""
     before, mark, sentence = result.stderr.partition("seko-export: ")
     assert mark
-    told = [line for line in before.splitlines() if not line.startswith("takes about ")]
-    steps = [re.sub(r", \d+ s(; engines: .*)?$", "", line) for line in told]  # with the time, after 10 s
+    progress = [line for line in before.splitlines() if not line.startswith("takes about ")]
+    steps = [re.sub(r", \d+ s(; engines: .*)?$", "", line) for line in progress]  # with the time, after 10 s
     assert set(steps) <= {SAMPLE_NOTE.strip(), *STEPS}
     for word in words:
         assert word in sentence
@@ -489,14 +489,14 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def processes_with(mark: str) -> list[str]:
     """Return the ids of the processes that have ``NAME=VALUE`` in their environment."""
-    found = []
+    ids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(process.name)
+                ids.append(process.name)
         except OSError:  # it has ended, or is another user's
             continue
-    return found
+    return ids
 
 
 def rewrite_manifest(folder: Path) -> None:

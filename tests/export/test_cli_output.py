@@ -50,13 +50,13 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_failure_is_one_object_on_stdout_and_a_sentence_on_stderr(invoke, arguments, code, words):
-    told = invoke(*arguments, "--json")
-    (line,) = told.stdout.splitlines()
+    result = invoke(*arguments, "--json")
+    (line,) = result.stdout.splitlines()
     report = json.loads(line)
     assert set(report) == {"error", "exit"}
-    assert (report["exit"], told.exit_code) == (code, code)
+    assert (report["exit"], result.exit_code) == (code, code)
     assert words in report["error"]
-    assert report["error"] in told.stderr
+    assert report["error"] in result.stderr
     plain = invoke(*arguments)
     assert (plain.exit_code, plain.stdout) == (code, "")
     assert words in plain.stderr
@@ -70,9 +70,9 @@ def test_a_report_and_a_failure_are_one_object(monkeypatch, invoke, small_artifa
         raise missed
 
     monkeypatch.setattr("seko_export.inspect", fail)
-    told = invoke("inspect", small_artifact, "--json")
-    assert told.exit_code == 6
-    assert json.loads(told.stdout) == {"ok": False, "worst": 1.5, "error": "missed", "exit": 6}
+    result = invoke("inspect", small_artifact, "--json")
+    assert result.exit_code == 6
+    assert json.loads(result.stdout) == {"ok": False, "worst": 1.5, "error": "missed", "exit": 6}
 
 
 def test_a_fault_of_ours_is_told_as_json_and_not_hidden(monkeypatch, invoke, small_artifact):
@@ -80,9 +80,9 @@ def test_a_fault_of_ours_is_told_as_json_and_not_hidden(monkeypatch, invoke, sma
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("seko_export.inspect", fail)
-    told = invoke("inspect", small_artifact, "--json")
-    assert isinstance(told.exception, ZeroDivisionError)
-    assert json.loads(told.stdout) == {"error": "ZeroDivisionError: a bug", "exit": 1}
+    result = invoke("inspect", small_artifact, "--json")
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert json.loads(result.stdout) == {"error": "ZeroDivisionError: a bug", "exit": 1}
 
 
 # -- stdout that cannot be written -----------------------------------------------------------------------------
@@ -222,8 +222,8 @@ def test_a_shell_completes_values(command, option, values):
     shell = ShellComplete(main, {}, "seko-export", "_SEKO_EXPORT_COMPLETE")
     assert [item.value for item in shell.get_completions([command, option], "")] == values
     begun = values[-1][:2]
-    found = [item.value for item in shell.get_completions([command, option], begun)]
-    assert found == [value for value in values if value.startswith(begun)]
+    completions = [item.value for item in shell.get_completions([command, option], begun)]
+    assert completions == [value for value in values if value.startswith(begun)]
 
 
 def test_the_page_says_how_a_shell_learns_it():

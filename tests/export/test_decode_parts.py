@@ -93,9 +93,9 @@ def test_a_chunk_in_parts_is_the_chunk_of_one_call(
     assert decode_parts(CONFIG) == parts
     called = [call.engine for call in graph_of(CONFIG).programs["decode_first"]]
     assert called == [*CALLS[: parts + 1], CALLS[-1]]
-    for found, expected in zip(pictures(3), whole, strict=True):
-        assert found.shape == expected.shape
-        assert np.abs(found.astype(int) - expected.astype(int)).max() <= LAST_LEVEL
+    for frames, expected in zip(pictures(3), whole, strict=True):
+        assert frames.shape == expected.shape
+        assert np.abs(frames.astype(int) - expected.astype(int)).max() <= LAST_LEVEL
     assert np.unique(whole[-1]).size > 100
 
 
@@ -111,12 +111,12 @@ def test_an_artifact_with_packed_convolutions_has_the_same_pictures(
 
     monkeypatch.setattr(wan_vae, "measured_tiles", tiles_of)
     config = CONFIG.changed(convolutions="sm_90", vae=replace(SMALL_2_2, fp8=fp8))
-    found = pictures(3, config)
+    frames = pictures(3, config)
     names = {argument.name for argument in graph_of(config).pieces["vae_decode"].parameters}
     leaf = "filters_fp8" if fp8 else "filters"
     assert f"weights.decoder.middle.0.residual.6.{leaf}" in names
     assert not any(".residual.6.weight" in name for name in names)
-    for ours, expected in zip(found, whole, strict=True):
+    for ours, expected in zip(frames, whole, strict=True):
         difference = np.abs(ours.astype(int) - expected.astype(int))
         if fp8:
             assert 0 < difference.mean() < FP8_LEVELS

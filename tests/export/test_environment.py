@@ -138,7 +138,7 @@ def test_cpu_flags_are_this_processors():
 
 
 @pytest.mark.parametrize(
-    ("names", "reached", "ok", "told"),
+    ("names", "reached", "ok", "finding"),
     [
         (["a"], True, None, ""),
         (["a", "a", "a"], True, True, "3, each reaches the memory of the others"),
@@ -147,11 +147,11 @@ def test_cpu_flags_are_this_processors():
     ],
 )
 def test_several_gpus_are_told_of_where_there_are_some(
-    monkeypatch: pytest.MonkeyPatch, names: list[str], reached: bool, ok: bool | None, told: str
+    monkeypatch: pytest.MonkeyPatch, names: list[str], reached: bool, ok: bool | None, finding: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reached and one != other)
-    found = environment.several_gpus()
-    assert [(one.ok, one.found) for one in found] == ([] if ok is None else [(ok, told)])
-    assert all(bool(one.advice) == (not one.ok or "not" in one.found) for one in found)
+    checks = environment.several_gpus()
+    assert [(check.ok, check.found) for check in checks] == ([] if ok is None else [(ok, finding)])
+    assert all(bool(check.advice) == (not check.ok or "not" in check.found) for check in checks)

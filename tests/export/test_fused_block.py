@@ -371,9 +371,9 @@ def test_a_gpu_build_over_an_exact_cache_attends_in_one_kernel(monkeypatch: pyte
 
 def test_the_scratch_holds_whatever_the_cache_can() -> None:
     scale = torch.tensor([1.0, 0.5, 4.0])
-    made = scratch_constants({"v_global_scale": scale})
-    assert made.keys() == {"v_fp8_scale"}
-    assert torch.equal(made["v_fp8_scale"], scale * 8)  # 6 * 448 / 8 is below 448
+    constants = scratch_constants({"v_global_scale": scale})
+    assert constants.keys() == {"v_fp8_scale"}
+    assert torch.equal(constants["v_fp8_scale"], scale * 8)  # 6 * 448 / 8 is below 448
 
 
 # -- builds ----------------------------------------------------------------------------------------------------
@@ -401,9 +401,9 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
         with open_artifact(folder / "artifact", device="cpu") as artifact:
             blocks = {e.name for e in artifact.manifest.engines if e.name.startswith("block")}
             assert blocks == {"block", "block_wide", "block_context_wide", "block_last"}
-            told = json.loads((folder / "artifact" / artifact.manifest.extra["kernels"]).read_text())
-            assert (told["layers"], told["matmuls"], told["fp8_except"]) == ("fused", "fp8", [0])
-            assert told["resident_window"] is True
+            kernels = json.loads((folder / "artifact" / artifact.manifest.extra["kernels"]).read_text())
+            assert (kernels["layers"], kernels["matmuls"], kernels["fp8_except"]) == ("fused", "fp8", [0])
+            assert kernels["resident_window"] is True
             stored = {w.name: w for w in artifact.manifest.weights if w.dtype == "float8_e4m3fn"}
             matrices = ("self_attn.qkv", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
             assert stored.keys() == {f"blocks.1.{matrix}.weight_fp8" for matrix in matrices}

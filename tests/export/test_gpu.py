@@ -242,10 +242,10 @@ def eager_chunks(config: VideoBuild, checkpoint: Path) -> list[torch.Tensor]:
         n: t.to(config.target.device)
         for n, t in (tensors | config.workload.schedule.tables(config.workload.stream)).items()
     }
-    made = golden.run_eager(
+    chunks = golden.run_eager(
         config, on_device, golden.golden_text(config), [0], range(CHUNKS), lambda *_: None, None
     )
-    return [made[number].latents for number in range(CHUNKS)]
+    return [chunks[number].latents for number in range(CHUNKS)]
 
 
 def replayed_chunks(artifact: OpenArtifact, seeds: list[int]) -> list[NDArray[np.float32]]:

@@ -95,15 +95,15 @@ def test_steady_chunks_wait_for_nothing_and_allocate_nothing(built: tuple[Path, 
 
 
 def test_the_device_holds_the_seats_and_not_the_models_layers(built: tuple[Path, Path]) -> None:
-    held = []
+    readings = []
     for folder in (*built, *built):  # what libraries keep for good is there after the first time
         with open_artifact(folder) as artifact:
             before = requested_bytes()
             with open_stacked(artifact) as session:
                 session.run_chunk()
                 torch.cuda.synchronize()
-                held.append((requested_bytes() - before, artifact.manifest.device_pool_bytes))
-    *_, (streamed, seats), (resident, layers) = held
+                readings.append((requested_bytes() - before, artifact.manifest.device_pool_bytes))
+    *_, (streamed, seats), (resident, layers) = readings
     assert seats < layers
     assert resident - streamed == layers - seats
 
@@ -115,11 +115,13 @@ def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:
             session.run_chunk().to_host()
             homes = session._rows.device().layers.homes
             addresses = {home.data_ptr(): home.nbytes for home in homes.values()}
-            kept = list(homes.values())  # past the session's end, so that the range is still this process's
+            tensors = list(
+                homes.values()
+            )  # past the session's end, so that the range is still this process's
         for address, nbytes in addresses.items():
             assert int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)) == 0
             assert int(torch.cuda.cudart().cudaHostUnregister(address)) == 0
-        del kept
+        del tensors
 
 
 def life_of(session: Session) -> Iterator[bytes]:

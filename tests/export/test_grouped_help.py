@@ -98,11 +98,11 @@ def test_the_help_of_seko_run_shows_every_option_under_its_heading(
 
 def test_the_page_has_the_options_of_seko_run_under_the_same_headings() -> None:
     table = PAGE[PAGE.index("| option | of | meaning |") :].split("\n\n")[0]
-    found: dict[str, set[tuple[str, frozenset[str]]]] = {}
+    groups: dict[str, set[tuple[str, frozenset[str]]]] = {}
     for row in table.splitlines()[2:]:
         names, commands = (cell.strip() for cell in row.split("|")[1:3])
         if heading := re.fullmatch(r"\*\*(.*)\*\*", names):
-            group = found.setdefault(heading[1], set())
+            group = groups.setdefault(heading[1], set())
         else:
             of = frozenset(SUMMARIES if commands == "all" else re.findall(r"`(\w+)`", commands))
             group.add((re.findall(r"`(--?[a-z-]+)", names)[-1], of))
@@ -114,5 +114,5 @@ def test_the_page_has_the_options_of_seko_run_under_the_same_headings() -> None:
         }
         for group in GROUPS
     }
-    assert found == expected
-    assert [*found] == [*GROUPS]
+    assert groups == expected
+    assert [*groups] == [*GROUPS]

@@ -43,18 +43,22 @@ def described(config: VideoBuild) -> VideoManifest:
     weights: dict[str, Weight] = {}
     for piece in make_pieces(config).values():
         for layer in piece.served or (0,):
-            for one in piece.signature:
-                if not one.ref.startswith("weight:"):
+            for argument in piece.signature:
+                if not argument.ref.startswith("weight:"):
                     continue
                 name, indexed, _ = (
-                    one.ref.removeprefix("weight:").replace("{layer}", str(layer)).partition("[")
+                    argument.ref.removeprefix("weight:").replace("{layer}", str(layer)).partition("[")
                 )
                 if name in weights:
                     continue
                 passes = len(config.workload.schedule.timesteps) + (name == "schedule.timestep")
-                rows = (config.workload.call_rows, *one.shape[1:]) if "[bucket]" in one.ref else one.shape
-                shape = (passes, *rows) if indexed else one.shape
-                weights[name] = Weight(name, shape, dtype_name(one.dtype))
+                rows = (
+                    (config.workload.call_rows, *argument.shape[1:])
+                    if "[bucket]" in argument.ref
+                    else argument.shape
+                )
+                shape = (passes, *rows) if indexed else argument.shape
+                weights[name] = Weight(name, shape, dtype_name(argument.dtype))
     shard = 0
     sizes: dict[str, int] = {}
     for name, weight in weights.items():
@@ -63,7 +67,7 @@ def described(config: VideoBuild) -> VideoManifest:
         shard += sizes[file] > SHARD_BYTES
         weights[name] = replace(weight, file=file)
     manifest = describe(config, export_backend("aoti"), tuple(weights.values()), {})
-    paths = {one.file: sizes.get(one.file, 1 << 24) for one in (*manifest.weights, *manifest.engines)}
+    paths = {entry.file: sizes.get(entry.file, 1 << 24) for entry in (*manifest.weights, *manifest.engines)}
     if manifest.workload.text is not None:
         paths[manifest.workload.text.tokenizer] = 1 << 24
     return replace(manifest, files={path: FileEntry("0" * 64, size) for path, size in paths.items()})

@@ -228,8 +228,8 @@ def test_tokenizers_of_other_models_are_refused(tmp_path):
     from seko_export.errors import UsageError
 
     write_tokenizer(tmp_path / "tokenizer.json")
-    told = json.loads((tmp_path / "tokenizer.json").read_text())
-    told["model"]["vocab"]["disc"] = TEXT.vocab_size
-    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["disc"] = TEXT.vocab_size
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UsageError, match="gives token 32, the text encoder has 32"):
         prompt_ids(tmp_path / "tokenizer.json", CONFIG, "a red disc")

@@ -76,14 +76,14 @@ def test_decoding_gives_the_vaes_pictures_rounded(first):
     named = by_name(piece, inputs)
     caches = [tensor[None] for name, tensor in named.items() if name.startswith("caches.")]
     half = module_with(VaeDecode, piece, inputs, first=first, frames=3)
-    video, *kept = half(named["latents"][None], *caches)
+    video, *caches_after = half(named["latents"][None], *caches)
     with torch.no_grad():
         got, *carried = FlatModule(piece)(*inputs)
     assert got.shape == (9 if first else 12, 32, 48, 3)
     wanted = ((video[0].double() + 1) * 127.5).permute(1, 2, 3, 0)
     assert (got.double() - wanted).abs().max() <= 0.5 + 1e-4  # a half rounds either way in float32
     assert got.unique().numel() > 100
-    assert all(same_bytes(one, other[0]) for one, other in zip(carried, kept, strict=True))
+    assert all(same_bytes(cache, other[0]) for cache, other in zip(carried, caches_after, strict=True))
 
 
 def test_encoding_a_picture_is_the_vaes_first_frame():

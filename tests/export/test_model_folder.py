@@ -55,31 +55,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_file_is_found_by_its_content(whole: Path) -> None:
-    found = find_files(whole)
-    assert found.checkpoint == whole
-    assert found.vae == whole / "vae"
-    assert found.text_encoder == whole / "umt5.pth"
-    assert found.tokenizer == whole / "tokenizer" / "tokenizer.json"
-    assert found.audio_encoder == whole / HUBERT
-    assert found.notes == ["not used, since they are of no known kind: models_clip.pth"]
+    files = find_files(whole)
+    assert files.checkpoint == whole
+    assert files.vae == whole / "vae"
+    assert files.text_encoder == whole / "umt5.pth"
+    assert files.tokenizer == whole / "tokenizer" / "tokenizer.json"
+    assert files.audio_encoder == whole / HUBERT
+    assert files.notes == ["not used, since they are of no known kind: models_clip.pth"]
 
 
 def test_a_build_takes_them_all_and_says_so(whole: Path) -> None:
     """Options that name a file come first, and those that leave one out leave it out."""
-    made = resolve_build(BuildOptions(model_folder=whole, window_positions=True, target="cpu"))
-    assert made.checkpoint == whole
-    assert made.config.model.family == "seko_talk"
-    assert made.config.workload.vae == VAE
-    assert made.config.workload.text is not None
-    assert made.config.workload.text.dim == TEXT.dim
-    assert made.config.workload.audio is not None
-    assert (made.media.vae, made.media.audio_encoder) == (whole / "vae", whole / HUBERT)
-    open_media(made.media, made.config)
+    build = resolve_build(BuildOptions(model_folder=whole, window_positions=True, target="cpu"))
+    assert build.checkpoint == whole
+    assert build.config.model.family == "seko_talk"
+    assert build.config.workload.vae == VAE
+    assert build.config.workload.text is not None
+    assert build.config.workload.text.dim == TEXT.dim
+    assert build.config.workload.audio is not None
+    assert (build.media.vae, build.media.audio_encoder) == (whole / "vae", whole / HUBERT)
+    open_media(build.media, build.config)
     assert any(
         str(whole / HUBERT) in note and str(whole / "vae") in note and "umt5.pth" in note
-        for note in made.notes
+        for note in build.notes
     )
-    assert any("models_clip.pth" in note for note in made.notes)
+    assert any("models_clip.pth" in note for note in build.notes)
     bare = resolve_build(
         BuildOptions(model_folder=whole, window_positions=True, no_vae=True, no_text=True, target="cpu")
     )
@@ -112,13 +112,13 @@ def test_a_lora_and_a_gguf_in_a_folder(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed")
     assert make_checkpoint(["--format", "gguf", "-o", str(tmp_path / "base.gguf")]) == 0
     assert make_checkpoint(["--lora", "peft-raw", "--rank", "4", "-o", str(tmp_path / "lora.pt")]) == 0
-    found = find_files(tmp_path)
-    assert (found.checkpoint, found.loras, found.unknown) == (
+    files = find_files(tmp_path)
+    assert (files.checkpoint, files.loras, files.unknown) == (
         tmp_path / "base.gguf",
         (tmp_path / "lora.pt",),
         (),
     )
-    assert found.notes == [f"lora.pt is a LoRA, which --lora {tmp_path / 'lora.pt'} merges"]
+    assert files.notes == [f"lora.pt is a LoRA, which --lora {tmp_path / 'lora.pt'} merges"]
 
 
 def test_two_of_a_kind_damage_and_nothing_are_refused(whole: Path, tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_two_of_a_kind_damage_and_nothing_are_refused(whole: Path, tmp_path: Pat
     other.mkdir()
     for file in (whole / HUBERT).glob("*.json"):
         (other / file.name).write_bytes(file.read_bytes())
-    told = json.loads((other / "config.json").read_text()) | {"do_stable_layer_norm": False}
-    (other / "config.json").write_text(json.dumps(told))
+    config = json.loads((other / "config.json").read_text()) | {"do_stable_layer_norm": False}
+    (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(NotACheckpointError, match="do_stable_layer_norm is False, expected True"):
         find_files(folder)
 
@@ -164,10 +164,10 @@ def test_an_image_to_video_pipeline_is_found_by_one_path(tmp_path: Path) -> None
     write_tokenizer(pipeline / "tokenizer" / "tokenizer.json")
 
     def made(**options: object) -> ResolvedBuild[VideoBuild]:
-        found = resolve_build(BuildOptions(pipeline, target="cpu", **options))
-        assert found.config.model.family == "wan_i2v"
-        open_media(found.media, found.config)
-        return found
+        build = resolve_build(BuildOptions(pipeline, target="cpu", **options))
+        assert build.config.model.family == "wan_i2v"
+        open_media(build.media, build.config)
+        return build
 
     media = made().media
     assert media.vae == pipeline / "vae"

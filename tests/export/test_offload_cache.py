@@ -62,8 +62,8 @@ def test_the_model_over_a_streamed_cache_gives_the_bytes_of_one_over_a_resident_
     wan, text = random_wan_weights(config.model), random_text(config.model, 2)
     weights = EagerStream(config, wan, text).weights
     lives = []
-    for one in (config, streamed(config)):
-        with eager_session(one, weights, text, [5, 6]) as session:
+    for chosen in (config, streamed(config)):
+        with eager_session(chosen, weights, text, [5, 6]) as session:
             lives.append(list(life_of(session, text)))
     assert lives[0] == lives[1]
     assert len(set(lives[0])) > CHUNKS

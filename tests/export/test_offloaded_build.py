@@ -99,11 +99,13 @@ def test_info_and_inspect_say_it(
     manifest = parse_video_manifest((built / "manifest.json").read_bytes())
     assert f'"device_bytes": {manifest.device_pool_bytes}' in shown.output
     assert main(["info", str(built)]) == 0
-    told = capsys.readouterr().out
-    assert f"on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device" in told
-    assert "reference 2, sink 1, ring 6" in told
+    printed = capsys.readouterr().out
+    assert (
+        f"on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device" in printed
+    )
+    assert "reference 2, sink 1, ring 6" in printed
 
 
 def test_the_command_asks_for_references(invoke: Callable[..., Result]) -> None:
-    told = invoke("plan", "--preset", "tiny", "--gpu", "h200", "--reference-frames", 2, "--no-text")
-    assert "reference 2, sink 1, ring 6" in told.stdout
+    result = invoke("plan", "--preset", "tiny", "--gpu", "h200", "--reference-frames", 2, "--no-text")
+    assert "reference 2, sink 1, ring 6" in result.stdout

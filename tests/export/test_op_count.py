@@ -172,8 +172,8 @@ class Toy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.up(x).float() * 2 + 1
         y = torch.nn.functional.layer_norm(y, (32,)).to(BF16)
-        kept = x.float()  # used at the end: computed there, not held from here
-        return (kept + self.down(y).float()).to(BF16)
+        residual = x.float()  # used at the end: computed there, not held from here
+        return (residual + self.down(y).float()).to(BF16)
 
 
 def test_what_lies_between_two_matmuls_is_one_launch():

@@ -50,11 +50,11 @@ def test_slimming_keeps_the_code_and_drops_the_rest(shared_object, tmp_path):
     assert not [name for name in content if "kernel" in name]
     assert content[f"{FOLDER}/a.wrapper.cpp"] == b""
     assert content[f"{FOLDER}/a.wrapper_metadata.json"] == b"{}"
-    kept = content[f"{FOLDER}/a.wrapper.so"]
-    assert len(kept) < len(shared_object)
+    library_bytes = content[f"{FOLDER}/a.wrapper.so"]
+    assert len(library_bytes) < len(shared_object)
     assert bytes(HOME) not in package.read_bytes()
     library = tmp_path / "kept.so"
-    library.write_bytes(kept)
+    library.write_bytes(library_bytes)
     place = ctypes.CDLL(str(library)).place
     place.restype = ctypes.c_char_p
     assert len(place()) == len(f"{HOME}/x.cpp")

@@ -98,10 +98,10 @@ def alone(folder: Path, number: int, other: int, chunks: int) -> list[bytes]:
 
 def mixed(folder: Path, tmp_path: Path) -> tuple[list[bytes], Pool]:
     """The same stream 1 in calls of two beside others that come, go and pause; it is moved about itself."""
-    made: list[bytes] = []
+    latents: list[bytes] = []
 
     def run(pool: Pool, sessions: Sequence[Session]) -> None:
-        made.append(pool.run(sessions)[0].to_host().tobytes())
+        latents.append(pool.run(sessions)[0].to_host().tobytes())
 
     with opened(folder) as pool:
         third = open_numbered(pool, 7)
@@ -122,7 +122,7 @@ def mixed(folder: Path, tmp_path: Path) -> tuple[list[bytes], Pool]:
         run(pool, [mine, other])
         other.pause()
         run(pool, [mine, late])
-    return made, pool
+    return latents, pool
 
 
 @pytest.mark.slow

@@ -55,20 +55,22 @@ def weights(scheme: str) -> dict[str, Tensor]:
     """Seeded weights by name, tables for calls of two rows, and the constants of the cache format."""
     config = config_of(scheme)
     generator = torch.Generator().manual_seed(5)
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for piece in make_pieces(config.as_batch).values():
         for argument in piece.parameters:
             for layer in range(MODEL.layers):
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
                 noise = torch.randn(argument.shape, generator=generator)
-                made[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(argument.dtype)
-    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
+                tensors[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(
+                    argument.dtype
+                )
+    tensors |= config.workload.schedule.tables(config.as_batch.workload.stream)
     if scheme != "fp32":
         exact = config.as_batch.changed(kv_scheme="fp32")
         statistics = KvStatistics(exact, config.kv)
-        golden.run_eager(exact, made, golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
-        made |= statistics.calibrate()
-    return made
+        golden.run_eager(exact, tensors, golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
+        tensors |= statistics.calibrate()
+    return tensors
 
 
 @contextmanager
@@ -139,9 +141,9 @@ def test_a_call_of_any_two_rows_gives_the_bytes_of_a_batch_of_two(
     with eager_pool(config_of(scheme), weights) as pool:
         a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
         for chunk in batch_latents(config_of(scheme, None, batch=2), weights, {7: c, 4: a}, 6):
-            found = pool.run([c, a])
-            assert np.array_equal(found[0].to_host()[0], chunk[0])
-            assert np.array_equal(found[1].to_host()[0], chunk[1])
+            chunks = pool.run([c, a])
+            assert np.array_equal(chunks[0].to_host()[0], chunk[0])
+            assert np.array_equal(chunks[1].to_host()[0], chunk[1])
             b.run_chunk()
 
 
@@ -157,7 +159,7 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
         sizes = {rows: config_of(scheme, None, batch=rows) for rows in POOL.buckets}
         batches = {rows: stack.enter_context(batch_session(size, weights)) for rows, size in sizes.items()}
         a, b = (pool.open_session(seed=n, text=text_of(n)) for n in (1, 2))
-        apart, made = {}, {a: [], b: []}
+        apart, chunks_of = {}, {a: [], b: []}
         for number, session in ((1, a), (2, b)):
             begin(batches[1], {number: session})
             apart[session] = batches[1]._rows.store(0)
@@ -168,14 +170,15 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
             wanted = batches[len(who)].run_chunk().to_host()
             for place, (session, chunk) in enumerate(zip(who, pool.run(who), strict=True)):
                 apart[session] = alone.store(place)
-                made[session].append(chunk.to_host())
-                assert np.array_equal(made[session][-1][0], wanted[place])
+                chunks_of[session].append(chunk.to_host())
+                assert np.array_equal(chunks_of[session][-1][0], wanted[place])
         if scheme == "fp32":
             for number, session in ((1, a), (2, b)):
-                alone = batch_latents(sizes[1], weights, {number: session}, len(made[session]))
-                for found, one in zip(made[session], alone, strict=True):
+                alone = batch_latents(sizes[1], weights, {number: session}, len(chunks_of[session]))
+                for latents, expected in zip(chunks_of[session], alone, strict=True):
                     assert (
-                        relative_error(torch.from_numpy(found), torch.from_numpy(one)) <= STEP[torch.float32]
+                        relative_error(torch.from_numpy(latents), torch.from_numpy(expected))
+                        <= STEP[torch.float32]
                     )
 
 

@@ -70,7 +70,7 @@ def built_by(command: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> Video
 def stated(report: Mapping[str, Any], part: str, kind: type) -> dict[str, Any]:
     """Return the fields of a report's ``model`` or ``stream`` that a config of this kind has."""
     names = {field.name for field in fields(kind)}
-    return {name: one["value"] for name, one in report[part].items() if name in names}
+    return {name: option["value"] for name, option in report[part].items() if name in names}
 
 
 # Of each family a model that no preset has; heads of 128 channels, as the family assumes without a config.json.
@@ -125,9 +125,9 @@ def test_the_printed_command_builds_what_was_inspected(
     report = seko_export.inspect(path)
     config = built_by(report["command"], monkeypatch)
     inspected = stated(report, "model", type(config.model))
-    assert {one: getattr(config.model, one) for one in inspected} == inspected
+    assert {field: getattr(config.model, field) for field in inspected} == inspected
     stream = stated(report, "stream", StreamConfig)
-    assert {one: getattr(config.workload.stream, one) for one in stream} == stream
+    assert {field: getattr(config.workload.stream, field) for field in stream} == stream
     if report["preset"] is not None:
         known = presets()[report["preset"]]
         assert config.model == replace(known.model, name=config.model.name)

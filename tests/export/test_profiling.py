@@ -41,7 +41,7 @@ def test_profile(fp4, invoke, tmp_path):
     setting = export_backend("aoti").named_kernels
     assert any(str(setting) in note for note in report["notes"])  # AOTInductor's kernels carry no names
     written = trace.read_text(encoding="utf-8")
-    assert sum(one["name"] == CHUNK_RANGE for one in json.loads(written)["traceEvents"]) == 2
+    assert sum(event["name"] == CHUNK_RANGE for event in json.loads(written)["traceEvents"]) == 2
     for secret in (str(fp4.folder), str(tmp_path), str(Path.home()), platform.node(), "/tmp"):
         assert f'"{secret}' not in written
     assert f'"{getpass.getuser()}"' not in written
@@ -117,7 +117,7 @@ def test_a_damaged_artifact(artifact, invoke):
 def test_a_gpu_that_the_profiler_does_not_see() -> None:
     """Copies alone are no chunk either: then the profiler did not see into the graph."""
     copies = gpu_trace(captured=True)
-    copies["traceEvents"] = [one for one in copies["traceEvents"] if one["cat"] != "kernel"]
+    copies["traceEvents"] = [event for event in copies["traceEvents"] if event["cat"] != "kernel"]
     for trace in (cpu_trace(), copies):
         with pytest.raises(profiling.MachineError, match="saw no kernel of the GPU"):
             profiling._digest_of(trace, on_device=True)

@@ -57,9 +57,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._see((args, kwargs), made=False)
-        made = func(*args, **(kwargs or {}))
-        self._see(made, made=self._counts)
-        return made
+        result = func(*args, **(kwargs or {}))
+        self._see(result, made=self._counts)
+        return result
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -107,11 +107,11 @@ class TwoMemories(CpuMemory):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A record; of each of its tracks the bytes that were alive before it and most in it; what was told."""
+    """A record; of each of its tracks the bytes that were alive before it and most in it; the steps of its progress."""
 
     record: golden.Record
     tracks: list[tuple[int, int]]
-    told: list[str]
+    steps: list[str]
 
 
 def config_of(scheme: str, **layout: object) -> VideoBuild:
@@ -121,23 +121,23 @@ def config_of(scheme: str, **layout: object) -> VideoBuild:
 
 def recorded(config: VideoBuild, room: int | None) -> Recorded:
     """Record goldens where a stream's buffers may take ``room`` bytes of the device."""
-    weights, told = weights_of(config), list[str]()
+    weights, steps = weights_of(config), list[str]()
     tracks: list[tuple[int, int]] = []
     live, run_eager = LiveBytes(), golden.run_eager
 
     def watched(*args: Any, **options: Any) -> Any:
         gc.collect()
         before = live.most = live.now
-        made = run_eager(*args, **options)
+        recording = run_eager(*args, **options)
         tracks.append((before, live.most))
-        return made
+        return recording
 
     with pytest.MonkeyPatch.context() as patch, live:
         patch.setattr(eager, "torch_memory", lambda _: TwoMemories(live))
         patch.setattr(golden, "buffer_room", lambda *_: room)
         patch.setattr(golden, "run_eager", watched)
-        record = golden.record(config, weights, lambda step, *_: told.append(step))
-    return Recorded(record, tracks, told)
+        record = golden.record(config, weights, lambda step, *_: steps.append(step))
+    return Recorded(record, tracks, steps)
 
 
 def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
@@ -167,10 +167,10 @@ def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
     # What the exact track takes beside its buffers is what it was.
     (before, most), (before_all, most_all) = with_less.tracks[0], with_all.tracks[0]
     assert most - before - device_bytes(buffers) <= most_all - before_all - whole
-    exact = [step for step in with_less.told if config.exact_scheme in step]
+    exact = [step for step in with_less.steps if config.exact_scheme in step]
     assert exact
     assert all(" of its cache on the host" in step for step in exact)
-    assert not any(config.exact_scheme in step and "host" in step for step in with_all.told)
+    assert not any(config.exact_scheme in step and "host" in step for step in with_all.steps)
 
     assert_equal_records(with_less.record, with_all.record)
 
@@ -181,12 +181,12 @@ def test_a_track_has_given_its_memory_back_before_the_next_one_begins(
     """What is alive then is what was recorded: samples of the caches, latents, scales."""
     config, found = resident
     record, least = found.record, device_bytes(make_buffers(config.changed(kv_scheme="fp4")))
-    kept = sum(
-        one.latents.nbytes + sum(t.nbytes for t in one.cache.values()) for one in record.exact.values()
+    recorded_bytes = sum(
+        chunk.latents.nbytes + sum(t.nbytes for t in chunk.cache.values()) for chunk in record.exact.values()
     )
     assert len(found.tracks) == 3
     begun = [before - found.tracks[0][0] for before, _ in found.tracks]
-    assert all(now < recordings * kept + least / 4 for recordings, now in enumerate(begun))
+    assert all(now < recordings * recorded_bytes + least / 4 for recordings, now in enumerate(begun))
 
 
 @pytest.mark.gpu
@@ -207,11 +207,11 @@ def assert_equal_records(ours: golden.Record, theirs: golden.Record) -> None:
     assert (ours.seeds, ours.bounds) == (theirs.seeds, theirs.bounds)
     assert ours.error_vs_exact == theirs.error_vs_exact
     assert equal_tensors(ours.scales, theirs.scales)
-    for made, wanted in ((ours.chunks, theirs.chunks), (ours.exact, theirs.exact)):
-        assert made.keys() == wanted.keys() != set()
+    for chunks, wanted in ((ours.chunks, theirs.chunks), (ours.exact, theirs.exact)):
+        assert chunks.keys() == wanted.keys() != set()
         for number, chunk in wanted.items():
-            assert torch.equal(made[number].latents, chunk.latents)
-            assert equal_tensors(made[number].cache, chunk.cache)
+            assert torch.equal(chunks[number].latents, chunk.latents)
+            assert equal_tensors(chunks[number].cache, chunk.cache)
 
 
 def equal_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> bool:
@@ -228,17 +228,17 @@ def test_14b_with_fp4_and_a_cache_a_pass_is_recorded_on_one_h200(monkeypatch: py
     config = VideoBuild(
         PRESETS["wan-14b"].model, VideoConfig(stream, Schedule.warped(), "fp4"), TargetConfig("cuda")
     )
-    held = CONTEXT + sum(weight_bytes(config, make_pieces(config)).values())
-    free = GPUS["h200"].memory_bytes - held
+    resident = CONTEXT + sum(weight_bytes(config, make_pieces(config)).values())
+    free = GPUS["h200"].memory_bytes - resident
     assert device_bytes(make_buffers(config.as_exact)) > free  # so the device alone is too small
     scratch = layer_scratch(config.as_exact)
     for others in (0, 10 * GB):  # what the engines' compilers hold when the track begins
         room = int(BUFFER_SHARE * (free - others))
         exact = placed_buffers(config.as_exact, room)
-        assert held + device_bytes(exact) + scratch + others < 135 * GB
+        assert resident + device_bytes(exact) + scratch + others < 135 * GB
         assert home_bytes(exact) < 43 * GB  # of 128 beside the GPU: checkpoint and compilers are there too
         assert placed_buffers(config, room) == make_buffers(config)
-    assert held + device_bytes(make_buffers(config)) < 65 * GB
+    assert resident + device_bytes(make_buffers(config)) < 65 * GB
 
 
 def layer_scratch(config: VideoBuild) -> int:

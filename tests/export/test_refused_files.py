@@ -86,7 +86,7 @@ def _write_loras(room: Path) -> None:
     state = load_file(room / "lora")
     key = next(key for key in state if "lora_up" in key)
     save_file(state | {key: state[key][:, :3].contiguous()}, room / "lora-of-two-ranks")
-    save_file({key: one for key, one in state.items() if key.endswith("alpha")}, room / "alphas")
+    save_file({key: tensor for key, tensor in state.items() if key.endswith("alpha")}, room / "alphas")
 
 
 # What is asked for, with files by name; the beginning of the sentence; a part of it.

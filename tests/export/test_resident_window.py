@@ -201,7 +201,8 @@ def test_buffers_are_of_the_largest_call() -> None:
     extra = names.keys() - {buffer.name for buffer in make_buffers(config)}
     assert extra == {"window.k", "window.k_scale", "window.v"}
     assert all(
-        (names[one].role, names[one].row_axis, names[one].shape[:2]) == ("state", 1, (2, 3)) for one in extra
+        (names[name].role, names[name].row_axis, names[name].shape[:2]) == ("state", 1, (2, 3))
+        for name in extra
     )
 
 

@@ -147,8 +147,8 @@ def test_decoding_is_near_its_newest_row():
     row, report = newest("vae_vs_eager", VAE), predict(wished(S1_WISH, no_vae=False))
     assert near(report["decode_s"] * 1e3, row["engine_ms"])
     session = report["session_bytes"]
-    held = report["weight_bytes"]["vae"] + session["decode"] + session["scratch_decode"]
-    assert near(held, row["engine_peak_bytes"])
+    predicted = report["weight_bytes"]["vae"] + session["decode"] + session["scratch_decode"]
+    assert near(predicted, row["engine_peak_bytes"])
 
 
 def test_decoding_a_first_chunk_is_near_its_newest_row():
@@ -173,9 +173,9 @@ def test_a_full_pool_is_near_what_the_one_that_was_filled_took(name, preset, sch
     rows = {"batch": (1,), "sessions": row["value"]}
     report = predict(wished(S1_WISH, preset=preset, kv=scheme, layout=layout, **rows))
     assert near(report["peak_bytes"], row["free_before"] - row["free_after"])
-    one = predict(wished(S1_WISH, preset=preset, kv=scheme, layout=layout, batch=(1,), sessions=1))
-    assert one["sessions_fit"] == report["sessions_fit"]  # whatever the pool that is asked for
-    assert row["value"] - one["sessions_fit"] in (0, 1)  # the sheet's GB are read as 10^9 bytes
+    report_of_one = predict(wished(S1_WISH, preset=preset, kv=scheme, layout=layout, batch=(1,), sessions=1))
+    assert report_of_one["sessions_fit"] == report["sessions_fit"]  # whatever the pool that is asked for
+    assert row["value"] - report_of_one["sessions_fit"] in (0, 1)  # the sheet's GB are read as 10^9 bytes
 
 
 def test_a_pools_calls_and_sessions_are_near_their_newest_rows():
@@ -227,16 +227,16 @@ def test_what_would_fit_is_told_and_does(monkeypatch, share, fewest):
     peak = predict(small)["peak_bytes"]
     monkeypatch.setitem(GPUS, "h200", replace(GPUS["h200"], memory_bytes=int(share * peak)))
     report = predict(small)
-    text, told = show(report), report["would_fit"]
+    text, changes = show(report), report["would_fit"]
     if fewest is None:
-        assert told == []
+        assert changes == []
         assert "no choice of --kv, --fp8, --no-text, --no-vae and fewer --ring-frames fits" in text
         return
-    assert {one["options"].count("--") for one in told} == {fewest}
-    for one in told:
-        assert f"  would fit: {one['options']}, {one['peak_bytes'] / 1e9:.1f} GB" in text
+    assert {change["options"].count("--") for change in changes} == {fewest}
+    for change in changes:
+        assert f"  would fit: {change['options']}, {change['peak_bytes'] / 1e9:.1f} GB" in text
     fields = {"--fp8": {"fp8": True}, "--fp8 --no-vae": {"fp8": True, "no_vae": True}}
-    (chosen,) = [one for one in told if one["options"] in fields]
+    (chosen,) = [change for change in changes if change["options"] in fields]
     again = predict(wished(small, **fields[chosen["options"]]))
     assert (again["fits"], again["peak_bytes"], again["would_fit"]) == (True, chosen["peak_bytes"], [])
 
@@ -292,16 +292,18 @@ def test_a_pool_has_once_what_its_calls_share():
 
 def test_the_table_of_a_pool(invoke):
     wish = ("plan", "--preset", "self-forcing-1.3b", "--gpu", "rtx4090", "--fp4-kv", "--no-text", "--no-vae")
-    told = invoke(*wish, "--sessions", 12, "--batch", "1,2")
+    result = invoke(*wish, "--sessions", 12, "--batch", "1,2")
     report = json.loads(invoke(*wish, "--sessions", 12, "--batch", "1,2", "--json").stdout)
     assert report["pool"] == {"sessions": 12, "buckets": [1, 2]}
-    assert "12 sessions in calls of 1, 2, KV fp4" in told.stdout
+    assert "12 sessions in calls of 1, 2, KV fp4" in result.stdout
     surplus = (report["peak_bytes"] - report["memory_bytes"]) / 1e9
-    assert f"24 GB: {surplus:.2f} GB too much; {report['sessions_fit']} sessions would fit" in told.stdout
-    assert re.search(r"the pool, for all its calls +MB\n  spare row of the KV cache +1698\.3\n", told.stdout)
+    assert f"24 GB: {surplus:.2f} GB too much; {report['sessions_fit']} sessions would fit" in result.stdout
+    assert re.search(
+        r"the pool, for all its calls +MB\n  spare row of the KV cache +1698\.3\n", result.stdout
+    )
     pair = report["calls"]["2"]["chunk_s"] * 1e3
-    assert re.search(rf"\n  2 +{pair:.2f} +{pair / 2:.2f}\n", told.stdout)
-    assert f"12 sessions at {report['real_time_factor']:.2f} x real time, too slow; 0 would" in told.stdout
+    assert re.search(rf"\n  2 +{pair:.2f} +{pair / 2:.2f}\n", result.stdout)
+    assert f"12 sessions at {report['real_time_factor']:.2f} x real time, too slow; 0 would" in result.stdout
     assert "pool" not in invoke(*wish).stdout
 
 

@@ -55,11 +55,11 @@ def test_the_folder_says_everything(folder):
 
 def test_it_is_what_a_build_without_a_checkpoint_takes(folder, tmp_path):
     for named in (None, "sample"):
-        made = plan(folder, named)
-        assert made.checkpoint == folder / "dit.safetensors"
-        assert made.config.model == SAMPLE_MODEL
-        assert (made.config.workload.vae, made.config.workload.text is not None) == (VAE, True)
-        assert made.media == MediaSources(
+        build = plan(folder, named)
+        assert build.checkpoint == folder / "dit.safetensors"
+        assert build.config.model == SAMPLE_MODEL
+        assert (build.config.workload.vae, build.config.workload.text is not None) == (VAE, True)
+        assert build.media == MediaSources(
             folder / "vae.safetensors", folder / "text.safetensors", folder / "tokenizer.json"
         )
     absent = plan(tmp_path / "absent")
@@ -99,23 +99,23 @@ def test_the_samples_own_config_tells_all_of_its_weights(folder):
     named, read = plan(folder, no_vae=True, no_text=True), plan(folder, checkpoint=folder / "dit.safetensors")
     assert read.config.changed(model=replace(read.config.model, name="sample")) == named.config
     assert read.notes == ()
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(told | {"schedule": {"timesteps": ["soon"]}}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"schedule": {"timesteps": ["soon"]}}))
     try:
         with pytest.raises(NotACheckpointError, match="'soon', expected a number above 0"):
             plan(folder, checkpoint=folder / "dit.safetensors")
     finally:
-        (folder / "config.json").write_text(json.dumps(told))
+        (folder / "config.json").write_text(json.dumps(config))
 
 
 def test_it_makes_video_of_a_sentence(folder):
     """The whole pipeline, eager: weights of all four files, prompt, chunks, frames."""
-    made = plan(folder)
-    config = made.config
+    build = plan(folder)
+    config = build.config
     ids = prompt_ids(folder / "tokenizer.json", config, golden.GOLDEN_PROMPT)
     pieces = make_pieces(config)
-    source = load_checkpoint(made.checkpoint, config.model)
-    weights = dict(model_weights(pieces, source, open_media(made.media, config)))
+    source = load_checkpoint(build.checkpoint, config.model)
+    weights = dict(model_weights(pieces, source, open_media(build.media, config)))
     wanted = {
         a.ref.replace("{layer}", "0").removeprefix("weight:") for p in pieces.values() for a in p.parameters
     }
@@ -146,8 +146,8 @@ def test_it_makes_video_of_a_sentence(folder):
     ],
 )
 def test_folders_that_cannot_be(folder, tmp_path, change, words):
-    told = json.loads((folder / "config.json").read_text()) | change
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    config = json.loads((folder / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(NotACheckpointError, match=words):
         read_sample(tmp_path)
 
@@ -168,20 +168,20 @@ def test_tokenizers_are_found_where_encoders_keep_them(tmp_path):
 
 
 def test_sources_that_contradict_the_build_are_refused(folder):
-    made = plan(folder)
+    build = plan(folder)
     with pytest.raises(UsageError, match="expected both or none"):
         MediaSources(text_encoder=folder / "text.safetensors")
     with pytest.raises(UsageError, match="a VAE: True, a file of it is named: None"):
-        open_media(MediaSources(None, made.media.text_encoder, made.media.tokenizer), made.config)
+        open_media(MediaSources(None, build.media.text_encoder, build.media.tokenizer), build.config)
 
 
 def test_the_shipped_sample_is_whole():
     """Its config is read, and its four files hold what it says; numbers are not looked at."""
     sample = read_sample()
-    made = plan(SAMPLE_FOLDER)
-    load_checkpoint(made.checkpoint, sample.model)
-    open_media(made.media, made.config)
-    ids = prompt_ids(SAMPLE_FOLDER / "tokenizer.json", made.config, golden.GOLDEN_PROMPT)
+    build = plan(SAMPLE_FOLDER)
+    load_checkpoint(build.checkpoint, sample.model)
+    open_media(build.media, build.config)
+    ids = prompt_ids(SAMPLE_FOLDER / "tokenizer.json", build.config, golden.GOLDEN_PROMPT)
     assert ids is not None
     assert torch.count_nonzero(ids == 2) == 0  # every word of the golden's prompt is known
     assert sum(file.stat().st_size for file in SAMPLE_FOLDER.iterdir()) <= 25_000_000
@@ -189,10 +189,10 @@ def test_the_shipped_sample_is_whole():
 
 def write_sample_of_another_family(folder: Path, **changes: object) -> Path:
     """Write a sample without media of its own; its weights are not looked at here."""
-    told = {"format_version": 1, "media": "sample", "model": asdict(WORLD), "stream": asdict(SAMPLE_STREAM),
+    config = {"format_version": 1, "media": "sample", "model": asdict(WORLD), "stream": asdict(SAMPLE_STREAM),
             "schedule": {"timesteps": [1000.0, 500.0], "shift": 5.0}, **changes}  # fmt: skip
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
@@ -201,10 +201,10 @@ def test_a_checkpoint_may_be_the_folder_of_a_sample_of_any_family(tmp_path):
     folder = write_sample_of_another_family(tmp_path / "world")
     shipped = read_sample()
     for named in (None, "sample"):
-        made = resolved(named, checkpoint=folder)
-        assert made.checkpoint == folder / "dit.safetensors"
-        assert made.config.model == WORLD
-        assert (made.config.workload.vae, made.config.workload.text, made.media) == (
+        build = resolved(named, checkpoint=folder)
+        assert build.checkpoint == folder / "dit.safetensors"
+        assert build.config.model == WORLD
+        assert (build.config.workload.vae, build.config.workload.text, build.media) == (
             shipped.vae,
             shipped.text,
             shipped.media,

@@ -278,12 +278,12 @@ def test_conditioning_frames_are_neither_drawn_nor_moved(given):
     model, stream, x, v, seeds, frames = make_advance()
     count, draw = torch.tensor(given), torch.tensor([0])
     sigma, after = torch.tensor([0.9375]), torch.tensor([0.625])
-    held = x.masked_fill(torch.ones(2, 1, 2, 1, 1).bool(), torch.nan)  # what is not taken must not leak
+    latents = x.masked_fill(torch.ones(2, 1, 2, 1, 1).bool(), torch.nan)  # what is not taken must not leak
     for row, frames_given in enumerate(given):
-        held[row, :, :frames_given] = x[row, :, :frames_given]
-    begun = Noise(model, stream)(seeds, frames, draw, held, count)
+        latents[row, :, :frames_given] = x[row, :, :frames_given]
+    begun = Noise(model, stream)(seeds, frames, draw, latents, count)
     moved = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, count)
-    drawn = Noise(model, stream)(seeds, frames, draw, held, NONE_GIVEN)
+    drawn = Noise(model, stream)(seeds, frames, draw, latents, NONE_GIVEN)
     free = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, NONE_GIVEN)
     for row, frames_given in enumerate(given):
         for frame in range(2):

@@ -41,29 +41,29 @@ def check_bill(bill: dict) -> None:
     assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
     assert SERIAL.fullmatch(bill["serialNumber"])
     components = [bill["metadata"]["component"], *bill["components"]]
-    for one in components:
-        assert set(one) <= COMPONENT_FIELDS
-        assert one["type"] in COMPONENT_TYPES
-        assert isinstance(one["name"], str)
-        assert one["name"]
-        assert isinstance(one.get("version", ""), str)
-        licences = one.get("licenses", [])
+    for part in components:
+        assert set(part) <= COMPONENT_FIELDS
+        assert part["type"] in COMPONENT_TYPES
+        assert isinstance(part["name"], str)
+        assert part["name"]
+        assert isinstance(part.get("version", ""), str)
+        licences = part.get("licenses", [])
         # either one expression alone, or licences each by id or name
         assert [set(entry) for entry in licences] in ([{"expression"}], [{"license"}] * len(licences))
         for entry in licences:
-            told = entry.get("expression") or entry["license"]["name"]
-            assert isinstance(told, str)
-            assert told
-        assert all(set(entry) == {"name", "value"} for entry in one.get("properties", []))
+            licence = entry.get("expression") or entry["license"]["name"]
+            assert isinstance(licence, str)
+            assert licence
+        assert all(set(entry) == {"name", "value"} for entry in part.get("properties", []))
     refs = [component["bom-ref"] for component in components]
     assert len(set(refs)) == len(refs)
-    assert {one["phase"] for one in bill["metadata"]["lifecycles"]} <= PHASES
-    named = [one["ref"] for one in bill["dependencies"]]
+    assert {lifecycle["phase"] for lifecycle in bill["metadata"]["lifecycles"]} <= PHASES
+    named = [dependency["ref"] for dependency in bill["dependencies"]]
     assert len(set(named)) == len(named)
-    for one in bill["dependencies"]:
-        assert set(one) == {"ref", "dependsOn"}
-        assert len(set(one["dependsOn"])) == len(one["dependsOn"])
-        assert {one["ref"], *one["dependsOn"]} <= set(refs)
+    for dependency in bill["dependencies"]:
+        assert set(dependency) == {"ref", "dependsOn"}
+        assert len(set(dependency["dependsOn"])) == len(dependency["dependsOn"])
+        assert {dependency["ref"], *dependency["dependsOn"]} <= set(refs)
 
 
 @pytest.fixture
@@ -94,31 +94,35 @@ def test_the_check_can_fail(bill, damage):
 
 
 def test_it_names_the_toolchain_with_versions_and_licences(bill):
-    found = {one["name"]: one for one in bill["components"]}
+    components = {component["name"]: component for component in bill["components"]}
     for name in ("torch", "numpy", "safetensors", "tokenizers", "triton", "sympy", "seko-runtime"):
-        assert found[name]["version"] == metadata.version(name)
-        assert found[name]["licenses"], name
-    assert {"python", "c++"} <= set(found)
-    assert found["torch"]["purl"] == "pkg:pypi/torch@" + metadata.version("torch").replace("+", "%2B")
-    torch = next(one for one in bill["dependencies"] if one["ref"] == found["torch"]["bom-ref"])
-    assert found["sympy"]["bom-ref"] in torch["dependsOn"]
-    assert "pytest" not in found  # an extra's
+        assert components[name]["version"] == metadata.version(name)
+        assert components[name]["licenses"], name
+    assert {"python", "c++"} <= set(components)
+    assert components["torch"]["purl"] == "pkg:pypi/torch@" + metadata.version("torch").replace("+", "%2B")
+    torch = next(
+        dependency
+        for dependency in bill["dependencies"]
+        if dependency["ref"] == components["torch"]["bom-ref"]
+    )
+    assert components["sympy"]["bom-ref"] in torch["dependsOn"]
+    assert "pytest" not in components  # an extra's
 
 
 def test_cuda_is_named_where_the_engines_are_for_a_gpu(tmp_path):
     sbom.write_sbom(tmp_path, "tiny", "13.0")
-    found = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
-    check_bill(found)
-    assert {"cuda": "13.0"}.items() <= {one["name"]: one["version"] for one in found["components"]}.items()
+    bill = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
+    check_bill(bill)
+    assert {"cuda": "13.0"}.items() <= {
+        component["name"]: component["version"] for component in bill["components"]
+    }.items()
 
 
 def test_a_merged_lora_is_named_with_weight_and_digest(tmp_path):
     sbom.write_sbom(tmp_path, "tiny", None, adapters=(MergedLora("style.safetensors", 0.8, "ab" * 32),))
-    found = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
-    check_bill(found)
-    (lora,) = (
-        component for component in found["components"] if component["type"] == "machine-learning-model"
-    )
+    bill = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
+    check_bill(bill)
+    (lora,) = (component for component in bill["components"] if component["type"] == "machine-learning-model")
     assert lora["name"] == "style.safetensors"
     assert lora["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
     assert lora["properties"] == [{"name": "seko:lora-weight", "value": "0.8"}]
@@ -127,10 +131,10 @@ def test_a_merged_lora_is_named_with_weight_and_digest(tmp_path):
 def test_a_package_that_states_no_licence_says_so(bill, monkeypatch, tmp_path):
     monkeypatch.setattr(sbom, "_licences", lambda _: [])
     sbom.write_sbom(tmp_path, "tiny", None)
-    found = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
-    check_bill(found)
-    assert found["serialNumber"] != bill["serialNumber"]
-    libraries = [component for component in found["components"] if component["type"] == "library"]
+    new_bill = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
+    check_bill(new_bill)
+    assert new_bill["serialNumber"] != bill["serialNumber"]
+    libraries = [component for component in new_bill["components"] if component["type"] == "library"]
     assert all(component["properties"][0]["value"] == "not stated by the package" for component in libraries)
 
 

@@ -58,10 +58,10 @@ def written(path: Path, config: TaehvConfig, weights: Weights | None = None) -> 
 def test_a_stream_is_flashdreams(config: TaehvConfig) -> None:
     weights, latents = random_weights(config), some_latents(config)
     truth = Oracle(weights, config.z_dim, config.widths).decode(latents, CUT)
-    found = stream(config, weights, latents)
-    assert found.shape == (4 * sum(CUT) - 3, 3, 3 * 8 * config.patch_size, 5 * 8 * config.patch_size)
+    frames = stream(config, weights, latents)
+    assert frames.shape == (4 * sum(CUT) - 3, 3, 3 * 8 * config.patch_size, 5 * 8 * config.patch_size)
     assert_contrast(truth)
-    torch.testing.assert_close(found, truth, **EXACT)
+    torch.testing.assert_close(frames, truth, **EXACT)
 
 
 @pytest.mark.parametrize(("config", "layers"), [(TAE_SUPER, SUPER), (TAE_2_1, TINY), (TAE_2_2, TINY)])
@@ -108,8 +108,8 @@ def test_rows_of_more_frames_than_a_layer_makes_are_cut(tmp_path: Path) -> None:
     truth = Oracle({name: value.double() for name, value in stored.items()}, 16, TAE_2_1.widths).decode(
         latents, CUT
     )
-    found = stream(TAE_2_1, {name: checkpoint[name] for name in checkpoint.names}, latents)
-    torch.testing.assert_close(found, truth, **EXACT)
+    frames = stream(TAE_2_1, {name: checkpoint[name] for name in checkpoint.names}, latents)
+    torch.testing.assert_close(frames, truth, **EXACT)
 
 
 @pytest.mark.parametrize("name", ["lighttaew2_1.pth", *(f"{name}.safetensors" for name in VAE.presets)])

@@ -103,6 +103,6 @@ def test_the_video_is_the_naive_decoders(name: str, tmp_path: Path, monkeypatch:
         torch.tensor(values, dtype=torch.float64).view(-1, 1, 1, 1) for values in (LATENTS_MEAN, LATENTS_STD)
     )
     truth = decoded(weights, torch.cat(latents, 1).double() * std + mean, 1, TINY) * 255
-    found = torch.cat(video).permute(0, 3, 1, 2).double()
-    assert found.std() > 10
-    assert (found - truth).abs().max() <= LAST_LEVEL
+    pixels = torch.cat(video).permute(0, 3, 1, 2).double()
+    assert pixels.std() > 10
+    assert (pixels - truth).abs().max() <= LAST_LEVEL

@@ -48,9 +48,9 @@ def some_ids(lengths: tuple[int, ...], tokens: int = TOKENS) -> Tensor:
 
 
 def encoder(config: TextEncoderConfig = SMALL, dtype: torch.dtype = torch.float32) -> TextEncoder:
-    made = TextEncoder(config, dtype).eval().requires_grad_(False)
-    made.load_state_dict(some_weights(config))
-    return made
+    model = TextEncoder(config, dtype).eval().requires_grad_(False)
+    model.load_state_dict(some_weights(config))
+    return model
 
 
 def theirs(config: TextEncoderConfig):

@@ -41,12 +41,12 @@ def random_layer(channels_in: int, channels_out: int, side: int, dtype: torch.dt
 
 def streamed(layer: CausalConv3d, clip: Tensor, cut: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
     """What the layer makes of the parts of a clip, and the frames that it carries from each."""
-    made, carried, kept = [], [], None
+    made, carried, earlier = [], [], None
     for part in clip.split(cut, dim=2):
-        caches = FrameCaches(kept)
+        caches = FrameCaches(earlier)
         made.append(layer(wan_vae_layers.channels_last(part), caches))
-        kept = caches.kept
-        carried += kept
+        earlier = caches.kept
+        carried += earlier
     return made, carried
 
 
@@ -73,9 +73,9 @@ def test_a_stream_is_the_plain_convolution(
     plain, plainly_kept = streamed(layer, clip, cut)
     monkeypatch.setattr(wan_vae_layers, "by_cudnn", lambda _: True)
     ours, kept = streamed(layer, clip, cut)
-    for found, expected in zip(ours, plain, strict=True):
-        assert found.shape == expected.shape
-        assert relative_error(found, expected) <= VAE[dtype]
+    for frames, expected in zip(ours, plain, strict=True):
+        assert frames.shape == expected.shape
+        assert relative_error(frames, expected) <= VAE[dtype]
     assert all(torch.equal(*pair) for pair in zip(kept, plainly_kept, strict=True))
 
 
@@ -99,10 +99,10 @@ def test_few_filters_are_a_matmul(
 ) -> None:
     x, weight, bias = some_convolution(rows, frames, side, taps, dtype)
     expected = F.conv3d(x, weight, bias, padding=(0, taps[1] // 2, taps[2] // 2))
-    found = conv_of_few_filters(x, weight, bias)
-    assert found.shape == expected.shape
-    assert found.dtype is dtype
-    assert relative_error(found, expected) <= VAE[dtype]
+    y = conv_of_few_filters(x, weight, bias)
+    assert y.shape == expected.shape
+    assert y.dtype is dtype
+    assert relative_error(y, expected) <= VAE[dtype]
 
 
 def test_the_sum_of_taps_is_not_rounded_on_the_way() -> None:
@@ -134,15 +134,15 @@ def test_compiled_the_products_lie_in_memory_once(tmp_path, monkeypatch) -> None
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    given = some_convolution(1, 3, (5, 7), (3, 3, 3), torch.float32)
+    arguments = some_convolution(1, 3, (5, 7), (3, 3, 3), torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own, of its parts
         from torch._inductor import config
         from torch._inductor.utils import run_and_get_code
 
         with config.patch(compile_threads=1):
-            found, (code,) = run_and_get_code(torch.compile(conv_of_few_filters, fullgraph=True), *given)
-    assert relative_error(found, conv_of_few_filters(*given)) <= VAE[torch.float32]
+            found, (code,) = run_and_get_code(torch.compile(conv_of_few_filters, fullgraph=True), *arguments)
+    assert relative_error(found, conv_of_few_filters(*arguments)) <= VAE[torch.float32]
     allocated = re.findall(r"= empty_strided_cpu\(\(([\d, ]+)\)", code)
     numbers = [math.prod(map(int, filter(None, shape.split(", ")))) for shape in allocated]
     weight, products, result = 81 * 12, 81 * 5 * 35, found.numel()
@@ -223,9 +223,9 @@ def test_a_small_convolution_on_a_cpu_is_the_plain_one(
     ours, kept = streamed(layer, clip, cut)
     monkeypatch.setattr(wan_vae_layers, "without_onednn", lambda _: False)
     plain, plainly_kept = streamed(layer, clip, cut)
-    for found, expected in zip(ours, plain, strict=True):
-        assert found.shape == expected.shape
-        assert relative_error(found, expected) <= VAE[torch.float32]
+    for frames, expected in zip(ours, plain, strict=True):
+        assert frames.shape == expected.shape
+        assert relative_error(frames, expected) <= VAE[torch.float32]
     assert all(torch.equal(*pair) for pair in zip(kept, plainly_kept, strict=True))
 
 
@@ -253,5 +253,5 @@ def test_the_traced_call_can_be_replayed(first: bool) -> None:
     assert not program.graph_signature.user_inputs_to_mutate
     (last,) = (node for node in program.graph.nodes if node.target is torch.ops.aten.mm.default)
     assert last.args[0].meta["val"].shape == (27 * 3, 8)
-    for found, expected in zip(program.module()(*inputs), eager(*inputs), strict=True):
-        assert relative_error(found, expected) <= VAE[torch.float32]
+    for result, expected in zip(program.module()(*inputs), eager(*inputs), strict=True):
+        assert relative_error(result, expected) <= VAE[torch.float32]

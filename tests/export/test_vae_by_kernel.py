@@ -153,19 +153,19 @@ def test_some_convolutions_of_a_call_may_be_the_kernels(first: bool, convolved: 
     half = OwnOracle(torch.float32, tiles_of=wide_only).half(VaeDecode, first=first, frames=2)
     convolved.clear()
     shapes = () if first else decoder_cache_shapes(SMALL, 1, HEIGHT, WIDTH)
-    given = (clip(SMALL, VaeDecode, 2), *(torch.randn(shape) for shape in shapes))
-    expected = plain(*given)
+    arguments = (clip(SMALL, VaeDecode, 2), *(torch.randn(shape) for shape in shapes))
+    expected = plain(*arguments)
     assert not convolved
-    found = half(*given)
+    results = half(*arguments)
     assert {weight.shape[3] for weight in convolved} == {4 * SMALL.base_dim}
     names = dict(half.named_parameters())
     for name, weight in plain.named_parameters():
         if name not in names:
             assert name.removesuffix("weight") + "filters" in names
             assert len(weight) == 4 * SMALL.base_dim
-    assert all(relative_error(*pair) <= VAE[torch.float32] for pair in zip(found, expected, strict=True))
-    assert all(cache.is_contiguous() for cache in found[1:])
-    assert all(cache.untyped_storage().nbytes() == cache.nbytes for cache in found[1:])
+    assert all(relative_error(*pair) <= VAE[torch.float32] for pair in zip(results, expected, strict=True))
+    assert all(cache.is_contiguous() for cache in results[1:])
+    assert all(cache.untyped_storage().nbytes() == cache.nbytes for cache in results[1:])
 
 
 def in_fp8(place: Convolution) -> ConvTiles | None:

@@ -109,21 +109,21 @@ def test_means_and_repeats_cell_by_cell(channels: int, channels_out: int, in_tim
     fine = torch.randn(1, channels, frames, 2 * height, 2 * width, generator=generator, dtype=torch.float64)
     lead = -frames % in_time
     padded = torch.cat((torch.zeros_like(fine[:, :, :lead]), fine), 2)
-    found = averaged(fine, channels_out, in_time, side)
-    assert found.shape == (1, channels_out, (frames + lead) // in_time, height, width)
+    means = averaged(fine, channels_out, in_time, side)
+    assert means.shape == (1, channels_out, (frames + lead) // in_time, height, width)
     per_cell = in_time * side**2
     length = channels * per_cell // channels_out
     places = list(product(range(channels), range(in_time), range(side), range(side)))
-    for t, y, x in product(range(found.shape[2]), range(height), range(width)):
+    for t, y, x in product(range(means.shape[2]), range(height), range(width)):
         numbers = [padded[0, c, in_time * t + a, side * y + b, side * x + d] for c, a, b, d in places]
         for part in range(channels_out):
             mean = sum(numbers[part * length : (part + 1) * length]) / length
-            assert torch.isclose(found[0, part, t, y, x], torch.as_tensor(mean), rtol=1e-12)
-    back = repeated(found, channels, in_time, side)
+            assert torch.isclose(means[0, part, t, y, x], torch.as_tensor(mean), rtol=1e-12)
+    back = repeated(means, channels, in_time, side)
     assert back.shape == padded.shape
-    for t, y, x in product(range(found.shape[2]), range(height), range(width)):
+    for t, y, x in product(range(means.shape[2]), range(height), range(width)):
         for number, (c, a, b, d) in enumerate(places):
-            source = found[0, number // length, t, y, x]
+            source = means[0, number // length, t, y, x]
             assert back[0, c, in_time * t + a, side * y + b, side * x + d] == source
 
 

@@ -106,10 +106,10 @@ def test_a_stream_from_a_picture_is_what_diffusers_decodes(artifact: Path, oracl
     assert (clip[:, :, :1] - encoded).abs().max() <= 1e-5 * encoded.abs().max()
     decoded = oracle.decode(clip * STD + MEAN).sample[0]
     expected = ((decoded + 1) * 127.5).round().permute(1, 2, 3, 0)
-    found = torch.cat(pictures)
-    assert found.shape == expected.shape == (4 * 4 * CHUNK - 3, HEIGHT, WIDTH, 3)
-    assert found.unique().numel() > 100
-    assert (found.float() - expected).abs().max() <= LAST_LEVEL
+    frames = torch.cat(pictures)
+    assert frames.shape == expected.shape == (4 * 4 * CHUNK - 3, HEIGHT, WIDTH, 3)
+    assert frames.unique().numel() > 100
+    assert (frames.float() - expected).abs().max() <= LAST_LEVEL
 
 
 def test_a_vae_is_written_once_and_in_known_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,10 +136,10 @@ def test_calls_are_pure(kind: type[VaeDecode] | type[VaeEncode], frames: int, or
     before = [cache.clone() for cache in caches]
     again = steady(clip[:, :, begin:], *caches)[1:]
     assert all(torch.equal(*pair) for pair in zip(caches, before, strict=True))
-    for given in (caches, again):
-        assert tuple(tuple(cache.shape) for cache in given) == table
-        assert all(cache.is_contiguous() for cache in given)
-        assert all(cache.untyped_storage().nbytes() == cache.nbytes for cache in given)
+    for tensors in (caches, again):
+        assert tuple(tuple(cache.shape) for cache in tensors) == table
+        assert all(cache.is_contiguous() for cache in tensors)
+        assert all(cache.untyped_storage().nbytes() == cache.nbytes for cache in tensors)
     storages = {tensor.untyped_storage().data_ptr() for tensor in (*caches, *again)}
     assert len(storages) == 2 * len(table)
     assert len(table) == steady.cache_count

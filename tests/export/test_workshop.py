@@ -120,9 +120,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next(place, capsys):
     """And what others work in stays, as does what is somebody's own."""
     (place / "seko-1700000000").mkdir()
     killed_in_a_workshop("seko-y-")
-    with workshop("seko-x-") as held:
+    with workshop("seko-x-") as own_folder:
         killed_in_a_workshop("seko-x-")
-        stays = sorted(path.name for path in place.iterdir() if "-x-" not in path.name or path == held)
+        stays = sorted(path.name for path in place.iterdir() if "-x-" not in path.name or path == own_folder)
         assert len(stays) == 3
         assert len(list(place.iterdir())) == 4
         with workshop("seko-x-") as folder:

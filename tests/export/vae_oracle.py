@@ -19,8 +19,8 @@ SMALL_2_2 = replace(VAE_PRESETS["wan-2.2"], base_dim=8, decoder_base_dim=12)
 
 def diffusers_vae(config: WanVaeConfig) -> AutoencoderKLWan:
     """Return diffusers' class of these dimensions."""
-    made: AutoencoderKLWan = AutoencoderKLWan.from_config(vae_diffusers_config(config))
-    return made
+    vae: AutoencoderKLWan = AutoencoderKLWan.from_config(vae_diffusers_config(config))
+    return vae
 
 
 class VaeOracle:

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(bases: Bases, folder: Path, options: argparse.Namespace) -> int:
-    told: Counter[str] = Counter()
+    endings: Counter[str] = Counter()
     named = options.named or (sorted(CORPUS) if options.corpus else [])
     alone = options.case is not None or bool(options.named)
     first, count = (options.first, options.cases) if options.case is None else (options.case, 1)
@@ -69,12 +69,12 @@ def _run(bases: Bases, folder: Path, options: argparse.Namespace) -> int:
             outcome = run_case(bases, options.seed, run, folder)
             kind, again = drawn(options.seed, run)[0].name, f"--case {run} --seed {options.seed}"
         shutil.rmtree(folder)
-        told[f"{kind:12} {outcome.ending}"] += 1
+        endings[f"{kind:12} {outcome.ending}"] += 1
         uncaught += not outcome.caught
         if alone or options.verbose or not outcome.caught:
             _tell(kind, outcome, again)
     if not alone:
-        for line, times in sorted(told.items()):
+        for line, times in sorted(endings.items()):
             print(f"{times:6} {line}")
     print(f"{len(runs)} cases, {uncaught} uncaught")
     return int(uncaught > 0)

@@ -120,13 +120,13 @@ def make_bases(room: Path, *, with_sample: bool = True) -> Bases:
     bases = Bases(room)
     whole = toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
     streamed = _streamed()
-    made: dict[str, tuple[VideoManifest, Callables, dict[str, torch.Tensor]]] = {
+    artifacts: dict[str, tuple[VideoManifest, Callables, dict[str, torch.Tensor]]] = {
         "whole": (whole, toy_whole.eager_engines(), toy_whole.whole_weights()),
         "pool": (toy_pool.pool_manifest(), toy_pool.pool_engines(), toy_pool.pool_weights()),
         "streamed": (streamed, toy.eager_engines(), toy.toy_weights(STREAMED_LAYERS)),
         "reference": (_with_references(), toy_whole.eager_engines(), toy_whole.whole_weights(2)),
     }
-    for name, (manifest, engines, weights) in made.items():
+    for name, (manifest, engines, weights) in artifacts.items():
         bases.artifacts[name] = _written(room / name, manifest, engines, weights)
     if with_sample:
         bases.artifacts["sample"] = _sample(room / "sample")
@@ -198,8 +198,10 @@ def _written(
         put(folder / spec.file, content)
         DoubleBackend.engines[hashlib.sha256(content).hexdigest()] = engines[spec.name]
     for file in {weight.file for weight in manifest.weights}:
-        held = {one.name: weights[one.name].numpy() for one in manifest.weights if one.file == file}
-        toy.write_safetensors(folder / file, held)
+        tensors = {
+            weight.name: weights[weight.name].numpy() for weight in manifest.weights if weight.file == file
+        }
+        toy.write_safetensors(folder / file, tensors)
     if manifest.workload.text is not None:
         put(folder / toy_whole.TOKENIZER, toy_whole.tokenizer_json())
     if manifest.workload.golden is not None:
@@ -217,8 +219,8 @@ def _write_golden(folder: Path, manifest: VideoManifest, golden: Golden) -> None
     text = None if golden.prompt is not None else toy.toy_text(manifest.call_rows)
     reference = reference_of(manifest) if golden.reference is not None else None
     with open_artifact(folder) as artifact:
-        given = {"prompt": golden.prompt} if text is None else {"text": text}
-        with open_stacked(artifact, golden.seeds, reference=reference, **given) as session:  # type: ignore[arg-type]
+        prompt = {"prompt": golden.prompt} if text is None else {"text": text}
+        with open_stacked(artifact, golden.seeds, reference=reference, **prompt) as session:  # type: ignore[arg-type]
             if golden.text is not None:
                 tensors[golden.text] = session._rows.device().buffers["text.embeddings"].numpy().copy()
             for number in range(golden.chunks[-1] + 1):

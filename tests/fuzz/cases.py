@@ -76,7 +76,7 @@ def install_double() -> None:
 def drawn(seed: int, number: int) -> tuple[Kind, Random]:
     """Return the kind of a case, and the generator that its choices come from; the same numbers are the same case."""
     random = Random(f"{seed} {number}")
-    (kind,) = random.choices(KINDS, [one.weight for one in KINDS])
+    (kind,) = random.choices(KINDS, [kind.weight for kind in KINDS])
     return kind, random
 
 
@@ -122,18 +122,18 @@ def judged(error: Exception, codes: tuple[int, ...]) -> str | None:
         raise NotGoodEnoughError(f"a message of {len(message)} letters")
     if not all(letter.isprintable() for letter in message.replace("\n", " ")):
         raise NotGoodEnoughError(f"a message with control characters: {message[:200]!r}")
-    if any(isinstance(one, MemoryError) or getattr(one, "errno", 0) == ENOMEM for one in chain(error)):
+    if any(isinstance(cause, MemoryError) or getattr(cause, "errno", 0) == ENOMEM for cause in chain(error)):
         raise NotGoodEnoughError("the memory limit stopped it, and not a check")
     return type(error).__name__
 
 
 def chain(error: BaseException) -> list[BaseException]:
     """An error and all that it was raised from or while."""
-    found: list[BaseException] = []
+    causes: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:
-        one = left.pop()
-        if one is not None and one not in found:
-            found.append(one)
-            left += [one.__cause__, one.__context__]
-    return found
+        cause = left.pop()
+        if cause is not None and cause not in causes:
+            causes.append(cause)
+            left += [cause.__cause__, cause.__context__]
+    return causes

@@ -74,7 +74,7 @@ def opened(base: Base, folder: Path, change: Callable[[Tree], object]) -> None:
 
 def engine(tree: Tree, name: str) -> Tree:
     """The table of an engine."""
-    return next(one for one in tree["engines"] if one["name"] == name)
+    return next(engine for engine in tree["engines"] if engine["name"] == name)
 
 
 @named(4)
@@ -247,8 +247,8 @@ def header_of_very_many_tensors(bases: Bases, folder: Path) -> None:  # noqa: AR
 
 def _many_tensors() -> bytes:
     """A safetensors file of a quarter of a million empty tensors, and a byte too many."""
-    one = '"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
-    header = ("{" + ",".join(one % number for number in range(250_000)) + "}").encode()
+    entry = '"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    header = ("{" + ",".join(entry % number for number in range(250_000)) + "}").encode()
     return len(header).to_bytes(8, "little") + header + b"x"
 
 

@@ -110,9 +110,9 @@ def damage_json(document: Document, random: Random, least_depth: int = 1) -> str
         spot = _chosen(document.tree, random, least_depth)
         if spot is None:
             return "nothing to damage"
-        told = random.choice(_JSON_STEPS)(document, *spot, random)
-        if told:
-            return told
+        damage = random.choice(_JSON_STEPS)(document, *spot, random)
+        if damage:
+            return damage
     return "nothing fitted"
 
 
@@ -149,7 +149,7 @@ def damage_bytes(content: bytes, random: Random, block: int = 1) -> tuple[bytes,
     elif kind == "zero":
         data[at : at + length] = bytes(len(data[at : at + length]))
     elif kind == "number":
-        number = int(random.choice([one for one in NUMBERS if isinstance(one, int)]))
+        number = int(random.choice([value for value in NUMBERS if isinstance(value, int)]))
         data[at : at + 8] = (number & ((1 << 64) - 1)).to_bytes(8, random.choice(("little", "big")))
     elif kind == "noise":
         data[at : at + length] = random.randbytes(len(data[at : at + length]))
@@ -237,7 +237,7 @@ def _swap(document: Document, place: Any, key: Any, random: Random) -> str:
 
 def _alias(document: Document, place: Any, key: Any, random: Random) -> str:
     """Take the value of another spot with that key: two names of one thing."""
-    same = [one[name] for one, name in document.spots() if name == key and one[name] != place[key]]
+    same = [parent[name] for parent, name in document.spots() if name == key and parent[name] != place[key]]
     if not same:
         return ""
     place[key] = copy.deepcopy(random.choice(same))

@@ -152,20 +152,20 @@ class _TellingList(list[str]):
 def _judged(
     work: Callable[[list[str]], str], judge: Callable[[Exception], str | None], notes: list[str]
 ) -> Outcome:
-    told = ""
+    prefix = ""
     try:
         return Outcome(True, work(notes), "", _joined(notes))
     except Exception as error:
         try:
             ending = judge(error)
         except NotGoodEnoughError as refusal:
-            ending, told = None, f"{refusal}: "
+            ending, prefix = None, f"{refusal}: "
         if ending is not None:
             return Outcome(True, ending, str(error)[:400], _joined(notes))
         return Outcome(
             False,
             type(error).__name__,
-            told + "".join(traceback.format_exception(error))[-3000:],
+            prefix + "".join(traceback.format_exception(error))[-3000:],
             _joined(notes),
         )
     except BaseException as error:  # a panic of native code comes as one, and is nobody's interrupt here

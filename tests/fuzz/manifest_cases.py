@@ -60,14 +60,14 @@ def member_case(bases: Bases, random: Random, folder: Path, notes: list[str]) ->
     name = random.choice(names)
     content = (place / name).read_bytes()
     if name.endswith(".safetensors") and random.random() < 0.7:
-        content, told = damage_header(content, random)
+        content, damage = damage_header(content, random)
     elif name.endswith(".json") and random.random() < 0.7:
         document = Document(json.loads(content))
-        told = damage_json(document, random)
+        damage = damage_json(document, random)
         content = document.encoded()
     else:
-        content, told = damage_bytes(content, random)
-    notes.append(f"{base.name}, {name}: {told}")
+        content, damage = damage_bytes(content, random)
+    notes.append(f"{base.name}, {name}: {damage}")
     put(place / name, content)
     list_anew(base, place, (name,))
     return use_artifact(place, random)
@@ -77,11 +77,11 @@ def damage_header(content: bytes, random: Random) -> tuple[bytes, str]:
     """Damage the JSON header of a safetensors file; its length is right again, mostly."""
     size = int.from_bytes(content[:8], "little")
     document = Document(json.loads(content[8 : 8 + size]))
-    told = damage_json(document, random)
+    damage = damage_json(document, random)
     header = document.encoded()
     header += b" " * (-len(header) % 8)
     said = len(header) if random.random() < 0.95 else random.choice((0, 1, 1 << 24, 1 << 40, (1 << 64) - 1))
-    return said.to_bytes(8, "little") + header + content[8 + size :], told
+    return said.to_bytes(8, "little") + header + content[8 + size :], damage
 
 
 def list_anew(base: Base, place: Path, names: tuple[str, ...]) -> None:
@@ -135,11 +135,11 @@ def use_artifact(place: Path, random: Random) -> str:
 def replay(artifact: OpenArtifact) -> str:
     """Make a chunk, and compare a short golden."""
     manifest = artifact.manifest
-    given = _given(manifest)
+    opening = _given(manifest)
     if manifest.pool is not None:
-        with artifact.open_pool() as pool, pool.open_session(**given) as session:
+        with artifact.open_pool() as pool, pool.open_session(**opening) as session:
             return _chunk(session, manifest)
-    with open_stacked(artifact, **given) as session:
+    with open_stacked(artifact, **opening) as session:
         ending = _chunk(session, manifest)
     if (
         ending == "ran"
@@ -168,16 +168,16 @@ def _chunk(session: Session | Session, manifest: VideoManifest) -> str:
 
 def _given(manifest: VideoManifest) -> dict[str, Any]:
     """What a caller gives to a session: a sentence or embeddings, and reference frames, where it takes some."""
-    given: dict[str, Any] = {}
+    opening: dict[str, Any] = {}
     embeddings = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
     if manifest.workload.text is not None:
-        given["prompt"] = PROMPT
+        opening["prompt"] = PROMPT
     elif embeddings is not None:
         rows = 1 if manifest.pool is not None else manifest.call_rows
-        given["text"] = np.broadcast_to(np.float32(1), (rows, *embeddings.shape[1:]))
+        opening["text"] = np.broadcast_to(np.float32(1), (rows, *embeddings.shape[1:]))
     if manifest.workload.stream.reference_frames:
-        given["reference"] = reference_of(manifest)
-    return given
+        opening["reference"] = reference_of(manifest)
+    return opening
 
 
 def command(arguments: list[str]) -> str:
@@ -185,7 +185,7 @@ def command(arguments: list[str]) -> str:
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         code = main(arguments)
-    told = stderr.getvalue()
-    if code not in CLI_CODES or "Traceback" in told or len(told) > 1 << 14:
-        raise AssertionError(f"{arguments[0]} ended with {code}: {told[:500]!r}")
+    message = stderr.getvalue()
+    if code not in CLI_CODES or "Traceback" in message or len(message) > 1 << 14:
+        raise AssertionError(f"{arguments[0]} ended with {code}: {message[:500]!r}")
     return f"exit code {code}"

@@ -11,7 +11,7 @@ from typing import Any
 from .damage import NUMBERS, Document
 
 Tree = dict[str, Any]
-SIZES = tuple(one for one in NUMBERS if isinstance(one, int) and one > 0)
+SIZES = tuple(number for number in NUMBERS if isinstance(number, int) and number > 0)
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "uint8", "int8", "int32", "int64", "bool")
 ROLES = ("cache", "session", "host", "state", "lane")
 
@@ -19,9 +19,9 @@ ROLES = ("cache", "session", "host", "state", "lane")
 def change_manifest(document: Document, random: Random) -> str:
     """Change a manifest once, with the right types; return what was done, for people."""
     for _ in range(20):
-        told = random.choice(_STEPS)(document.tree, random)
-        if told:
-            return told
+        change = random.choice(_STEPS)(document.tree, random)
+        if change:
+            return change
     return "nothing fitted"
 
 
@@ -72,7 +72,7 @@ def _signature(tree: Tree, random: Random) -> str:
     elif step == "swap":
         random.shuffle(side)
     else:
-        engine["mutates"] = random.choice(([], [one["name"] for one in engine["inputs"]]))
+        engine["mutates"] = random.choice(([], [spec["name"] for spec in engine["inputs"]]))
     return f"engine {engine['name']}: {step} of {spec['name']}"
 
 
@@ -99,10 +99,12 @@ def _shape(tree: Tree, random: Random) -> str:
 
 def _dtype(tree: Tree, random: Random) -> str:
     before, after = random.sample(DTYPES, 2)
-    found = [one for one in (*tree["buffers"], *tree["weights"], *_specs(tree)) if one["dtype"] == before]
-    for spec in found:
+    specs = [
+        entry for entry in (*tree["buffers"], *tree["weights"], *_specs(tree)) if entry["dtype"] == before
+    ]
+    for spec in specs:
         spec["dtype"] = after
-    return f"each {before} becomes {after}" if found else ""
+    return f"each {before} becomes {after}" if specs else ""
 
 
 def _buffer(tree: Tree, random: Random) -> str:
@@ -161,11 +163,11 @@ def _references(tree: Tree, random: Random) -> str:
     if call is None or other is None:
         return ""
     side = random.choice(("inputs", "outputs"))
-    found = [*other["inputs"], *other["outputs"]]
-    if not call[side] or not found:
+    references = [*other["inputs"], *other["outputs"]]
+    if not call[side] or not references:
         return ""
     at = random.randrange(len(call[side]))
-    before, call[side][at] = call[side][at], random.choice(found)
+    before, call[side][at] = call[side][at], random.choice(references)
     return f"{side}[{at}] of {call['engine']}: {before} becomes {call[side][at]}"
 
 
@@ -185,9 +187,9 @@ def _rings(tree: Tree, random: Random) -> str:
     size = random.choice((stream["chunk_frames"], stream["ring_frames"], 1, 1 << 20))
     stream["rings"] = {"short": size}
     for name in ("write_slots", "valid_tokens"):
-        found = next((one for one in tree["buffers"] if one["name"] == name), None)
-        if found is not None and random.random() < 0.8:
-            tree["buffers"].append({**copy.deepcopy(found), "name": f"{name}.short"})
+        buffer = next((entry for entry in tree["buffers"] if entry["name"] == name), None)
+        if buffer is not None and random.random() < 0.8:
+            tree["buffers"].append({**copy.deepcopy(buffer), "name": f"{name}.short"})
     return f"a ring of {size} beside"
 
 

@@ -59,7 +59,9 @@ class Decode:
     def own_places(self) -> list[int]:
         """Where the tokens of rows are written."""
         return [
-            start + held for start, held in zip(self.starts, self.positions, strict=True) if held is not None
+            start + position
+            for start, position in zip(self.starts, self.positions, strict=True)
+            if position is not None
         ]
 
 
@@ -103,14 +105,14 @@ def decode_inputs(shape: Decode) -> DecodeInputs:
     """A cache that is NaN wherever no row has a position."""
     torch.manual_seed(shape.places)
     batch = len(shape.positions)
-    held = torch.tensor([0 if count is None else count for count in shape.positions])
+    counts = torch.tensor([0 if count is None else count for count in shape.positions])
     starts = torch.tensor(shape.starts)
     caches = torch.full((2, shape.places, shape.kv_heads, shape.head_dim), torch.nan)
-    for start, count in zip(shape.starts, held.tolist(), strict=True):
+    for start, count in zip(shape.starts, counts.tolist(), strict=True):
         caches[:, start : start + count] = torch.randn(2, count, shape.kv_heads, shape.head_dim)
     qkv = torch.randn(batch, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
-    cos, sin = tables(held, shape.head_dim) if shape.rotated else (None, None)
-    return DecodeInputs(qkv, cos, sin, caches[0], caches[1], starts, held, starts + held)
+    cos, sin = tables(counts, shape.head_dim) if shape.rotated else (None, None)
+    return DecodeInputs(qkv, cos, sin, caches[0], caches[1], starts, counts, starts + counts)
 
 
 def quantised(form: NumberFormat, inputs: DecodeInputs) -> tuple[QuantisedCache, QuantisedCache]:

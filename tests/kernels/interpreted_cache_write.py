@@ -20,8 +20,8 @@ def test_rows_land_where_they_belong_and_others_stay(
     x = torch.randn(tokens, heads, dim, generator=generator).to(dtype)
     index = torch.randperm(places, generator=generator)[:tokens]
     plugin = plugins.cache_write()
-    given = {"x": x.shape, "token_index": index.shape, "cache": cache.shape}
-    launch = plugin.launch(given, lambda a, b: -(-a // b))
+    shapes = {"x": x.shape, "token_index": index.shape, "cache": cache.shape}
+    launch = plugin.launch(shapes, lambda a, b: -(-a // b))
     expected = cache.index_copy(0, index, x)
-    cache_write_entry[launch.grid](x, index, cache, *launch.scalars, cache, **plugin.constants(given))
+    cache_write_entry[launch.grid](x, index, cache, *launch.scalars, cache, **plugin.constants(shapes))
     assert torch.equal(cache, expected)

@@ -31,14 +31,20 @@ CASES = [
 
 
 def run(
-    given: dict[str, Tensor], tiles: ConvTiles, *, cached: bool, added: bool, programs: int = 3
+    inputs: dict[str, Tensor], tiles: ConvTiles, *, cached: bool, added: bool, programs: int = 3
 ) -> Tensor:
     """What the kernel writes over memory of NaN."""
-    x, residual = given["x"], given["residual"]
+    x, residual = inputs["x"], inputs["residual"]
     out = torch.full_like(residual, torch.nan)
     launch_causal_conv(
-        *(causal_conv_kernel, x, given["earlier"] if cached else None, packed_filters(given["weight"]), None),
-        *(given["bias"], residual if added else None, out, tiles, programs),
+        *(
+            causal_conv_kernel,
+            x,
+            inputs["earlier"] if cached else None,
+            packed_filters(inputs["weight"]),
+            None,
+        ),
+        *(inputs["bias"], residual if added else None, out, tiles, programs),
     )
     return out
 
@@ -47,41 +53,41 @@ def run(
 @pytest.mark.parametrize(("cached", "added"), [(True, True), (False, False)])
 def test_the_kernel_is_the_convolution(case: tuple, cached: bool, added: bool) -> None:
     *sides, taps, tiles = case
-    given = some_convolution(*sides, taps)
+    inputs = some_convolution(*sides, taps)
     cached = cached and taps[0] > 1
-    out = run(given, tiles, cached=cached, added=added)
+    out = run(inputs, tiles, cached=cached, added=added)
     truth = naive_causal_conv(
-        given["x"],
-        given["earlier"] if cached else None,
-        given["weight"],
-        given["bias"],
-        given["residual"] if added else None,
+        inputs["x"],
+        inputs["earlier"] if cached else None,
+        inputs["weight"],
+        inputs["bias"],
+        inputs["residual"] if added else None,
     )
     assert relative_error(out, truth) <= FUSED[torch.float32]
 
 
 def test_results_do_not_depend_on_the_number_of_programs() -> None:
-    given = some_convolution(*CASES[0][:6], ALL)
-    every = [run(given, TWO_PARTS, cached=True, added=True, programs=n) for n in (1, 2, 1000)]
+    inputs = some_convolution(*CASES[0][:6], ALL)
+    every = [run(inputs, TWO_PARTS, cached=True, added=True, programs=n) for n in (1, 2, 1000)]
     assert all(torch.equal(every[0], out) for out in every[1:])
 
 
 def test_frames_before_the_first_are_not_read() -> None:
-    given = some_convolution(*CASES[0][:6], ALL)
-    zeros = {**given, "earlier": torch.zeros_like(given["earlier"])}
-    started = run(given, TWO_PARTS, cached=False, added=False)
+    inputs = some_convolution(*CASES[0][:6], ALL)
+    zeros = {**inputs, "earlier": torch.zeros_like(inputs["earlier"])}
+    started = run(inputs, TWO_PARTS, cached=False, added=False)
     assert torch.equal(started, run(zeros, TWO_PARTS, cached=True, added=False))
 
 
 def test_sums_of_scaled_filters() -> None:
     """As of e4m3 numbers, which the interpreter does not multiply."""
-    given = some_convolution(*CASES[0][:6], ALL)
+    inputs = some_convolution(*CASES[0][:6], ALL)
     scale = torch.linspace(0.5, 2.0, 40)
-    weight = packed_filters(given["weight"] / scale.view(-1, 1, 1, 1, 1))
-    out = torch.full_like(given["residual"], torch.nan)
+    weight = packed_filters(inputs["weight"] / scale.view(-1, 1, 1, 1, 1))
+    out = torch.full_like(inputs["residual"], torch.nan)
     launch_causal_conv(
-        *(causal_conv_kernel, given["x"], given["earlier"], weight, scale, given["bias"], None),
+        *(causal_conv_kernel, inputs["x"], inputs["earlier"], weight, scale, inputs["bias"], None),
         *(out, TWO_PARTS, 2),
     )
-    truth = naive_causal_conv(given["x"], given["earlier"], given["weight"], given["bias"])
+    truth = naive_causal_conv(inputs["x"], inputs["earlier"], inputs["weight"], inputs["bias"])
     assert relative_error(out, truth) <= FUSED[torch.float32]

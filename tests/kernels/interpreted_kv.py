@@ -151,8 +151,8 @@ def test_expand_kernel_gives_the_bits_of_the_reference(
     if dtype == torch.bfloat16:
         # The interpreter's cast cuts off. A GPU's rounds: test_kv_ops.py holds it to the reference.
         expected = (expected.view(torch.int32) & -0x10000).view(torch.float32)
-    found = out[:window].float().unflatten(0, (slots, left_out + patches))
+    expanded = out[:window].float().unflatten(0, (slots, left_out + patches))
     wanted = expected.unflatten(0, (slots, patches))
-    assert torch.equal(found[:, left_out:].contiguous().view(torch.int32), wanted.view(torch.int32))
-    assert bool(found[:, :left_out].isnan().all())  # what is stored apart is left free
+    assert torch.equal(expanded[:, left_out:].contiguous().view(torch.int32), wanted.view(torch.int32))
+    assert bool(expanded[:, :left_out].isnan().all())  # what is stored apart is left free
     assert bool(out[window:].isnan().all())  # nothing is written past the end

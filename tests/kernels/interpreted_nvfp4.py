@@ -47,7 +47,7 @@ def test_expand_kernel_gives_the_bits_of_the_reference(
     )
     integer = torch.int16 if dtype == torch.bfloat16 else torch.int32
     rows = nvfp4_decode(codes, scales, g, dtype).unflatten(0, (-1, row_tokens))
-    found = out[:window].unflatten(0, (-1, left_out + row_tokens))
-    assert torch.equal(found[:, left_out:].contiguous().view(integer), rows.view(integer))
-    assert bool(found[:, :left_out].isnan().all())  # what is stored apart is left free
+    expanded = out[:window].unflatten(0, (-1, left_out + row_tokens))
+    assert torch.equal(expanded[:, left_out:].contiguous().view(integer), rows.view(integer))
+    assert bool(expanded[:, :left_out].isnan().all())  # what is stored apart is left free
     assert bool(out[window:].isnan().all())  # nothing is written past the end

@@ -25,12 +25,12 @@ def test_the_past_is_expanded_as_the_op_expands_it() -> None:
     plugin = plugins.fp8_expand()
     places = {"write_slots": ring.slots(), "valid_tokens": ring.valid()}
     tensors = {**poisoned(ring, clean), **places, **rotation._asdict()}
-    given = {name: tensors[name] for name in plugin.inputs}
-    sizes = {name: tuple(one.shape) for name, one in given.items()}
+    inputs = {name: tensors[name] for name in plugin.inputs}
+    sizes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     assert [output.shape(sizes) for output in plugin.outputs] == [tuple(tensor.shape) for tensor in made]
     launch = plugin.launch(sizes, ceil_div)
     constants = plugin.constants(sizes) | {"INTEGER": True}
-    fp8_expand_entry[launch.grid](*given.values(), *launch.scalars, *made, **constants)
+    fp8_expand_entry[launch.grid](*inputs.values(), *launch.scalars, *made, **constants)
     for ours, theirs in zip(made, truth, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
@@ -38,11 +38,11 @@ def test_the_past_is_expanded_as_the_op_expands_it() -> None:
 def test_attention_is_as_near_as_the_same_roundings_in_torch() -> None:
     *past, own = make_case(Case("rows of different fill", 40, 2, 100, (3, 100)), HEAD_DIM, "cpu")
     plugin = plugins.attention_fp8()
-    given = dict(zip(plugin.inputs, (*past, own.contiguous()), strict=True))
-    sizes = {name: tuple(one.shape) for name, one in given.items()}
+    inputs = dict(zip(plugin.inputs, (*past, own.contiguous()), strict=True))
+    sizes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     launch = plugin.launch(sizes, ceil_div)
     y = torch.full(plugin.outputs[0].shape(sizes), torch.nan)
     constants = plugin.constants(sizes) | {"INTEGER": True}
-    attention_fp8_entry[launch.grid](*given.values(), *launch.scalars, y, **constants)
-    truth, rounded = expected(*given.values())
+    attention_fp8_entry[launch.grid](*inputs.values(), *launch.scalars, y, **constants)
+    truth, rounded = expected(*inputs.values())
     assert distance(y, truth) <= 2 * distance(rounded, truth)

@@ -37,7 +37,7 @@ class PluginCase:
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(one.shape) for name, one in self.inputs.items()}
+        return {name: tuple(tensor.shape) for name, tensor in self.inputs.items()}
 
 
 def cases(
@@ -127,7 +127,7 @@ def _past() -> dict[str, Tensor]:
 def _expanded_past(given: dict[str, Tensor]) -> list[Tensor]:
     """What is left as it was, behind the past's tokens, is zero."""
     device = given["mean"].device
-    return [one.to(device) for one in kept_ops.fp8_expand(*(tensor.cpu() for tensor in given.values()))]
+    return [tensor.to(device) for tensor in kept_ops.fp8_expand(*(tensor.cpu() for tensor in given.values()))]
 
 
 def _written(given: dict[str, Tensor]) -> list[Tensor]:

@@ -321,8 +321,8 @@ def test_admission_refuses_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def own_key_lost(*arguments: Any) -> Tensor:
         own = arguments[6]
-        kept = torch.arange(own.k.shape[1]) < own.k.shape[1] - 1
-        lost = OwnTokens(own.k * kept[:, None, None], own.v * kept[:, None].expand(own.v.shape))
+        mask = torch.arange(own.k.shape[1]) < own.k.shape[1] - 1
+        lost = OwnTokens(own.k * mask[:, None, None], own.v * mask[:, None].expand(own.v.shape))
         return attention_fp8(*arguments[:6], lost)
 
     monkeypatch.setattr(admission, "attention_fp8", own_key_lost)

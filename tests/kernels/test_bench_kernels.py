@@ -61,8 +61,8 @@ def test_every_call_runs_and_agrees_with_itself(
 
 
 def test_candidates_are_distinct_and_can_be_written_down(bench: ModuleType) -> None:
-    found = bench.candidates()
-    assert len(set(found)) == len(found)
+    candidates = bench.candidates()
+    assert len(set(candidates)) == len(candidates)
 
 
 def test_the_expansion_is_timed_before_all_that_no_figure_needs(

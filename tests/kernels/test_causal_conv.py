@@ -56,50 +56,50 @@ def convolved(given: dict[str, Tensor], *, cached: bool = True, added: bool = Tr
 @pytest.mark.parametrize("taps", TAPS, ids=str)
 @pytest.mark.parametrize(("cached", "added"), [(True, True), (False, False)])
 def test_the_reference_is_the_convolution(taps: tuple[int, int, int], cached: bool, added: bool) -> None:
-    given = some_convolution(*SIDES, taps)
+    inputs = some_convolution(*SIDES, taps)
     truth = naive_causal_conv(
-        given["x"],
-        given["earlier"] if cached else None,
-        given["weight"],
-        given["bias"],
-        given["residual"] if added else None,
+        inputs["x"],
+        inputs["earlier"] if cached else None,
+        inputs["weight"],
+        inputs["bias"],
+        inputs["residual"] if added else None,
     )
-    assert relative_error(convolved(given, cached=cached, added=added), truth) <= FUSED[torch.float32]
+    assert relative_error(convolved(inputs, cached=cached, added=added), truth) <= FUSED[torch.float32]
 
 
 def test_a_stream_of_calls_is_the_whole() -> None:
     """The first call without earlier frames, then more than 30 of one frame or two."""
-    given = some_convolution(1, 52, 4, 5, 6, 7, (3, 3, 3))
-    whole = convolved(given, cached=False)
-    joined, parts, kept = given["x"], [], None
-    weight = packed_filters(given["weight"])
+    inputs = some_convolution(1, 52, 4, 5, 6, 7, (3, 3, 3))
+    whole = convolved(inputs, cached=False)
+    joined, parts, earlier = inputs["x"], [], None
+    weight = packed_filters(inputs["weight"])
     cut = [2, *[1, 2] * 16, 2]
     assert sum(cut) == joined.shape[1]
-    for x, residual in zip(joined.split(cut, 1), given["residual"].split(cut, 1), strict=True):
-        given_now = (x.contiguous(), kept, weight, given["bias"], residual.contiguous())
+    for x, residual in zip(joined.split(cut, 1), inputs["residual"].split(cut, 1), strict=True):
+        given_now = (x.contiguous(), earlier, weight, inputs["bias"], residual.contiguous())
         parts.append(causal_conv.causal_conv(*given_now, tiles=TILES))
-        past = x if kept is None else torch.cat((kept, x), dim=1)
-        kept = past[:, -2:].contiguous()
+        past = x if earlier is None else torch.cat((earlier, x), dim=1)
+        earlier = past[:, -2:].contiguous()
     assert relative_error(torch.cat(parts, 1), whole) <= FUSED[torch.float32]
 
 
 def test_e4m3_is_as_near_as_its_numbers() -> None:
     """Products of numbers that are each off by 2**-4 at most, 2.6 % in norm."""
-    given = some_convolution(1, 3, 5, 6, 32, 16, (3, 3, 3))
-    values, scale = e4m3_filters(packed_filters(given["weight"]))
-    x, earlier = (e4m3_cast(given[name] * 16) for name in ("x", "earlier"))
+    inputs = some_convolution(1, 3, 5, 6, 32, 16, (3, 3, 3))
+    values, scale = e4m3_filters(packed_filters(inputs["weight"]))
+    x, earlier = (e4m3_cast(inputs[name] * 16) for name in ("x", "earlier"))
     out = causal_conv.causal_conv(
-        x, earlier, values, given["bias"], given["residual"], scale=scale / 16, tiles=TILES
+        x, earlier, values, inputs["bias"], inputs["residual"], scale=scale / 16, tiles=TILES
     )
     exact = naive_causal_conv(
         x.float() / 16,
         earlier.float() / 16,
         (values.float() * scale[:, None]).permute(3, 4, 0, 1, 2),
-        given["bias"],
-        given["residual"],
+        inputs["bias"],
+        inputs["residual"],
     )
     assert relative_error(out, exact) <= FUSED[torch.float32]
-    truth = naive_causal_conv(*(given[name] for name in ("x", "earlier", "weight", "bias", "residual")))
+    truth = naive_causal_conv(*(inputs[name] for name in ("x", "earlier", "weight", "bias", "residual")))
     assert 0.001 < relative_error(out, truth) < 0.04
 
 
@@ -150,13 +150,13 @@ def test_the_kernel_compiles_for_hopper_without_spills(
 ) -> None:
     """Boxes come from tensor descriptors, and each loop's products are the matrix unit's. With filters first no loop
     copies a factor to registers, or waits for a product before all are under way."""
-    made = cross_compile(
+    kernel = cross_compile(
         causal_conv_kernel, *signature(channels, filters, tiles, kind), 90, tiles.warps, ("height", "width")
     )
-    assert made.metadata.shared * tiles.resident <= SHARED_BYTES
-    opcodes = sass_of(made)
+    assert kernel.metadata.shared * tiles.resident <= SHARED_BYTES
+    opcodes = sass_of(kernel)
     assert {"QGMMA" if kind == "*fp8e4nv" else "HGMMA", "UTMALDG"} <= set(opcodes)
-    loops = [loop for loop in loops_of(made) if {"HGMMA", "QGMMA"} & set(loop)]
+    loops = [loop for loop in loops_of(kernel) if {"HGMMA", "QGMMA"} & set(loop)]
     assert len(loops) == 2
     copies = {"LDSM"} if tiles.filters_first else set()
     assert not any(({"LDL", "STL"} | copies) & set(loop) for loop in loops)
@@ -393,11 +393,11 @@ def test_gpu_admits_it(channels: int, filters: int, fp8: bool, taps: tuple[int, 
 @pytest.mark.parametrize("tiles", [TILES, MARGIN], ids=["box", "margin"])
 def test_gpu_package_is_the_reference(tiles: ConvTiles, package_runner: Callable[..., Any]) -> None:
     case = ConvCase("engine", 1, 4, 61, 90, cached=True, added=False)
-    given = conv_inputs(case, 96, 96, (3, 3, 3), "cuda")
-    assert given.earlier is not None
-    weight = given.weight.permute(3, 4, 0, 1, 2).contiguous()
-    arguments = (given.x, given.earlier, weight, given.bias)
+    inputs = conv_inputs(case, 96, 96, (3, 3, 3), "cuda")
+    assert inputs.earlier is not None
+    weight = inputs.weight.permute(3, 4, 0, 1, 2).contiguous()
+    arguments = (inputs.x, inputs.earlier, weight, inputs.bias)
     engine = package_runner(ConvModule(tiles), arguments)
     (direct,), (captured,) = run_and_replay(engine, arguments)
-    assert torch.equal(direct, causal_conv.causal_conv(*given[:3], given.bias, tiles=tiles))
+    assert torch.equal(direct, causal_conv.causal_conv(*inputs[:3], inputs.bias, tiles=tiles))
     assert torch.equal(direct, captured)

@@ -68,7 +68,7 @@ def attended(inputs: DecodeInputs) -> Tensor:
     """What a row's token attends to, with its own keys behind the row's, softmax written out in float64."""
     places, kv_heads, head_dim = inputs.k_cache.shape
     rows = []
-    for row, held in enumerate(inputs.positions.tolist()):
+    for row, position in enumerate(inputs.positions.tolist()):
         begin = int(inputs.starts[row])
         every = inputs.qkv[row].double().view(-1, head_dim)
         heads = len(every) - 2 * kv_heads
@@ -78,9 +78,11 @@ def attended(inputs: DecodeInputs) -> Tensor:
             cos, sin = (table[row].double() for table in (inputs.cos, inputs.sin))
             turned = every * cos + torch.cat((-high, low), dim=-1) * sin
         keys = torch.cat(
-            (inputs.k_cache[begin : begin + held].double(), turned[None, heads : heads + kv_heads])
+            (inputs.k_cache[begin : begin + position].double(), turned[None, heads : heads + kv_heads])
         )
-        values = torch.cat((inputs.v_cache[begin : begin + held].double(), every[None, heads + kv_heads :]))
+        values = torch.cat(
+            (inputs.v_cache[begin : begin + position].double(), every[None, heads + kv_heads :])
+        )
         for head in range(heads):
             shared = head * kv_heads // heads
             weights = (keys[:, shared] @ turned[head] / math.sqrt(head_dim)).softmax(0)
@@ -148,7 +150,7 @@ def layer_inputs(
     rows: int, width: int, hidden: int, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Tensor]:
     torch.manual_seed(rows)
-    made = {
+    tensors = {
         "x": torch.randn(rows, width) * torch.exp(torch.randn(rows, 1)),
         "inner": torch.randn(rows, hidden),
         "norm": 1 + 0.3 * torch.randn(width),
@@ -156,7 +158,7 @@ def layer_inputs(
         "gate_up": torch.randn(2 * hidden, width) / math.sqrt(width),
         "out": torch.randn(width, hidden) / math.sqrt(hidden),
     }
-    return {name: tensor.to(device, dtype) for name, tensor in made.items()}
+    return {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
 
 
 def run_layer(inputs: dict[str, Tensor], weights: dict[str, Weight] | None = None) -> list[Tensor]:
@@ -362,18 +364,18 @@ def engine_inputs(piece: Piece, places: int) -> list[Tensor]:
     """Arguments of a layer's engine on a GPU; index 1 is a row that holds 40 positions, 0 is no row."""
     generator = torch.Generator("cuda").manual_seed(3)
     indices = {"starts": [places - 1, 5], "first": [0, 40], "write_index": [places - 1, 45]}
-    made = []
+    inputs = []
     for argument in piece.signature:
         if argument.name in indices:
-            made.append(torch.tensor(indices[argument.name], device="cuda"))
+            inputs.append(torch.tensor(indices[argument.name], device="cuda"))
             continue
         drawn = torch.randn(argument.shape, generator=generator, device="cuda")
         if argument.name.endswith("weight"):
             drawn = drawn / math.sqrt(argument.shape[-1]) if drawn.dim() == 2 else 1 + 0.1 * drawn
         if argument.name in ("cos", "sin"):
             drawn[..., argument.shape[-1] // 2 :] = drawn[..., : argument.shape[-1] // 2]
-        made.append(drawn.to(argument.dtype))
-    return made
+        inputs.append(drawn.to(argument.dtype))
+    return inputs
 
 
 @pytest.mark.gpu
@@ -381,8 +383,8 @@ def engine_inputs(piece: Piece, places: int) -> list[Tensor]:
 def test_gpu_engine_of_a_layer_is_five_launches(package_runner: Callable[..., Any], role: str) -> None:
     """Compiled as in an artifact: nothing is copied, and a replay repeats the call."""
     layout = SpeechLayout(rows=3, places=200, dtype=torch.bfloat16, fused=True)
-    made = step_pieces(PRESETS[FULL], layout, batch=2, length=64)
-    piece = next(piece for piece in made.values() if piece.key.role == role)
+    pieces = step_pieces(PRESETS[FULL], layout, batch=2, length=64)
+    piece = next(piece for piece in pieces.values() if piece.key.role == role)
     module, inputs = FlatModule(piece), engine_inputs(piece, layout.places)
     with torch.no_grad():
         engine = package_runner(module, tuple(inputs))

@@ -52,19 +52,19 @@ Launches = list[tuple[str, list[str]]]
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Name of each kernel that an op launches, and what it writes."""
     on_hopper(monkeypatch)
-    found: Launches = []
+    calls: Launches = []
     call = wrapped.TritonKernelWrapperMutation.__call__
 
     def noted(self: Any, **call_arguments: Any) -> Any:
         kernel = wrapped.kernel_side_table.get_kernel(call_arguments["kernel_idx"])
         names = ("kernel_idx", "constant_args_idx", "kwargs", "tma_descriptor_metadata")
         written = wrapped.get_mutated_tensors(*(call_arguments[name] for name in names))
-        found.append((kernel.fn.__name__, sorted(written)))
+        calls.append((kernel.fn.__name__, sorted(written)))
         return call(self, **call_arguments)
 
     monkeypatch.setattr(wrapped.TritonKernelWrapperMutation, "__call__", noted)
     with FakeTensorMode():
-        yield found
+        yield calls
 
 
 def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -191,8 +191,8 @@ def test_norm_and_rotation(launches: Launches, plain: str) -> None:
     )
     assert (q.shape, q.dtype) == ((1, T, H, D), torch.bfloat16)
     assert keys.shape == ((0,) if plain == "none" else (1, T, H, D))
-    kept = [] if plain == "none" else ["K_PLAIN"]
-    assert launches == [("qk_norm_rope_kernel", ["K_OUT", *kept, "Q_OUT"])]
+    plain_keys = [] if plain == "none" else ["K_PLAIN"]
+    assert launches == [("qk_norm_rope_kernel", ["K_OUT", *plain_keys, "Q_OUT"])]
 
 
 @pytest.mark.parametrize("rotated", [True, False])

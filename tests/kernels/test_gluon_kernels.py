@@ -49,20 +49,20 @@ def test_the_twin_compiles_for_hopper(
     loops_of: Callable[[Any], list[list[str]]],
 ) -> None:
     assert shown.module.WARPS == 4
-    made = compiled(
+    kernel = compiled(
         gluon_twin(shown.source(**dict.fromkeys(shown.ones, 1) if ones else {})), tmp_path, monkeypatch
     )
-    assert ".target sm_90a" in made.asm["ptx"]
-    assert made.metadata.num_warps == shown.warps
+    assert ".target sm_90a" in kernel.asm["ptx"]
+    assert kernel.metadata.num_warps == shown.warps
     # what a launch must have is what the metadata says
-    assert f".reqntid {shown.warps * 32}" in made.asm["ptx"]
-    assert made.metadata.shared <= HOPPER_SHARED
-    assert made.metadata.global_scratch_size == shown.descriptors * 128  # bytes of global memory a program
-    opcodes, multiplying = sass_of(made), shown.warps // 4 - 1
+    assert f".reqntid {shown.warps * 32}" in kernel.asm["ptx"]
+    assert kernel.metadata.shared <= HOPPER_SHARED
+    assert kernel.metadata.global_scratch_size == shown.descriptors * 128  # bytes of global memory a program
+    opcodes, multiplying = sass_of(kernel), shown.warps // 4 - 1
     assert {*shown.opcodes, "UTMALDG", "USETMAXREG"} <= set(opcodes)
     assert opcodes.count("I2FP") < FEW_CONVERSIONS  # scores are floats as they lie
     assert opcodes.count("STL") + opcodes.count("LDL") <= shown.most_spilt
-    loops = [loop for loop in loops_of(made) if PRODUCTS & set(loop)]
+    loops = [loop for loop in loops_of(kernel) if PRODUCTS & set(loop)]
     assert len(loops) >= multiplying  # one a warpgroup and kind of tile
     assert not any({"STL", "LDL"} & set(loop) for loop in loops)
 
@@ -83,7 +83,7 @@ def test_the_outline_has_the_kernels_parameters(shown: Shown) -> None:
     kernel = kernel_of(shown.outline.__name__)
     assert kernel.arg_names == shown.outline.arg_names
     constexprs = [
-        [place for place, one in enumerate(each.params) if one.is_constexpr]
+        [place for place, param in enumerate(each.params) if param.is_constexpr]
         for each in (kernel, shown.outline)
     ]
     assert constexprs[0] == constexprs[1]
@@ -135,7 +135,7 @@ from seko_kernels import {module} as hopper
 from seko_kernels.errors import KernelsError
 from seko_kernels.outlines import Outline, gluon_twin
 from triton.compiler import ASTSource
-(outline,) = (one for one in vars(hopper).values() if isinstance(one, Outline))
+(outline,) = (value for value in vars(hopper).values() if isinstance(value, Outline))
 source = ASTSource(outline, dict.fromkeys(outline.arg_names, "i32"))
 try:
     gluon_twin(source)

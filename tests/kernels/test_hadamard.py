@@ -49,8 +49,8 @@ def test_rotated_codes_are_those_of_int4_in_one_group_of_what_is_mixed(
     mixed = [Fraction(number) / 16 for number in hadamard(row).tolist()]
     zero = rounded(-min(Fraction(0), *mixed), step, 15)
     assert int(scales[0, 0, 1]) == zero
-    found = [int(byte) >> shift & 15 for byte in codes.flatten() for shift in (0, 4)]
-    assert found == [min(max(rounded(n, step, 15) + zero, 0), 15) for n in mixed]
+    unpacked = [int(byte) >> shift & 15 for byte in codes.flatten() for shift in (0, 4)]
+    assert unpacked == [min(max(rounded(n, step, 15) + zero, 0), 15) for n in mixed]
 
 
 def test_one_step_for_all_channels_stands_an_outlier_that_unmixed_channels_do_not() -> None:

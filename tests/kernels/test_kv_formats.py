@@ -247,11 +247,11 @@ def test_codes_beside_an_exact_sink_have_places_of_their_own(
     index = torch.tensor([2 * slot + token for slot in slots for token in (0, 1)])
     places = _ring_index(layout, index).tolist()
     assert len(set(places)) == 2 * chunk
-    held = {2 * ((frame - sink) % ring) + token for frame in range(sink, first) for token in (0, 1)}
+    ring_places = {2 * ((frame - sink) % ring) + token for frame in range(sink, first) for token in (0, 1)}
     of_sink = [
         place for place, slot in zip(places, (s for s in slots for _ in (0, 1)), strict=True) if slot < sink
     ]
-    assert not held & set(of_sink)
+    assert not ring_places & set(of_sink)
 
 
 def test_lookup_refuses_and_says_what_there_is() -> None:

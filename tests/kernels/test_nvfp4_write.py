@@ -61,10 +61,10 @@ def test_every_code_is_the_nearest_on_the_better_scale(block: list[float], expon
     # What was compared in whole parts is the better one in truth too, but for half a part of each number.
     power = block_power(x)
     loss = {
-        top: sum((abs(Fraction(n)) / power - abs(v)) ** 2 for n, v in zip(x.tolist(), found[3], strict=True))
-        for top, found in tried.items()
+        top: sum((abs(Fraction(n)) / power - abs(v)) ** 2 for n, v in zip(x.tolist(), trial[3], strict=True))
+        for top, trial in tried.items()
     }
-    most = max(2, *(abs(v) for found in tried.values() for v in found[3]))
+    most = max(2, *(abs(v) for result in tried.values() for v in result[3]))
     half = Fraction(1, 2048)
     assert loss[chosen] <= min(loss.values()) + 2 * 16 * (2 * most * half + half * half)
 

@@ -113,25 +113,27 @@ def test_the_driver_launches_it_as_tensorrt_would_and_gets_the_references_bytes(
     name: str, compute: torch.dtype
 ) -> None:
     case = case_of(name, compute)
-    given = {name: one.cuda() for name, one in case.inputs.items()}
-    expected = case.expected(given)
+    inputs = {name: tensor.cuda() for name, tensor in case.inputs.items()}
+    expected = case.expected(inputs)
     fill = 0 if name == "fp8_expand" else torch.nan  # it leaves what is behind the past as it was
     outputs = [
-        given[plugin.alias] if plugin.alias else torch.full(one.shape, fill, device="cuda").to(one.dtype)
-        for plugin, one in zip(case.plugin.outputs, expected, strict=True)
+        inputs[plugin.alias]
+        if plugin.alias
+        else torch.full(tensor.shape, fill, device="cuda").to(tensor.dtype)
+        for plugin, tensor in zip(case.plugin.outputs, expected, strict=True)
     ]
-    launch_by_driver(case, compute, given, outputs)
-    for found, wanted in zip(outputs, expected, strict=True):
-        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    launch_by_driver(case, compute, inputs, outputs)
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(output.view(torch.uint8), wanted.view(torch.uint8))
 
 
 @pytest.mark.gpu
 def test_attention_launched_as_tensorrt_would_is_as_near_as_the_same_roundings_in_torch() -> None:
     case = case_of("attention_fp8")
-    given = {name: one.cuda() for name, one in case.inputs.items()}
-    truth, rounded = truth_and_rounded(*given.values())
+    inputs = {name: tensor.cuda() for name, tensor in case.inputs.items()}
+    truth, rounded = truth_and_rounded(*inputs.values())
     y = torch.full(truth.shape, torch.nan, device="cuda", dtype=torch.bfloat16)
-    launch_by_driver(case, torch.bfloat16, given, [y])
+    launch_by_driver(case, torch.bfloat16, inputs, [y])
     assert distance(y, truth) <= 2 * distance(rounded, truth)
 
 
@@ -154,7 +156,7 @@ def launch_by_driver(
         shared_bytes=kernel.shared_bytes,
         stream=stream,
         arguments=[
-            *(one.data_ptr() for one in given.values()),
+            *(tensor.data_ptr() for tensor in given.values()),
             *map(c_int32, launch.scalars),
             *(output.data_ptr() for output in outputs),
             *([scratch.data_ptr()] if kernel.scratch_bytes else []),

@@ -137,11 +137,11 @@ def test_the_bound_of_a_tile_keeps_every_code_within_127(seed: int, exponent: in
         scale = int8_scale(bound)
         inverse = scale_per_token(scale.reciprocal(), KEY_TILE).transpose(1, 2)
         turn = None if added is None else (mean, cos[None], sin[None])
-        found = key_codes(codes[None], scales[None], g, scale, turn)
+        rotated_codes = key_codes(codes[None], scales[None], g, scale, turn)
         real = turned[None] * inverse.unsqueeze(-1)
         assert float(real.abs().max()) < 127.05
         # Of 127: half an int8 step, and the roundings of fp16 numbers, each at most 2**-11 of a pair's length.
-        assert float((found - real).abs().max()) < 0.5 + 6 * 127 * 2.0**-11
+        assert float((rotated_codes - real).abs().max()) < 0.5 + 6 * 127 * 2.0**-11
         assert bool((scale >= bound * (1 / 127)).all())
 
 
@@ -202,13 +202,13 @@ def test_wrong_tensors_are_refused() -> None:
 
 def test_assembly_of_the_package_has_nothing_that_a_copy_of_it_would_lose() -> None:
     """Torch's compiler writes the globals of a kernel into a string in a file: an escape becomes what it stands for."""
-    found = 0
+    count = 0
     for module in pkgutil.iter_modules(seko_kernels.triton.__path__, "seko_kernels.triton."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, tl.constexpr) and isinstance(value.value, str):
-                found += 1
+                count += 1
                 assert repr(value.value) == f"'{value.value}'"
-    assert found >= 3
+    assert count >= 3
 
 
 @pytest.mark.slow

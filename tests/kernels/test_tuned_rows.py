@@ -73,9 +73,9 @@ def launch_on_cpu(*arguments: Any) -> None:
 @pytest.mark.parametrize("product", [GATED, ADDED, Product(8, 48, 64, "norm", "e4m3")], ids=str)
 def test_a_kernel_that_is_right_is_admitted(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission_rows, "launch_few_rows", launch_on_cpu)
-    found = admit_rows(TILES, product, 5, "cpu")
-    assert found.refusal == ""
-    assert 0 < found.error <= found.bound < 0.02
+    admitted = admit_rows(TILES, product, 5, "cpu")
+    assert admitted.refusal == ""
+    assert 0 < admitted.error <= admitted.bound < 0.02
 
 
 @pytest.mark.parametrize(

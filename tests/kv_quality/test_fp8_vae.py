@@ -91,10 +91,10 @@ def test_every_block_is_of_one_part_and_layers_are_as_before() -> None:
 def test_the_shipped_sample_keeps_its_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
     fp8_vae.main(["--sample", str(SAMPLE_FOLDER), "--prompts", "2", "--chunks", "1", "--rows", str(rows)])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     written = {row["shape"]: row for row in map(json.loads, rows.read_text().splitlines())}
     row = written[f"sample's decoder, own latents, {fp8_vae.ALL}"]
-    assert fp8_vae.BAR_DB == row["bar"] <= row["value"] == round(found["own"][fp8_vae.ALL], 6)
-    for figures in found.values():
+    assert fp8_vae.BAR_DB == row["bar"] <= row["value"] == round(summary["own"][fp8_vae.ALL], 6)
+    for figures in summary.values():
         assert len(figures) == 6
         assert figures[fp8_vae.ALL] < min(value for way, value in figures.items() if way != fp8_vae.ALL)

@@ -51,10 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vae = Vae(WanVaeConfig(base_dim=2))
     init_vae(vae, 0)
     save_file(vae.state_dict(), folder / "vae.safetensors")
-    told = text_config(MODEL.text_dim, 1)
+    text_settings = text_config(MODEL.text_dim, 1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        text = {name: p.detach().clone() for name, p in make_encoder(told).named_parameters()}
+        text = {name: p.detach().clone() for name, p in make_encoder(text_settings).named_parameters()}
     save_file(text, folder / "text.safetensors")
     save_tokenizer(folder / "tokenizer.json")
     config = {
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "stream": dataclasses.asdict(STREAM),
         "schedule": {"timesteps": [1000.0, 625.0], "shift": 5.0},
         "vae": {"base_dim": 2, "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16},
-        "text": told.to_diff_dict(),
+        "text": text_settings.to_diff_dict(),
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -81,25 +81,30 @@ def test_the_whole_script(folder, tmp_path, capsys):
     options += ["--capture-prompts", "1", "--capture-chunk", "3", "--calibration-chunks", "1"]
     paths = ["--sample", str(folder), "--rows", str(rows), "--pictures", str(pictures)]
     assert script.main([*paths, *options]) == 0
-    found = {(row["figure"], row["shape"]): row for row in map(json.loads, rows.read_text().splitlines())}
-    assert {figure for figure, _ in found} == {
+    by_figure = {(row["figure"], row["shape"]): row for row in map(json.loads, rows.read_text().splitlines())}
+    assert {figure for figure, _ in by_figure} == {
         "kv_attention_error", "kv_latent_error", "kv_psnr", "kv_ssim", "kv_following", "kv_following_loss",
     }  # fmt: skip
-    for row in found.values():
+    for row in by_figure.values():
         assert {"value", "unit", "bar", "gpu", "versions", "date"} <= set(row)
         assert math.isfinite(row["value"])
     again, lossy = "sample, fp32 again, after 4 chunks", "sample, fp4-before-rope, after 4 chunks"
-    assert found["kv_latent_error", again]["value"] == 0 == found["kv_latent_error", again]["so_far"]["p90"]
-    assert found["kv_psnr", again]["value"] == PSNR_CEILING
-    assert found["kv_ssim", again]["value"] == 1
-    loss = found["kv_following_loss", "sample, fp32 again, end of the stream"]
+    assert (
+        by_figure["kv_latent_error", again]["value"]
+        == 0
+        == by_figure["kv_latent_error", again]["so_far"]["p90"]
+    )
+    assert by_figure["kv_psnr", again]["value"] == PSNR_CEILING
+    assert by_figure["kv_ssim", again]["value"] == 1
+    loss = by_figure["kv_following_loss", "sample, fp32 again, end of the stream"]
     assert (loss["value"], loss["lost"], loss["won"], loss["bar"]) == (0, 0, 0, 0.5)
-    assert found["kv_latent_error", lossy]["value"] > 0
-    assert found["kv_psnr", lossy]["value"] < PSNR_CEILING
-    assert found["kv_psnr", lossy]["bits_per_number"] == 4.5
-    assert len(found["kv_attention_error", "sample, fp4"]["layers"]) == MODEL.layers
+    assert by_figure["kv_latent_error", lossy]["value"] > 0
+    assert by_figure["kv_psnr", lossy]["value"] < PSNR_CEILING
+    assert by_figure["kv_psnr", lossy]["bits_per_number"] == 4.5
+    assert len(by_figure["kv_attention_error", "sample, fp4"]["layers"]) == MODEL.layers
     eight, shipped, four = (
-        found["kv_attention_error", f"sample, {name}"]["value"] for name in ("fp8", "fp4-before-rope", "fp4")
+        by_figure["kv_attention_error", f"sample, {name}"]["value"]
+        for name in ("fp8", "fp4-before-rope", "fp4")
     )
     assert 0 < eight < shipped < four
     names = {
@@ -124,7 +129,7 @@ def test_the_whole_script(folder, tmp_path, capsys):
     assert script.main([*paths, *options]) == 0
     same = [json.loads(line) for line in alone.read_text().splitlines()]
     assert {row["shape"].split(", ")[1] for row in same} == {"fp4-before-rope", "fp32"}
-    assert [row["value"] for row in same if row["figure"] == "kv_psnr"][-1] == found["kv_psnr", lossy][
+    assert [row["value"] for row in same if row["figure"] == "kv_psnr"][-1] == by_figure["kv_psnr", lossy][
         "value"
     ]
     assert not none.exists()
@@ -188,7 +193,7 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
     text = torch.zeros(1, MODEL.text_tokens, MODEL.text_dim)
     seen = capture(sample, config, text, [0], 3)
     passes = len(sample.schedule.timesteps) + 1
-    assert [one.layer for one in seen] == [*range(MODEL.layers)] * passes
+    assert [captured.layer for captured in seen] == [*range(MODEL.layers)] * passes
     assert seen[0].q.shape == (1, STREAM.chunk_tokens, MODEL.heads, MODEL.head_dim)
     assert seen[0].k.shape == seen[0].v.shape == (1, STREAM.cache_tokens, MODEL.heads, MODEL.head_dim)
     layout = places(config, 3)
@@ -198,8 +203,10 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
     torch.testing.assert_close(layout.rotated(layout.unrotated(seen[0].k)), seen[0].k)
 
     statistics = [LayerStatistics() for _ in range(MODEL.layers)]
-    for one in seen:
-        statistics[one.layer].add({"k": one.k, "v": one.v, "before": layout.unrotated(one.k)})
+    for activations in seen:
+        statistics[activations.layer].add(
+            {"k": activations.k, "v": activations.v, "before": layout.unrotated(activations.k)}
+        )
     exact = TrialKv("exact", 2, 32, torch.float32, 108, STREAM.cache_tokens, EXACT, EXACT)
     constants = scales_of(exact, statistics, sample, "cpu")
     assert errors(exact, seen, layout, constants) == {name: [0.0] * 2 for name in ("k", "v", "attention")}
@@ -209,10 +216,10 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
     shipped = next(form for form in schemes(config) if form.name.startswith("fp4"))
     (idea,) = find(["fp4-4/6 before-rope k-mean"], config)
     known = [{name: layer.channels(name) for name in ("before", "v")} for layer in statistics]
-    one = errors(shipped, seen, layout, [shipped.calibrate(k["before"], k["v"]) for k in known])
+    shipped_errors = errors(shipped, seen, layout, [shipped.calibrate(k["before"], k["v"]) for k in known])
     other = errors(idea, seen, layout, scales_of(idea, statistics, sample, "cpu"))
     for name in ("k", "v", "attention"):
-        assert one[name] == pytest.approx(other[name], rel=0.01)
+        assert shipped_errors[name] == pytest.approx(other[name], rel=0.01)
 
     for folder in (tmp_path / "a", tmp_path / "b"):
         draw_activations(folder, seen, layout)
@@ -277,7 +284,7 @@ def test_a_trick_around_no_rounding_changes_nothing(trick):
 
 def test_the_sink_is_kept_where_a_trick_says_so():
     rounding = Rounding(lambda x, _: torch.zeros_like(x), 4)
-    kept = {}
+    places = {}
     for tricks in ((), ("sink-exact",)):
         form = TrialKv("none", 1, 16, torch.float32, 2, 10, rounding, rounding, tricks)
         caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
@@ -286,9 +293,9 @@ def test_the_sink_is_kept_where_a_trick_says_so():
         scales = form.calibrate(known, known)
         for index in (torch.arange(20), torch.tensor([4, 14])):
             form.write(caches, scales, index, torch.ones(len(index), 1, 16), torch.ones(len(index), 1, 16))
-        kept[tricks] = form.expand(caches, scales, {}, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
+        places[tricks] = form.expand(caches, scales, {}, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
         assert form.bits_per_number == (4 + 12 * 0.2 if "sink-exact" in tricks else 4)
-    assert list(kept.values()) == [[], [0, 1, 10, 11]]
+    assert list(places.values()) == [[], [0, 1, 10, 11]]
 
 
 def test_four_over_six_is_never_further_off():
@@ -358,8 +365,8 @@ def test_ssim_is_skimages():
     torch.manual_seed(0)
     a = torch.rand(1, 1, 1, 40, 30, dtype=torch.float64)
     b = (a + 0.1 * torch.randn_like(a)).clamp(0, 1)
-    told = {"data_range": 1.0, "gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
-    theirs = metrics.structural_similarity(a[0, 0, 0].numpy(), b[0, 0, 0].numpy(), **told)
+    options = {"data_range": 1.0, "gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
+    theirs = metrics.structural_similarity(a[0, 0, 0].numpy(), b[0, 0, 0].numpy(), **options)
     assert float(ssim(2 * a - 1, 2 * b - 1)) == pytest.approx(theirs, rel=1e-9)
 
 

@@ -46,13 +46,13 @@ def test_a_prompt_that_changes_is_followed_within_two_seconds():
     sample = open_sample(SAMPLE_FOLDER)
     config = sample.build(1, "cpu")
     before, after = (sample.embed([text]) for text in SWITCH)
-    made = []
+    chunks = []
     with eager_session(config, sample.weights(config), before, [0]) as session:
         for chunk in range(8):
             if chunk == 3:
                 session.set_text(after.numpy(), recache=True)
-            made.append(torch.from_numpy(session.run_chunk().to_host().copy()))
-    latents = torch.cat(made[3:], dim=2)
+            chunks.append(torch.from_numpy(session.run_chunk().to_host().copy()))
+    latents = torch.cat(chunks[3:], dim=2)
     video = decoded(sample.decoder(latents.shape[2], "cpu"), latents)[0, :, 24:]
     seen = look(video)
     assert [(figure.colour, figure.shape) for figure in seen.figures] == [("blue", "ring")]

@@ -32,7 +32,7 @@ def condition_table(weights: Mapping[str, Tensor], vae: WanVaeConfig, picture: T
         [4 + z, 30, h, w] in the dtype of `VaeEncode`'s results: the mask is 1 in latent frame 0.
     """
     dtype = next(iter(weights.values())).dtype
-    made: list[Tensor] = []
+    chunks: list[Tensor] = []
     caches: tuple[Tensor, ...] = ()
     for frame in range(TABLE_FRAMES):
         half = VaeEncode(vae, first=not frame, frames=1, dtype=dtype)
@@ -41,9 +41,9 @@ def condition_table(weights: Mapping[str, Tensor], vae: WanVaeConfig, picture: T
         if not frame:
             pixels[:, :, 0] = picture
         latents, *kept = torch.func.functional_call(half, dict(weights), (pixels, *caches))
-        made.append(latents)
+        chunks.append(latents)
         caches = tuple(kept)
-    latents = torch.cat(made, 2)[0]  # [z, 30, h, w]
+    latents = torch.cat(chunks, 2)[0]  # [z, 30, h, w]
     mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], dtype=latents.dtype)
     mask[:, 0] = 1
     return torch.cat((mask, latents))

@@ -26,10 +26,10 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(how, layout, w
     reference = Reference(config, checkpoint, text[0], table[0])
     chunks = s.cache_frames // s.chunk_frames + 3
     for number in range(chunks):
-        given = given_of(config, number)
-        for name, value in given.items():
+        inputs = given_of(config, number)
+        for name, value in inputs.items():
             stream.buffers[INPUTS[name]].copy_(value)
-        reference.begin({name: value[0] for name, value in given.items()})
+        reference.begin({name: value[0] for name, value in inputs.items()})
         passes = stream.run_chunk([number * s.chunk_frames], [3])
         # The first and last pass alone: a masked forward over the whole stream is slow.
         for done in (passes[0], passes[-2]):
@@ -82,16 +82,16 @@ def test_a_hidden_state_steered_in_fp8_is_the_one_of_bfloat16(name, worst):
     for part, layer in plain.named_children():
         layer.weight.copy_(checkpoint[f"blocks.0.{part}.weight"])
         layer.bias.copy_(checkpoint[f"blocks.0.{part}.bias"])
-        held = ours.get_submodule(part).requires_grad_(False)
-        held.bias.copy_(layer.bias)
+        steered = ours.get_submodule(part).requires_grad_(False)
+        steered.bias.copy_(layer.bias)
         values, scale = quantise_weight(layer.weight)
-        held.weight_fp8.copy_(values)
-        held.weight_scale.copy_(scale)
+        steered.weight_fp8.copy_(values)
+        steered.weight_scale.copy_(scale)
     hidden, tokens = (torch.randn(2, 24, model.dim, generator=generator) for _ in range(2))
-    given = {TOKENS: tokens.bfloat16()}
-    wanted = plain(hidden, given)
-    error = relative_error(ours(hidden, given), wanted)
+    inputs = {TOKENS: tokens.bfloat16()}
+    wanted = plain(hidden, inputs)
+    error = relative_error(ours(hidden, inputs), wanted)
     worst("lingbot, a hidden state steered in fp8", error)
     assert 0 < error <= FP8_MATMULS_PASS
     ours.get_submodule(name).weight_scale.mul_(2)
-    assert relative_error(ours(hidden, given), wanted) > FP8_MATMULS_PASS
+    assert relative_error(ours(hidden, inputs), wanted) > FP8_MATMULS_PASS

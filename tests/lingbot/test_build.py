@@ -38,7 +38,7 @@ def test_it_is_built_verified_and_replayed(
     assert built.golden_error <= 1e-3
     table, text = given_of(config, None)["condition"].numpy(), golden_text(config).numpy()
     with open_artifact(built.artifact) as artifact:
-        kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
+        kinds = {spec.name: (spec.shape, spec.per, spec.kind) for spec in artifact.manifest.inputs}
         assert kinds == {
             "condition": ((20, 30, 4, 6), "session", "picture_condition"),
             "camera": ((2, 3, 4), "chunk", "camera_poses"),
@@ -55,11 +55,11 @@ def test_it_is_built_verified_and_replayed(
         with open_stacked(artifact, seeds=[3], text=text, inputs={"condition": table}) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()
-            made = [session.run_chunk(step).to_host() for step in steps]
+            chunks = [session.run_chunk(step).to_host() for step in steps]
     if scheme != "fp32":
-        assert all(np.isfinite(one).all() for one in made)
+        assert all(np.isfinite(latents).all() for latents in chunks)
         return
     with eager_session(config, weights_of(config, checkpoint), torch.from_numpy(text), [3]) as session:
-        for one, step in zip(made, steps, strict=True):
+        for replayed, step in zip(chunks, steps, strict=True):
             eager = torch.from_numpy(session.run_chunk(step).to_host())
-            assert relative_error(torch.from_numpy(one), eager) <= STREAM_BAR
+            assert relative_error(torch.from_numpy(replayed), eager) <= STREAM_BAR

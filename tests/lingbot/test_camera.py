@@ -63,10 +63,10 @@ def poses_by_formula(keys: list[frozenset[str]], how: KeySettings) -> np.ndarray
 def relative_by_formula(latent_poses: np.ndarray, unit: float) -> np.ndarray:
     """Relative to the first, then each in the one before."""
     from_first = np.linalg.inv(latent_poses[0]) @ latent_poses
-    each = [np.eye(4)] + [np.linalg.inv(one) @ other for one, other in pairwise(from_first)]
-    made = np.array(each)[:, :3]
-    made[:, :, 3] /= unit
-    return made
+    each = [np.eye(4)] + [np.linalg.inv(pose) @ other for pose, other in pairwise(from_first)]
+    poses = np.array(each)[:, :3]
+    poses[:, :, 3] /= unit
+    return poses
 
 
 @given(rows, tuned, st.integers(1, 4))
@@ -75,11 +75,11 @@ def test_keys_give_the_cameras_of_the_formulas(keys, how, chunk_frames) -> None:
     camera = KeyboardCamera(64, 96, chunk_frames, how, keys=keys)
     latents = len(keys) // how.steps_per_frame + 1
     chunks = latents // chunk_frames
-    made = [camera.next_chunk()["camera"] for _ in range(chunks)]
+    tables = [camera.next_chunk()["camera"] for _ in range(chunks)]
     poses = poses_by_formula(keys, how)[:: how.steps_per_frame]
     wanted = relative_by_formula(poses, how.move * how.steps_per_frame)[: chunks * chunk_frames]
     if chunks:
-        assert np.abs(np.concatenate(made) - wanted).max() <= ROUNDED
+        assert np.abs(np.concatenate(tables) - wanted).max() <= ROUNDED
         assert np.abs(camera.pose - poses[chunks * chunk_frames - 1]).max() <= 1e-9
 
 
@@ -253,8 +253,8 @@ def test_a_path_is_the_formulas(count: int, chunk_frames: int, seed: int) -> Non
     wanted = relative_by_formula(poses[: 4 * latents : 4][:latents], 1.0)
     longest = np.linalg.norm(wanted[:, :, 3], axis=1).max()
     wanted[:, :, 3] /= longest or 1.0
-    made = np.concatenate([path.chunk(number)["camera"] for number in range(len(path))])
-    assert np.abs(made - wanted).max() <= ROUNDED
+    cameras = np.concatenate([path.chunk(number)["camera"] for number in range(len(path))])
+    assert np.abs(cameras - wanted).max() <= ROUNDED
     fx, fy, cx, cy = focal[0]
     at_size = np.array([fx * 96 / 832, fy * 64 / 480, cx * 96 / 832, cy * 64 / 480], np.float32)
     assert all(np.array_equal(row, at_size) for row in path.chunk(0)["intrinsics"])

@@ -35,8 +35,8 @@ def written(path: Path, form: str = "lingbot-sharded", **config: object) -> Path
     write_random_checkpoint(path, MODEL, seed=0, format=form)
     if config:
         file = path / "config.json"
-        told = json.loads(file.read_text(encoding="utf-8")) | config
-        file.write_text(json.dumps(told), encoding="utf-8")
+        fields = json.loads(file.read_text(encoding="utf-8")) | config
+        file.write_text(json.dumps(fields), encoding="utf-8")
     return path
 
 
@@ -55,16 +55,16 @@ def test_times_of_a_config_json_are_not_used_and_told(tmp_path: Path) -> None:
     """Those of its version are, as no config.json of the authors has any; the window is used, and is not told."""
     plain = resolved(checkpoint=written(tmp_path / "plain", local_attn_size=9, sink_size=1))
     assert not any("not used" in note for note in plain.notes)
-    made = resolved(checkpoint=written(tmp_path / "small", shift=3.0))
-    assert made.config.workload.schedule == plain.config.workload.schedule
-    assert any("not used of the config.json" in note and "shift 3.0" in note for note in made.notes)
+    build = resolved(checkpoint=written(tmp_path / "small", shift=3.0))
+    assert build.config.workload.schedule == plain.config.workload.schedule
+    assert any("not used of the config.json" in note and "shift 3.0" in note for note in build.notes)
 
 
 @pytest.mark.parametrize("form", ["lingbot", "lingbot-sharded"])
 def test_what_was_written_is_recognised_and_loaded(form: str, tmp_path: Path) -> None:
-    told = recognise_checkpoint(written(tmp_path / "small", form)).recognised
-    assert (told.family, told.lacking, told.foreign) == ("lingbot", (), ())
-    model = told.model_named("small")
+    recognised = recognise_checkpoint(written(tmp_path / "small", form)).recognised
+    assert (recognised.family, recognised.lacking, recognised.foreign) == ("lingbot", (), ())
+    model = recognised.model_named("small")
     assert model == (MODEL if form == "lingbot-sharded" else replace(MODEL, text_tokens=512))
     assert isinstance(model, LingbotModel)
     load_checkpoint(tmp_path / "small", model)
@@ -78,10 +78,10 @@ def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_pat
     written(tmp_path / folder)
     (tmp_path / "Wan2.1_VAE.pth").write_bytes(b"not read")
     for path in [tmp_path / folder] + [tmp_path] * (folder != "other"):
-        made = resolved(checkpoint=path).config
-        assert made.workload.schedule == PRESETS[version].schedule
-        assert made.workload.stream == PRESETS[version].stream
-        assert (made.model.in_channels, made.model.out_channels) == (36, 16)
+        config = resolved(checkpoint=path).config
+        assert config.workload.schedule == PRESETS[version].schedule
+        assert config.workload.stream == PRESETS[version].stream
+        assert (config.model.in_channels, config.model.out_channels) == (36, 16)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,19 @@ def test_chunk_and_passes_are_of_one_version(
     """Both have the same sizes: of the presets with these, the one that the passes are of names the build."""
     path = written(tmp_path / folder, **window)
     presets = {name: replace(PRESETS[name], model=replace(MODEL, name=name)) for name in (V1, V2)}
-    made = read_model(BuildOptions(path), path, presets)
-    assert (made.model.name, made.schedule) == (version, PRESETS[version].schedule)
-    assert made.stream.chunk_frames == PRESETS[version].stream.chunk_frames
+    read = read_model(BuildOptions(path), path, presets)
+    assert (read.model.name, read.schedule) == (version, PRESETS[version].schedule)
+    assert read.stream.chunk_frames == PRESETS[version].stream.chunk_frames
 
 
 def test_the_command_writes_a_folder_that_is_opened(tmp_path: Path) -> None:
     """Shard by shard, with one tensor in memory; full size differs in the preset's name alone."""
     command = [sys.executable, str(SCRIPT), "--preset", TINY, "-o", str(tmp_path / "transformers")]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert (told["format"], told["keys"]) == ("lingbot-sharded", len(lingbot_shapes(PRESETS[TINY].model)))
+    summary = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (summary["format"], summary["keys"]) == (
+        "lingbot-sharded",
+        len(lingbot_shapes(PRESETS[TINY].model)),
+    )
     names = {file.name for file in (tmp_path / "transformers").iterdir()}
     assert {"config.json", "diffusion_pytorch_model.safetensors.index.json"} < names
     assert len(names) == 4
@@ -147,8 +150,8 @@ def test_a_key_too_many_leaves_the_family(tmp_path: Path) -> None:
     """Wan, which is asked first, knows none of the camera's keys."""
     write_random_checkpoint(tmp_path / "tiny", MODEL, seed=0, format="lingbot")
     save_file(load_file(tmp_path / "tiny") | {"blocks.0.extra": torch.zeros(1)}, tmp_path / "more")
-    told = recognise_checkpoint(tmp_path / "more").recognised
-    assert (told.family, told.foreign) == ("lingbot", ("blocks.0.extra",))
+    recognised = recognise_checkpoint(tmp_path / "more").recognised
+    assert (recognised.family, recognised.foreign) == ("lingbot", ("blocks.0.extra",))
 
 
 def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
@@ -180,8 +183,8 @@ def test_keys_are_strict(tmp_path: Path) -> None:
 def test_wans_files_stay_wans(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "wan", WAN_PRESETS["tiny"].model, format="wan", seed=0)
     assert recognise_checkpoint(tmp_path / "wan").recognised.family == "wan"
-    told = recognise_checkpoint(tmp_path / "wan").recognised.model
-    assert told["in_channels"].source is Source.SHAPES
+    settings = recognise_checkpoint(tmp_path / "wan").recognised.model
+    assert settings["in_channels"].source is Source.SHAPES
 
 
 @pytest.mark.parametrize("change", [{"in_channels": 35}, {"out_channels": 8}, {"camera": "sometimes"}])

@@ -66,7 +66,9 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(worst: Any) ->
         block.attn1.set_processor(MaskedSelfAttention())
         prefix = f"blocks.{number}."
         block.own = {
-            name.removeprefix(prefix): one for name, one in checkpoint.items() if name.startswith(prefix)
+            name.removeprefix(prefix): tensor
+            for name, tensor in checkpoint.items()
+            if name.startswith(prefix)
         }
     stream = EagerStream(config, checkpoint, text)
     table = given_of(config, None)["condition"]
@@ -74,10 +76,10 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(worst: Any) ->
     clean: list[Tensor] = []
     rays: list[Tensor] = []
     for number in range(6):
-        given = given_of(config, number)
-        for name, value in given.items():
+        inputs = given_of(config, number)
+        for name, value in inputs.items():
             stream.buffers[INPUTS[name]].copy_(value)
-        poses, intrinsics = given[camera.POSES][0].numpy(), given[camera.INTRINSICS][0].numpy()
+        poses, intrinsics = inputs[camera.POSES][0].numpy(), inputs[camera.INTRINSICS][0].numpy()
         rays.append(naive_plucker(poses, intrinsics, s.height, s.width))
         tokens = camera_tokens(checkpoint, torch.cat(rays))
         for block in oracle.blocks:

@@ -84,10 +84,10 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "fastvideo.models.dits.base": {"BaseDiT": Base},
         "fastvideo.platforms": {"AttentionBackendEnum": backends},
     }
-    made = loaded(f"{FOLDER}/lingbotworld2/causal_fast.py", monkeypatch, stubs)
-    space = made.attention.__globals__
+    module = loaded(f"{FOLDER}/lingbotworld2/causal_fast.py", monkeypatch, stubs)
+    space = module.attention.__globals__
     space["attention"] = space["flash_attention"] = plain_attention
-    return made
+    return module
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ def test_a_stream_past_the_wrap(theirs: SimpleNamespace, cam_utils: SimpleNamesp
         ),
         {},
     )  # fmt: skip
-    assert {name: tuple(one.shape) for name, one in oracle.state_dict().items()} == {
-        name: tuple(one.shape) for name, one in checkpoint.items()
+    assert {name: tuple(tensor.shape) for name, tensor in oracle.state_dict().items()} == {
+        name: tuple(tensor.shape) for name, tensor in checkpoint.items()
     }
     oracle.load_state_dict(checkpoint, strict=True)
     shape = (1, s.cache_tokens, m.heads, m.head_dim)
@@ -136,13 +136,13 @@ def test_a_stream_past_the_wrap(theirs: SimpleNamespace, cam_utils: SimpleNamesp
     table = given_of(config, None)["condition"]
     stream.buffers[INPUTS["condition"]].copy_(table)
     for number in range(6):
-        given = given_of(config, number)
-        for name, value in given.items():
+        inputs = given_of(config, number)
+        for name, value in inputs.items():
             stream.buffers[INPUTS[name]].copy_(value)
         first = number * s.chunk_frames
         poses = torch.eye(4).repeat(s.chunk_frames, 1, 1)
-        poses[:, :3] = given[camera.POSES][0]
-        rays = cam_utils.get_plucker_embeddings(poses, given[camera.INTRINSICS][0], s.height, s.width)
+        poses[:, :3] = inputs[camera.POSES][0]
+        rays = cam_utils.get_plucker_embeddings(poses, inputs[camera.INTRINSICS][0], s.height, s.width)
         cells = F.pixel_unshuffle(rays.permute(0, 3, 1, 2), 8).transpose(0, 1)[None]  # [1, 384, F, h, w]
         for done in stream.run_chunk([first], [3]):
             with torch.no_grad():

@@ -66,8 +66,8 @@ def weights() -> dict[str, torch.Tensor]:
     for name, shape in vae_shapes(SMALL, "both").items():
         noise = torch.randn(shape, generator=generator)
         vae[name] = noise * prod(shape[1:]) ** -0.5 if name.endswith("weight") else 1 + 0.1 * noise
-    made = dict(FAMILY.weights(graph_of(config).pieces, random_checkpoint(), MediaTensors(vae=vae)))
-    return made | config.workload.schedule.tables(config.workload.stream)
+    tensors = dict(FAMILY.weights(graph_of(config).pieces, random_checkpoint(), MediaTensors(vae=vae)))
+    return tensors | config.workload.schedule.tables(config.workload.stream)
 
 
 @contextmanager
@@ -88,15 +88,15 @@ def held(session: Session) -> torch.Tensor:
 def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:
     """Bit by bit that of the encoder call by call; its rows change up to the last one."""
     with opened(weights, image=PICTURE) as session:
-        made = held(session).clone()
+        table = held(session).clone()
     own = {name.removeprefix("vae."): weight for name, weight in weights.items() if name.startswith("vae.")}
     pixels = torch.from_numpy(PICTURE).permute(2, 0, 1).float() / 127.5 - 1
     names = VaeEncode(SMALL, first=True, frames=1).state_dict()
     wanted = condition_table({name: own[name] for name in names}, SMALL, pixels)
-    assert torch.equal(made, wanted)
-    assert made.shape == (20, TABLE_FRAMES, 4, 6)
-    assert not torch.equal(made[4:, 1], made[4:, 2])
-    assert torch.equal(made[:4, 0], torch.ones(4, 4, 6))
+    assert torch.equal(table, wanted)
+    assert table.shape == (20, TABLE_FRAMES, 4, 6)
+    assert not torch.equal(table[4:, 1], table[4:, 2])
+    assert torch.equal(table[:4, 0], torch.ones(4, 4, 6))
 
 
 def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -> None:
@@ -113,9 +113,9 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
     options = argparse.Namespace(device="cpu", steps=None, shift=None, seed=0, image=Path("photo.png"))
     fitted = fit_conditioning(Conditioning([], None, photo, None), options, manifest).image
     with opened(weights, image=fitted) as session:
-        made = held(session)
-        assert relative_error(made, wanted) <= ORACLE[torch.float32]
-        assert relative_error(made, as_bytes) > 100 * ORACLE[torch.float32]
+        table = held(session)
+        assert relative_error(table, wanted) <= ORACLE[torch.float32]
+        assert relative_error(table, as_bytes) > 100 * ORACLE[torch.float32]
         for level, words in (
             (np.nan, "a number that is not finite"),
             (1e38, r"a number of magnitude 1e\+38"),
@@ -129,10 +129,10 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
 def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
     """The first latent frame is made like the others: the picture is told, not given."""
     config = lingbot_config(vae=SMALL)
-    steps = [{name: one.numpy() for name, one in given_of(config, number).items()} for number in range(2)]
+    steps = [{name: value.numpy() for name, value in given_of(config, number).items()} for number in range(2)]
     with opened(weights, image=PICTURE) as session:
         table = held(session).numpy().copy()
-        made = [session.run_chunk(step).to_host().copy() for step in steps]
+        chunks = [session.run_chunk(step).to_host().copy() for step in steps]
         session.restart_row(0, image=PICTURE[::-1].copy())
         assert not np.array_equal(held(session).numpy(), table)
         other = session.run_chunk(steps[0]).to_host().copy()
@@ -140,11 +140,11 @@ def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
         again = session.run_chunk(steps[0]).to_host().copy()
     with opened(weights, inputs={"condition": table}) as session:
         assert all(
-            np.array_equal(session.run_chunk(step).to_host(), one)
-            for step, one in zip(steps, made, strict=True)
+            np.array_equal(session.run_chunk(step).to_host(), latents)
+            for step, latents in zip(steps, chunks, strict=True)
         )
-    assert np.array_equal(again, made[0])
-    assert not np.array_equal(other, made[0])
+    assert np.array_equal(again, chunks[0])
+    assert not np.array_equal(other, chunks[0])
 
 
 def test_a_picture_and_its_input_exclude_each_other(weights) -> None:
@@ -161,7 +161,7 @@ def test_a_camera_is_taken_by_each_chunk(weights) -> None:
     """As its inputs would be; a chunk that fails leaves it where it was."""
     cameras = [KeyboardCamera(32, 48, 2, keys="w-9,jl-9") for _ in range(2)]
     with opened(weights, image=PICTURE) as session:
-        made = [session.run_chunk(camera=cameras[0]).to_host().copy() for _ in range(2)]
+        chunks = [session.run_chunk(camera=cameras[0]).to_host().copy() for _ in range(2)]
         before = cameras[0].state()
         with pytest.raises(UsageError, match="the input 'camera' and a camera"):
             session.run_chunk({"camera": np.zeros((2, 3, 4), np.float32)}, camera=cameras[0])
@@ -171,7 +171,7 @@ def test_a_camera_is_taken_by_each_chunk(weights) -> None:
         with pytest.raises(UsageError, match="camera is a dict, expected a KeyboardCamera or CameraPath"):
             session.run_chunk(camera={})  # type: ignore[arg-type]
     with opened(weights, image=PICTURE) as session:
-        for latents in made:
+        for latents in chunks:
             assert np.array_equal(session.run_chunk(cameras[1].next_chunk()).to_host(), latents)
 
 
@@ -192,7 +192,7 @@ def test_a_path_goes_on_from_its_state() -> None:
 def test_sessions_get_cameras_of_their_own_as_the_page_says(weights, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's second snippet, run: each session's video is that of the camera that steered it."""
     page = (Path(__file__).parents[2] / "docs" / "world-models.md").read_text(encoding="utf-8")
-    (snippet,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in one]
+    (snippet,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in block]
     config = lingbot_config(vae=SMALL, layout={"batch": 2})
     tables = weights | config.workload.schedule.tables(config.workload.stream)
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
@@ -209,19 +209,19 @@ def test_sessions_get_cameras_of_their_own_as_the_page_says(weights, monkeypatch
         pool.open_session = open_session
         return pool
 
-    made: dict[str, Any] = {"picture": PICTURE}
+    variables: dict[str, Any] = {"picture": PICTURE}
     stub = SimpleNamespace(manifest=manifest, open_pool=open_pool)
     monkeypatch.setattr(seko_runtime, "open_artifact", lambda _: nullcontext(stub), raising=False)
     with torch.no_grad():
-        exec(snippet, made)
+        exec(snippet, variables)
         for row, keys in enumerate(("w", "sj")):
             opening = {"seeds": [0, 1], "text": text, "image": PICTURE}
             with stacked_session(manifest, engines, tables, CpuMemory(), **opening) as session:
                 camera = KeyboardCamera(32, 48, 2)
                 camera.press(keys)
                 alike = session.run_chunk(camera=camera).video()
-            assert np.array_equal(made["frames"][row][0], alike[row])
-            assert not np.array_equal(made["frames"][1 - row][0], alike[1 - row])
+            assert np.array_equal(variables["frames"][row][0], alike[row])
+            assert not np.array_equal(variables["frames"][1 - row][0], alike[1 - row])
 
 
 def asked(**changes: object) -> argparse.Namespace:
@@ -232,12 +232,12 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
     """Keys and poses to every chunk's arrays, as many chunks as they fill if none were asked for."""
     manifest = manifest_of(lingbot_config(vae=SMALL), weights)
     options = asked(keys="w-9,jl-12")
-    found = camera_inputs(options, manifest, {})
+    inputs = camera_inputs(options, manifest, {})
     camera = KeyboardCamera(32, 48, 2, keys="w-9,jl-12")
     assert options.chunks == 4  # 21 steps, so frame 0 and 6 more
     for number in range(options.chunks):
         for name, value in camera.next_chunk().items():
-            assert np.array_equal(found[name][number], value)
+            assert np.array_equal(inputs[name][number], value)
     np.save(tmp_path / "poses.npy", np.tile(np.eye(4), (17, 1, 1)))
     np.save(tmp_path / "intrinsics.npy", np.array([500.0, 500, 416, 240]))
     files = {name: tmp_path / f"{name}.npy" for name in ("poses", "intrinsics")}
@@ -245,8 +245,8 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
     assert camera_inputs(options, manifest, {})["camera"].shape == (2, 2, 3, 4)
     assert options.chunks == 2
     recorded = [
-        camera_inputs(asked(intrinsics=files["intrinsics"], **one), manifest, {})["intrinsics"]
-        for one in ({"keys": "w-5"}, {"poses": files["poses"]})
+        camera_inputs(asked(intrinsics=files["intrinsics"], **path), manifest, {})["intrinsics"]
+        for path in ({"keys": "w-5"}, {"poses": files["poses"]})
     ]
     assert np.array_equal(recorded[0][0], recorded[1][0])  # in pixels of one size, whatever moves the camera
     assert np.allclose(recorded[0][0, 0], [500 * 48 / 832, 500 * 32 / 480, 24, 16])
@@ -304,9 +304,9 @@ def test_an_engine_whose_output_is_all_zeros_agrees_if_it_is(
             pass
 
         def boxed_run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            made = list(agree.FlatModule(piece)(*inputs))
-            assert not made[1].any()
-            return [made[0], made[1] + off, *made[2:]]
+            outputs = list(agree.FlatModule(piece)(*inputs))
+            assert not outputs[1].any()
+            return [outputs[0], outputs[1] + off, *outputs[2:]]
 
     monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Engine)
     if off:

@@ -51,9 +51,9 @@ def test_a_walk_from_a_picture(
         "--json",
     ]
     assert main(words) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out.splitlines()[-1])["chunks"] == 3
-    assert "input" not in told.err  # nothing is the golden's
+    printed = capsys.readouterr()
+    assert json.loads(printed.out.splitlines()[-1])["chunks"] == 3
+    assert "input" not in printed.err  # nothing is the golden's
     with open_artifact(artifact) as opened:
         s = opened.manifest.workload.stream
         camera = KeyboardCamera(s.height, s.width, s.chunk_frames, keys=KEYS)

@@ -43,8 +43,8 @@ def test_the_measured_tables(asked) -> None:
     tables = trained_schedule(steps, shift).tables(PRESETS[TINY].stream)
     assert tables["schedule.timestep"][:, 0, 0].tolist() == [*times, 0.0]
     for name, wanted in (("sigma", sigmas), ("sigma_next", (*after, 0.0))):
-        found = tables[f"schedule.{name}"].flatten()
-        assert np.abs(found.numpy() - np.array(wanted)).max() <= ULP[torch.float32], name
+        table = tables[f"schedule.{name}"].flatten()
+        assert np.abs(table.numpy() - np.array(wanted)).max() <= ULP[torch.float32], name
 
 
 def test_presets_have_them() -> None:

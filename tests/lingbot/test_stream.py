@@ -59,8 +59,8 @@ def alone(
 
 
 def assert_alike(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    for one, other in zip(made, wanted, strict=True):
-        assert relative_error(one, other) <= STREAM_BAR
+    for output, other in zip(made, wanted, strict=True):
+        assert relative_error(output, other) <= STREAM_BAR
 
 
 def test_keys_make_the_stream_of_the_poses_that_they_make() -> None:
@@ -110,9 +110,9 @@ def test_fused_layers_are_the_plain_ones(
             continue
         first = [chunk * plain.workload.stream.chunk_frames]
         wanted = streams[0].run_chunk(first, [3])
-        made = streams[1].run_chunk(first, [3], feed=[one.latents for one in wanted])
-        for one, other in zip(wanted[:-1], made[:-1], strict=True):
-            error = relative_error(other.velocity, one.velocity)
+        fused = streams[1].run_chunk(first, [3], feed=[output.latents for output in wanted])
+        for plain_pass, other in zip(wanted[:-1], fused[:-1], strict=True):
+            error = relative_error(other.velocity, plain_pass.velocity)
             worst(f"lingbot, fused layers, {scheme} {sorted(change)}, camera each {how}", error)
             assert error <= bar
 
@@ -154,25 +154,25 @@ def test_rows_of_a_pool_have_pictures_and_cameras_of_their_own() -> None:
     for row in range(2):
         with eager_session(
             config, weights_of(config, random_checkpoint()), text, SEEDS[row : row + 1]
-        ) as one:
-            one.set_inputs({"condition": tables[row]})
-            wanted.append([torch.from_numpy(one.run_chunk(step).to_host()) for step in steps[row]])
+        ) as alone:
+            alone.set_inputs({"condition": tables[row]})
+            wanted.append([torch.from_numpy(alone.run_chunk(step).to_host()) for step in steps[row]])
     assert relative_error(wanted[0][0], wanted[1][0]) > 100 * STREAM_BAR
-    made: list[list[Tensor]] = [[], []]
+    pooled: list[list[Tensor]] = [[], []]
     with opened(config) as pool:
         sessions = [
             pool.open_session(seed=seed, text=text.numpy(), inputs={"condition": table})
             for seed, table in zip(SEEDS, tables, strict=True)
         ]
-        made[0].append(torch.from_numpy(sessions[0].run_chunk(steps[0][0]).to_host()))
+        pooled[0].append(torch.from_numpy(sessions[0].run_chunk(steps[0][0]).to_host()))
         for number in range(1, CHUNKS):
-            given = [steps[0][number], steps[1][number - 1]]
-            for row, chunk in enumerate(pool.run(sessions, given)):
-                made[row].append(torch.from_numpy(chunk.to_host()))
+            inputs = [steps[0][number], steps[1][number - 1]]
+            for row, chunk in enumerate(pool.run(sessions, inputs)):
+                pooled[row].append(torch.from_numpy(chunk.to_host()))
         for session in sessions:
             session.close()
-    assert_alike(made[0], wanted[0])
-    assert_alike(made[1], wanted[1][: CHUNKS - 1])
+    assert_alike(pooled[0], wanted[0])
+    assert_alike(pooled[1], wanted[1][: CHUNKS - 1])
 
 
 def test_a_stream_goes_on_from_a_snapshot_with_its_keys(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_a_stream_goes_on_from_a_snapshot_with_its_keys(tmp_path: Path) -> None:
         again = pool.restore(tmp_path / "stream")
         other = keyboard(config, KEYS[0])
         other.load(state)
-        for one in wanted:
-            assert np.array_equal(again.run_chunk(other.next_chunk()).to_host(), one)
+        for latents in wanted:
+            assert np.array_equal(again.run_chunk(other.next_chunk()).to_host(), latents)
         session.restart()
         camera.reset()
         assert np.array_equal(session.run_chunk(camera.next_chunk()).to_host(), first)
@@ -210,5 +210,5 @@ def test_a_prompt_switch_leaves_picture_and_camera() -> None:
                 session.set_text(text.numpy())
             if number == 3:
                 session.set_text(2 * text.numpy(), recache=True)
-            made = torch.from_numpy(session.run_chunk(step).to_host())
-            assert torch.equal(made, plain[number]) == (number < 3)
+            latents = torch.from_numpy(session.run_chunk(step).to_host())
+            assert torch.equal(latents, plain[number]) == (number < 3)

@@ -40,8 +40,8 @@ def vae() -> FrozenVae:
 @pytest.fixture(scope="module")
 def walks() -> Walks:
     """One world, seen by a camera at rest; its look changes with the last chunk."""
-    found = draw_walks(1, CHUNKS, 3, 77, "cpu", switched=1.0, keys=[f"none-{STEPS}"])
-    return Walks(found.before, found.after, torch.full_like(found.switch, CHUNKS - 1), found.poses)
+    drawn = draw_walks(1, CHUNKS, 3, 77, "cpu", switched=1.0, keys=[f"none-{STEPS}"])
+    return Walks(drawn.before, drawn.after, torch.full_like(drawn.switch, CHUNKS - 1), drawn.poses)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,10 @@ def table(vae: FrozenVae, walks: Walks) -> Tensor:
 def videos(vae, walks, table) -> dict[str, Tensor]:
     """The video [1, 3, T, 96, 96] of each key."""
     encoder = PromptTexts(SAMPLE_FOLDER, "cpu")
-    before, after = (encoder(captions_of(one)) for one in (walks.before, walks.after))
-    made = resolved(None, checkpoint=WORLD, no_vae=True, no_text=True)
-    config, found = made.config, {}
-    weights = weights_of(config, load_checkpoint(made.checkpoint, config.model, dtype=torch.float32))
+    before, after = (encoder(captions_of(looks)) for looks in (walks.before, walks.after))
+    build = resolved(None, checkpoint=WORLD, no_vae=True, no_text=True)
+    config, found = build.config, {}
+    weights = weights_of(config, load_checkpoint(build.checkpoint, config.model, dtype=torch.float32))
     for key in ("w", "d", SWITCH):
         camera = KeyboardCamera(96, 96, 3, keys=f"{key}-{STEPS}")
         latents = []

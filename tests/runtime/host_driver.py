@@ -160,12 +160,12 @@ def over_addresses(engine: Callable[[list[Any]], list[Any]], spec: EngineSpec) -
         results = [queue.result(output) for output in spec.outputs]
         driver: Any = queue.driver
         # What is queued knows addresses alone: it keeps no memory from its next taker.
-        taken, targets = ([replace(one, owner=None) for one in side] for side in (inputs, results))
+        taken, targets = ([replace(tensor, owner=None) for tensor in side] for side in (inputs, results))
 
         def work() -> None:
-            made = engine([tensor_at(one) for one in taken])
-            for target, one in zip(targets, made, strict=True):
-                tensor_at(target).copy_(one)
+            outputs = engine([tensor_at(tensor) for tensor in taken])
+            for target, result in zip(targets, outputs, strict=True):
+                tensor_at(target).copy_(result)
 
         driver.enqueue(queue.stream, work)
         return results

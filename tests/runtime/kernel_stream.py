@@ -126,8 +126,8 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
             queue = current_queue()
             names = [*plugin.inputs]
             results = [
-                inputs[names.index(one.alias)] if one.alias else queue.result(spec)
-                for one, spec in zip(plugin.outputs, specs[plugin.name].outputs, strict=True)
+                inputs[names.index(output.alias)] if output.alias else queue.result(spec)
+                for output, spec in zip(plugin.outputs, specs[plugin.name].outputs, strict=True)
             ]
             driver.launch(
                 function,
@@ -136,7 +136,7 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
                 shared_bytes=kernel.shared_bytes,
                 stream=queue.stream,
                 arguments=[
-                    *(one.address for one in inputs),
+                    *(tensor.address for tensor in inputs),
                     *map(c_int32, launch.scalars),
                     *(result.address for result in results),
                 ],
@@ -153,12 +153,12 @@ def expected(seed: int, chunks: int, device: str) -> tuple[list[np.ndarray], np.
     engines, given = reference_engines(), {name: weight.to(device) for name, weight in weights().items()}
     codes = torch.zeros(SLOTS, HEADS, DIM // 2, dtype=torch.uint8, device=device)
     scales = torch.zeros(SLOTS, HEADS, DIM // 16, dtype=torch.uint8, device=device)
-    made = []
+    latents_of_chunks = []
     for chunk in range(chunks):
         frames = torch.arange(CHUNK)[None] + chunk * CHUNK
         slots = torch.where(frames < SINK, frames, SINK + (frames - SINK) % RING)
         seeds = torch.tensor([seed], device=device)
         (latents,) = engines["gaussian"]([seeds, frames.to(device), given["draw"][PASSES]])
         codes, scales = engines["nvfp4_write"]([latents, slots.to(device), codes, scales, given["g"]])
-        made.append(latents.cpu().numpy())
-    return made, codes.cpu().numpy(), scales.cpu().numpy()
+        latents_of_chunks.append(latents.cpu().numpy())
+    return latents_of_chunks, codes.cpu().numpy(), scales.cpu().numpy()

@@ -33,11 +33,11 @@ Modules = Mapping[str, Callable[[list[Any]], list[Any]]]
 def functional(manifest: VideoManifest) -> VideoManifest:
     """The manifest of plans: what an engine writes in place is an output that goes where it came from."""
     written = {
-        engine.name: [one.name for one in engine.inputs if one.name in engine.mutates]
+        engine.name: [argument.name for argument in engine.inputs if argument.name in engine.mutates]
         for engine in manifest.engines
     }
     places = {
-        engine.name: [at for at, one in enumerate(engine.inputs) if one.name in engine.mutates]
+        engine.name: [at for at, argument in enumerate(engine.inputs) if argument.name in engine.mutates]
         for engine in manifest.engines
     }
 
@@ -45,7 +45,7 @@ def functional(manifest: VideoManifest) -> VideoManifest:
         return replace(call, outputs=(*call.outputs, *(call.inputs[at] for at in places[call.engine])))
 
     def returning(engine: EngineSpec) -> EngineSpec:
-        more = tuple(one for one in engine.inputs if one.name in written[engine.name])
+        more = tuple(argument for argument in engine.inputs if argument.name in written[engine.name])
         return replace(engine, file=f"engines/{engine.name}.plan", outputs=engine.outputs + more, mutates=())
 
     return replace(
@@ -59,13 +59,13 @@ def functional(manifest: VideoManifest) -> VideoManifest:
 
 def plan_of(spec: EngineSpec, written: Collection[str] = (), **changes: Any) -> bytes:
     """A plan that fits an engine of `functional`; ``written`` are the outputs that it writes in an input's memory."""
-    taken = [one.name for one in spec.inputs]
+    taken = [argument.name for argument in spec.inputs]
     outputs = [("next." * (output.name in taken) + output.name, output) for output in spec.outputs]
     plan = {
         "module": spec.name,
-        "inputs": [[one.name, one.shape, KINDS[one.dtype]] for one in spec.inputs],
-        "outputs": [[name, one.shape, KINDS[one.dtype]] for name, one in outputs],
-        "aliases": {name: one.name for name, one in outputs if one.name in written},
+        "inputs": [[argument.name, argument.shape, KINDS[argument.dtype]] for argument in spec.inputs],
+        "outputs": [[name, output.shape, KINDS[output.dtype]] for name, output in outputs],
+        "aliases": {name: output.name for name, output in outputs if output.name in written},
     }
     return json.dumps(plan | changes).encode()
 
@@ -203,10 +203,10 @@ def _run(module: Callable[[list[Any]], list[Any]], plan: dict[str, Any], address
 
     aliased = set(plan["aliases"].values())
     inputs = {name: at(name, shape, kind) for name, shape, kind in plan["inputs"]}
-    given = {name: one if name in aliased else one.clone() for name, one in inputs.items()}
-    results = module([*given.values()])
+    inputs_by_name = {name: tensor if name in aliased else tensor.clone() for name, tensor in inputs.items()}
+    results = module([*inputs_by_name.values()])
     for (name, shape, kind), result in zip(
-        plan["outputs"], [*results, *_written(plan, given, len(results))], strict=True
+        plan["outputs"], [*results, *_written(plan, inputs_by_name, len(results))], strict=True
     ):
         if name not in plan["aliases"]:
             at(name, shape, kind).copy_(result)

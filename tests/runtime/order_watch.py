@@ -88,15 +88,15 @@ class World:
     def region(self, tensor: torch.Tensor) -> tuple[Bytes, np.ndarray]:
         """The tensor's storage, and where in it the tensor's bytes lie."""
         storage = tensor.untyped_storage()
-        held = self.bytes.get(storage.data_ptr())
-        if held is None:
+        known = self.bytes.get(storage.data_ptr())
+        if known is None:
             self.kept.append(storage)
-            held = self.bytes[storage.data_ptr()] = Bytes(storage.nbytes())
+            known = self.bytes[storage.data_ptr()] = Bytes(storage.nbytes())
         where = np.array([tensor.storage_offset()])
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
             where = (where[:, None] + np.arange(size) * stride).reshape(-1)
         size = tensor.element_size()
-        return held, (where[:, None] * size + np.arange(size)).reshape(-1)
+        return known, (where[:, None] * size + np.arange(size)).reshape(-1)
 
 
 class Watch(TorchDispatchMode):
@@ -112,7 +112,7 @@ class Watch(TorchDispatchMode):
         read, written = [], []
         for argument, value in zip(schema.arguments, args, strict=False):
             values = value if isinstance(value, list | tuple) else [value]
-            tensors = [one for one in values if isinstance(one, torch.Tensor)]
+            tensors = [item for item in values if isinstance(item, torch.Tensor)]
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if argument.name == "self" and func in (
                 torch.ops.aten.index_copy_.default,
@@ -121,13 +121,17 @@ class Watch(TorchDispatchMode):
                 dim, index = args[1:3]  # a pool's rows are told apart by what the index takes
                 tensors = [tensor.narrow(dim, at, 1) for tensor in tensors for at in index.tolist()]
             (written if writes else read).extend(tensors)
-        views = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+        views = all(
+            result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
+        )
         if not views or written:
             outs = out if isinstance(out, list | tuple) else [out]
-            made = [
-                one for one in outs if isinstance(one, torch.Tensor) and not any(one is arg for arg in args)
+            created = [
+                item
+                for item in outs
+                if isinstance(item, torch.Tensor) and not any(item is arg for arg in args)
             ]
-            self.world.access(read, written + made, str(func))
+            self.world.access(read, written + created, str(func))
         return out
 
 
@@ -248,17 +252,17 @@ class FakeMemory(CudaMemory):
     def _in_pinned_memory(self, *args: Any) -> Any:
         """The host writes at once, whatever stream is current, and queues later work behind that."""
         before, self.world.current = self.world.current, "host"
-        made = super()._in_pinned_memory(*args)
+        pinned = super()._in_pinned_memory(*args)
         self.world.current = before
         for stream in list(self.world.clocks):
             self.world.join(stream, self.world.clocks["host"])
-        return made
+        return pinned
 
 
 def made_world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Put the stand-ins in place of torch.cuda."""
-    made = World()
-    fake = FakeCuda(made)
+    world = World()
+    fake = FakeCuda(world)
     for module in (cuda_memory, cuda_streams):
         monkeypatch.setattr(module, "_cuda", fake)
     monkeypatch.setattr(cuda_memory, "pinned", lambda tensor: tensor)
@@ -272,4 +276,4 @@ def made_world(monkeypatch: pytest.MonkeyPatch) -> World:
         return graph
 
     monkeypatch.setattr(cuda_memory, "_captured", captured)
-    return made
+    return world

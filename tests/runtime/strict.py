@@ -28,7 +28,9 @@ class Strict:
 
     def __setattr__(self, name: str, value: object) -> None:
         declared = {
-            key: kind for one in type(self).__mro__ for key, kind in vars(one).get("_attributes", {}).items()
+            key: kind
+            for base in type(self).__mro__
+            for key, kind in vars(base).get("_attributes", {}).items()
         }
         if not isinstance(getattr(type(self), name, None), property):
             subclass = type(self).__module__ != self._module.__name__ and not vars(type(self)).get(
@@ -83,12 +85,12 @@ def does(cls: type, method: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 def made(cls: Any, **values: Any) -> Any:
     """An object of a class that only the library makes."""
-    one = types.new_class(
+    instance = types.new_class(
         cls.__name__, (cls,), exec_body=lambda space: space.update(_made_by_the_double=True)
     )()
     for name, value in values.items():
-        object.__setattr__(one, name, value)
-    return one
+        object.__setattr__(instance, name, value)
+    return instance
 
 
 def check_type(module: types.ModuleType, kind: str, value: object, place: str) -> None:
@@ -167,11 +169,11 @@ def _signature(node: ast.FunctionDef) -> tuple[inspect.Signature, dict[str, str]
     first_default = len(arguments) - len(node.args.defaults)
     parameters = [
         inspect.Parameter(
-            one.arg,
+            argument.arg,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=... if place >= first_default else inspect.Parameter.empty,
         )
-        for place, one in enumerate(arguments)
+        for place, argument in enumerate(arguments)
     ]
     kinds = {
         argument.arg: ast.unparse(argument.annotation)
@@ -195,8 +197,8 @@ def _method(owner: str, name: str, overloads: Overloads, module: types.ModuleTyp
                 faults.append(str(error))
         else:
             raise StrictError(f"{owner}.{name}{given}{named}: {'; '.join(faults)}")
-        for one in type(self).__mro__:
-            behaviour = vars(one).get("_behaviour", {}).get(name)
+        for base in type(self).__mro__:
+            behaviour = vars(base).get("_behaviour", {}).get(name)
             if behaviour is not None:
                 return behaviour(self, *given, **named)
         if name == "__init__":

@@ -38,7 +38,7 @@ Table = dict[str, Any]
 
 def whole() -> VideoManifest:
     manifest = toy.toy_manifest()
-    paths = {one.file for one in (*manifest.weights, *manifest.engines)}
+    paths = {entry.file for entry in (*manifest.weights, *manifest.engines)}
     return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in paths})
 
 
@@ -220,8 +220,8 @@ def more_calls(count: int) -> VideoManifest:
 
 
 def more_references(count: int) -> VideoManifest:
-    calls = [one for several in whole().programs.values() for one in several]
-    known = sum(len(one.inputs) + len(one.outputs) for one in calls)
+    calls = [call for several in whole().programs.values() for call in several]
+    known = sum(len(call.inputs) + len(call.outputs) for call in calls)
     call = Call("copy", ("weight:gain",) * (count - known), ())
     return replace(whole(), programs={**whole().programs, "prompt": (*whole().programs["prompt"], call)})
 
@@ -237,7 +237,7 @@ def more_file_bytes(count: int) -> VideoManifest:
 
 
 @pytest.mark.parametrize(
-    ("made", "most", "words"),
+    ("manifest_with", "most", "words"),
     [
         (more_buffers, budgets.MAX_BUFFERS, "the buffers to"),
         (more_buffer_bytes, budgets.MAX_BUFFER_BYTES, "buffers brings the bytes to"),
@@ -253,11 +253,11 @@ def more_file_bytes(count: int) -> VideoManifest:
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_each_budget_is_taken_to_its_end_and_no_further(
-    made: Callable[[int], VideoManifest], most: int, words: str
+    manifest_with: Callable[[int], VideoManifest], most: int, words: str
 ) -> None:
-    parse_video_manifest(manifest_json(made(most)))
+    parse_video_manifest(manifest_json(manifest_with(most)))
     with pytest.raises(ManifestError, match=f"{words} {most + 1}, at most {most} are read"):
-        parse_video_manifest(manifest_json(made(most + 1)))
+        parse_video_manifest(manifest_json(manifest_with(most + 1)))
 
 
 def test_the_programs_are_counted_before_any_is_put_in() -> None:

@@ -68,7 +68,7 @@ def apart(**frames: int) -> VideoManifest:
         Buffer(name, (toy.LAYERS, count * toy.TOKENS, 2), "uint8", "cache", row_axis=1)
         for name, count in frames.items()
     )
-    pool_bytes = manifest.workload.kv.pool_bytes + sum(one.nbytes for one in more)
+    pool_bytes = manifest.workload.kv.pool_bytes + sum(buffer.nbytes for buffer in more)
     return toy.changed(
         manifest, buffers=(*manifest.buffers, *more), kv=replace(manifest.workload.kv, pool_bytes=pool_bytes)
     )

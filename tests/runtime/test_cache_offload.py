@@ -145,7 +145,7 @@ def test_neighbours_never_share_a_seat_also_around_the_end(layers: int, seats: i
     resident, moving = places[: buffer.resident_layers], places[buffer.resident_layers :]
     assert len({*resident}) == len(resident)
     assert not {*resident} & {*moving}
-    assert all(one != other for one, other in zip(moving, [*moving[1:], moving[0]], strict=True))
+    assert all(seat != other for seat, other in zip(moving, [*moving[1:], moving[0]], strict=True))
     assert buffer.on_device.nbytes + buffer.on_host.nbytes == buffer.nbytes + (seats - len(resident)) * 24
 
 
@@ -189,15 +189,15 @@ def test_stale_seats_would_be_seen() -> None:
     manifest = toy.toy_manifest(layers=4)
     with open_toy(manifest) as session:
         expected = life_of(session, 1)
-    for kept in ("in", "out"):
-        memory = Counting(keep=kept)
+    for direction in ("in", "out"):
+        memory = Counting(keep=direction)
         with open_toy(streamed(manifest, 2), memory) as session:
             assert life_of(session, 1) != expected
 
 
 def test_the_manifest_says_it_and_reads_back() -> None:
     manifest = streamed(toy.toy_manifest(layers=4), 2)
-    used = {one.file for one in (*manifest.weights, *manifest.engines)}
+    used = {entry.file for entry in (*manifest.weights, *manifest.engines)}
     manifest = replace(manifest, files=dict.fromkeys(used, FileEntry("0" * 64, 0)))
     document = manifest_json(manifest)
     assert parse_video_manifest(document) == manifest

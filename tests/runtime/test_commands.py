@@ -37,9 +37,9 @@ def test_a_missed_golden_is_no_success(whole_folder: Path, edit_manifest: Edit, 
     assert "verified" not in said.out
     assert said.err.startswith("error: a golden is missed: chunk 0")
     assert main(["verify", str(whole_folder), "--json"]) == 6
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], found["exit"]) == (False, 6)
-    assert found["error"].startswith("a golden is missed: chunk 0")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["exit"]) == (False, 6)
+    assert report["error"].startswith("a golden is missed: chunk 0")
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_json_is_all_of_stdout(whole_folder: Path, tmp_path: Path, capsys: Said)
 def test_json_is_all_of_stdout_of_a_failure_too(arguments: list[str], code: int, capsys: Said) -> None:
     assert main([*arguments, "--json"]) == code
     said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert said.err == f"error: {found.pop('error')}\n"
-    assert found == {"exit": code}
+    report = json.loads(said.out)
+    assert said.err == f"error: {report.pop('error')}\n"
+    assert report == {"exit": code}
 
 
 @pytest.mark.parametrize(
@@ -121,5 +121,5 @@ def test_the_commands_are_those_of_the_parser(capsys: Said) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert [name for name in COMMANDS if f"    {name} " not in told] == []
+    printed = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"    {name} " not in printed] == []

@@ -30,8 +30,8 @@ def picture(seed: int) -> np.ndarray:
 
 
 def encoded(image: np.ndarray) -> np.ndarray:
-    found: np.ndarray = toy_whole.Encode()(torch.from_numpy(image)).numpy()
-    return found
+    latents: np.ndarray = toy_whole.Encode()(torch.from_numpy(image)).numpy()
+    return latents
 
 
 def test_a_picture_is_the_first_latent_frame_of_the_first_chunk_and_of_no_other() -> None:
@@ -63,7 +63,7 @@ def test_latents_can_be_given_up_to_a_chunk(count: int) -> None:
     clip = np.random.default_rng(3).standard_normal((toy.CHANNELS, count, toy.ROWS, toy.COLUMNS), np.float32)
     with open_whole(2, conditioning_latents=clip) as session:
         first = session.run_chunk().to_host()
-        assert [one[:, :count].tobytes() for one in first] == [clip.tobytes()] * 2
+        assert [row[:, :count].tobytes() for row in first] == [clip.tobytes()] * 2
         session.run_chunk()
 
 
@@ -82,7 +82,7 @@ def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
     """A row each, and one picture for a restart."""
     manifest = reference_manifest()
     pictures = np.stack([[picture(0), picture(1)], [picture(2), picture(3)]])
-    latents = np.stack([np.concatenate([encoded(one) for one in row], axis=1) for row in pictures])
+    latents = np.stack([np.concatenate([encoded(image) for image in row], axis=1) for row in pictures])
 
     def chunks(reference: np.ndarray) -> list[bytes]:
         with open_whole(2, manifest=manifest, reference=reference) as session:
@@ -124,8 +124,8 @@ def test_a_restart_that_is_refused_changes_nothing_and_one_that_fails_is_made_ag
             session.restart_row(0, seed=9, reference=pictures[::-1])
         with pytest.raises(TornStreamError, match="restart it"):
             session.run_chunk()
-        for one in (whole, session):
-            one.restart_row(0, seed=9, reference=pictures[::-1])
+        for restarted in (whole, session):
+            restarted.restart_row(0, seed=9, reference=pictures[::-1])
         assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()
 
 

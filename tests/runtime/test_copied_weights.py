@@ -128,9 +128,11 @@ def test_a_copy_that_does_not_fit_is_refused_before_it_is_made(
     with pytest.raises(EnvironmentLacksError, match=rf"take {needed} bytes .* {needed - 1} are free"):
         open_artifact(whole_folder, copy_weights=True)
     open_artifact(whole_folder).close()
-    held = sum(size for path, size in sizes.items() if not path.startswith("weights/"))
-    monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: held - 1)
-    with pytest.raises(EnvironmentLacksError, match=rf"take {held} bytes .* {held - 1} are free: free some$"):
+    host_bytes = sum(size for path, size in sizes.items() if not path.startswith("weights/"))
+    monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: host_bytes - 1)
+    with pytest.raises(
+        EnvironmentLacksError, match=rf"take {host_bytes} bytes .* {host_bytes - 1} are free: free some$"
+    ):
         open_artifact(whole_folder)
     monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: needed)
     open_artifact(whole_folder, copy_weights=True).close()

@@ -73,9 +73,9 @@ def test_rows_that_restart_at_different_chunks_decode_as_streams_of_their_own(
                 latents[row].append([])
                 video[row].append([])
     for row in range(3):
-        for made, got in zip(latents[row], video[row], strict=True):
-            wanted = decoded_apart(made)
-            assert [one.tobytes() for one in got] == [one.tobytes() for one in wanted]
+        for latents_of_chunk, got in zip(latents[row], video[row], strict=True):
+            wanted = decoded_apart(latents_of_chunk)
+            assert [row.tobytes() for row in got] == [row.tobytes() for row in wanted]
 
 
 def test_rows_of_different_length_are_read_apart() -> None:
@@ -89,10 +89,10 @@ def test_rows_of_different_length_are_read_apart() -> None:
 def test_frames_are_held_for_a_few_chunks_and_then_stale() -> None:
     with open_whole() as session:
         chunks = [session.run_chunk()]
-        kept = chunks[0].video().tobytes()
+        pixels = chunks[0].video().tobytes()
         for _ in range(FRAME_BLOCKS - 1):
             chunks.append(session.run_chunk())
-            assert chunks[0].video().tobytes() == kept
+            assert chunks[0].video().tobytes() == pixels
         session.run_chunk()
         with pytest.raises(StaleChunkError, match="frames of chunk 0"):
             chunks[0].video()
@@ -212,7 +212,9 @@ def test_a_closed_session_gives_no_frames() -> None:
 def test_memory_is_flat_however_long_the_stream() -> None:
     def live_bytes() -> int:
         gc.collect()
-        return sum(one.untyped_storage().nbytes() for one in gc.get_objects() if type(one) is torch.Tensor)
+        return sum(
+            tensor.untyped_storage().nbytes() for tensor in gc.get_objects() if type(tensor) is torch.Tensor
+        )
 
     with open_whole(2) as session:
         stream = session.stream()
@@ -224,11 +226,11 @@ def test_memory_is_flat_however_long_the_stream() -> None:
             if number % 50 == 7:
                 session.set_prompt(["a red disc", f"a green ring drifts{number}"], recache=number % 100 == 7)
         assert frames.shape[1] == CHUNK_VIDEO
-        held = session.stats
+        earlier = session.stats
         for _ in range(300):
             next(stream)
         assert live_bytes() - before < 9 * 10_000  # a few prompts in a bounded cache
-        assert session.stats.prompt_cache_misses == held.prompt_cache_misses
+        assert session.stats.prompt_cache_misses == earlier.prompt_cache_misses
         again = live_bytes()
         for _ in range(100):
             next(stream)

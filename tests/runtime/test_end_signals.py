@@ -124,8 +124,8 @@ def test_a_signal_from_outside_ends_a_run_between_its_chunks(whole, tmp_path, nu
         assert goal.read_bytes() == b"old"
         time.sleep(0.02)
     process.send_signal(number)
-    kept = rf"error: interrupted; kept (\d+) of 1000000 chunks in {re.escape(str(goal))}\n"
-    assert_ended(process, number, said=kept)
+    message = rf"error: interrupted; kept (\d+) of 1000000 chunks in {re.escape(str(goal))}\n"
+    assert_ended(process, number, said=message)
     assert list(tmp_path.iterdir()) == [goal]
     assert frames_of(goal) > 0
 
@@ -181,13 +181,13 @@ def test_a_signal_at_any_moment_ends_any_command(whole, tmp_path, number, moment
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", ENDING)
 def test_it_raises_inside_and_the_handlers_are_those_of_before(number):
-    before = [signal.getsignal(one) for one in ENDING]
-    told: list[str] = []
-    assert until_ended(lambda: 7, told.append) == 7
-    assert told == []
-    assert until_ended(lambda: signal.raise_signal(number) or 7, told.append) == 128 + number
-    assert len(told) == 1
-    assert [signal.getsignal(one) for one in ENDING] == before
+    before = [signal.getsignal(signal_number) for signal_number in ENDING]
+    messages: list[str] = []
+    assert until_ended(lambda: 7, messages.append) == 7
+    assert messages == []
+    assert until_ended(lambda: signal.raise_signal(number) or 7, messages.append) == 128 + number
+    assert len(messages) == 1
+    assert [signal.getsignal(signal_number) for signal_number in ENDING] == before
 
 
 @pytest.mark.usefixtures("heard")

@@ -174,15 +174,17 @@ def test_what_a_launch_raises_is_told() -> None:
 def few_descriptors(spare: int) -> Iterator[None]:
     """Let this process open ``spare`` more files and no other."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(one) for one in os.listdir("/proc/self/fd"))
-    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(highest + 1 - len(os.listdir("/proc/self/fd")))]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held, default=highest) + 1 + spare, hard))
+    highest = max(int(descriptor) for descriptor in os.listdir("/proc/self/fd"))
+    descriptors = [
+        os.open("/dev/null", os.O_RDONLY) for _ in range(highest + 1 - len(os.listdir("/proc/self/fd")))
+    ]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors, default=highest) + 1 + spare, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for one in held:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2, 4])

@@ -58,7 +58,9 @@ def test_dtypes_roles_and_backends() -> None:
     assert {unquoted(name): int(size) for name, size, _ in rows} == manifest.DTYPE_BYTES
     assert {unquoted(code): unquoted(name) for name, _, code in rows} == DTYPE_NAMES
     assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
-    assert [unquoted(row[0]) for row in only(tables(PAGE, "backend"))] == [one.name for one in BACKENDS]
+    assert [unquoted(row[0]) for row in only(tables(PAGE, "backend"))] == [
+        backend.name for backend in BACKENDS
+    ]
     with pytest.raises(
         errors.EnvironmentLacksError, match="'other' is unknown, this runtime has aoti, compile"
     ):
@@ -112,7 +114,7 @@ def test_the_examples_are_as_the_runtime_and_the_schema_read_them() -> None:
 def test_errors_and_exit_codes() -> None:
     rows = {unquoted(name): int(code) for name, code, _, _ in only(tables(CHECKS, "error"))}
     assert rows == {name: getattr(errors, name).exit_code for name in rows}
-    assert {name for name, one in ERRORS.items() if issubclass(one, errors.ArtifactError)} <= set(rows)
+    assert {name for name, kind in ERRORS.items() if issubclass(kind, errors.ArtifactError)} <= set(rows)
     for name, _, _, cause in only(tables(CHECKS, "error")):
         base = re.match(r"an? `(\w+)`: ", cause)
         assert ERRORS[unquoted(name)].__base__ is (
@@ -133,12 +135,12 @@ def test_limits_are_the_codes() -> None:
 
 def tables(text: str, first_heading: str) -> list[Rows]:
     """Body rows of every table whose first column has that heading."""
-    found = []
+    rows_of_tables = []
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
         if rows[0][0] == first_heading:
-            found.append(rows[2:])
-    return found
+            rows_of_tables.append(rows[2:])
+    return rows_of_tables
 
 
 def only(found: list[Rows]) -> Rows:

@@ -55,15 +55,15 @@ folder, device, opens = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def state():
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    found = {"files": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")),
+    usage = {"files": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")),
              "python threads": threading.active_count(), "temporary": len(os.listdir(os.environ["TMPDIR"])),
              "maps": sum("aotinductor" in line for line in open("/proc/self/maps")),
              "bytes": pages * os.sysconf("SC_PAGE_SIZE"), "gpu": 0}
     if device == "cuda":
         import torch
         torch.cuda.synchronize()
-        found["gpu"] = torch.cuda.memory_allocated()
-    return found
+        usage["gpu"] = torch.cuda.memory_allocated()
+    return usage
 
 def use():
     with open_artifact(folder, device) as artifact, artifact.open_session() as session:
@@ -103,7 +103,7 @@ def test_a_process_killed_at_any_step_leaves_nothing_that_looks_whole(whole, tmp
     if call == "unpack":
         source, again = tmp_path / "source.tar", unpack_artifact
         pack_artifact(whole, source)
-    kept = {path.name for path in tmp_path.iterdir()}
+    before = {path.name for path in tmp_path.iterdir()}
     done = killed_at(-1, call, source, tmp_path / "counted")
     assert done.returncode == 0, done.stderr
     steps = int(done.stdout)
@@ -113,7 +113,7 @@ def test_a_process_killed_at_any_step_leaves_nothing_that_looks_whole(whole, tmp
     for step in {1, 2, steps // 3, steps // 2, 2 * steps // 3, steps - 3, steps - 1, steps}:
         goal = tmp_path / f"goal-{step}"
         assert killed_at(step, call, source, goal).returncode == -signal.SIGKILL
-        left = {path.name for path in tmp_path.iterdir()} - kept - {"counted"}
+        left = {path.name for path in tmp_path.iterdir()} - before - {"counted"}
         if goal.name in left:  # killed after the rename: then it is whole
             assert _bytes_of(goal) == wanted
             assert left == {goal.name}
@@ -122,7 +122,7 @@ def test_a_process_killed_at_any_step_leaves_nothing_that_looks_whole(whole, tmp
             seen_left += len(left)
             again(source, goal)
             assert _bytes_of(goal) == wanted
-        assert {path.name for path in tmp_path.iterdir()} - kept - {"counted"} == {goal.name}
+        assert {path.name for path in tmp_path.iterdir()} - before - {"counted"} == {goal.name}
         shutil.rmtree(goal) if goal.is_dir() else goal.unlink()
     assert seen_left >= 1  # the kills did hit the middle
 

@@ -21,11 +21,11 @@ OF_PYTHON = re.compile(r"\.decode\(|\b(Unicode|JSON)DecodeError\b")  # bytes to 
 
 def words_of(source: str) -> list[tuple[int, str]]:
     """Each word of video in a module's names, strings and comments, with its line; names are split at case and _."""
-    found = []
+    words = []
     for number, line in enumerate(source.splitlines(), 1):
         parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", OF_PYTHON.sub(" ", line))
-        found += [(number, part) for part in parts if part.lower() in WORDS]
-    return found
+        words += [(number, part) for part in parts if part.lower() in WORDS]
+    return words
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -33,12 +33,12 @@ def test_a_room_below_the_workloads_says_no_word_of_video(room: str) -> None:
     folder = Path(seko_runtime.__file__).parent / room
     modules = sorted(folder.rglob("*.py"))
     assert modules
-    found = {
+    words = {
         f"{path.relative_to(folder.parent)}:{number}": word
         for path in modules
         for number, word in words_of(path.read_text(encoding="utf-8"))
     }
-    assert found == {}
+    assert words == {}
 
 
 def test_words_are_found_in_names_texts_and_comments_and_inside_of_others_not() -> None:

@@ -87,15 +87,15 @@ def test_two_runs_give_equal_bytes_also_when_the_host_never_waits(built_cuda_toy
     runs: list[bytes] = []
     for hurried in (False, True):
         with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact, seeds=[9]) as session:
-            kept = []
+            chunks = []
             for _ in range(12):
                 latents = session.run_chunk().latents
-                kept.append(
+                chunks.append(
                     latents.clone()
                 )  # on the caller's stream: ordered before the next chunk overwrites it
                 if not hurried:
                     torch.cuda.synchronize()
-            runs.append(torch.stack(kept).cpu().numpy().tobytes())
+            runs.append(torch.stack(chunks).cpu().numpy().tobytes())
     assert runs[0] == runs[1]
 
 

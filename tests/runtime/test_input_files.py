@@ -50,13 +50,13 @@ def numbers(*shape: int) -> NDArray[np.float32]:
 
 def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: VideoManifest) -> None:
     rows = manifest.call_rows
-    told = fit_conditioning(manifest, {"gain": numbers(RUNS, 2)})
+    inputs = fit_conditioning(manifest, {"gain": numbers(RUNS, 2)})
     for number in range(CHUNKS):
-        seen = told.of_chunk(number)
+        seen = inputs.of_chunk(number)
         assert set(seen) == {"camera", "gain"}
         assert np.array_equal(seen["camera"], np.stack([numbers(CHANNELS)] * rows))
         assert np.array_equal(seen["gain"], np.stack([numbers(RUNS, 2)] * rows))
-    assert np.array_equal(told.steady["place"], np.stack([numbers(CHANNELS)] * rows))
+    assert np.array_equal(inputs.steady["place"], np.stack([numbers(CHANNELS)] * rows))
 
 
 @pytest.mark.parametrize("spare", [0, 3])
@@ -133,7 +133,7 @@ def test_run_feeds_what_is_given_and_says_what_is_not(
     fed.clear()
     assert main([*command, "--input", f"camera={tmp_path / 'camera.npy'}"]) == 0
     said = capsys.readouterr()
-    assert [one["camera"].tolist() for one in fed] == [[camera[0].tolist()], [camera[1].tolist()]]
+    assert [inputs["camera"].tolist() for inputs in fed] == [[camera[0].tolist()], [camera[1].tolist()]]
     assert "recorded in the golden" not in said.err
     assert "check    skipped (--input was given)" in said.out
     assert main([*command, "--input", f"lens={tmp_path / 'camera.npy'}"]) == 2

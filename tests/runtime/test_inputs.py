@@ -53,35 +53,35 @@ def alone(number: int, chunks: int) -> list[bytes]:
 
 def test_rows_of_a_call_have_inputs_of_their_own_past_the_wrap() -> None:
     wanted = [alone(number, PAST_THE_WRAP) for number in range(2)]
-    assert all(one != other for one, other in zip(*wanted, strict=True))
+    assert all(chunk_bytes != other for chunk_bytes, other in zip(*wanted, strict=True))
     with open_pool() as pool:
         sessions = [begun(pool, number) for number in range(2)]
         for chunk in range(PAST_THE_WRAP):
-            made = pool.run(sessions, [given(number, chunk) for number in range(2)])
-            assert [one.to_host().tobytes() for one in made] == [one[chunk] for one in wanted]
+            results = pool.run(sessions, [given(number, chunk) for number in range(2)])
+            assert [chunk.to_host().tobytes() for chunk in results] == [chunks[chunk] for chunks in wanted]
         for session in sessions:
             session.close()
 
 
-@pytest.mark.parametrize("name", [one.name for one in INPUTS])
+@pytest.mark.parametrize("name", [spec.name for spec in INPUTS])
 def test_every_input_is_seen_by_the_model(name: str) -> None:
-    spec = next(one for one in INPUTS if one.name == name)
+    spec = next(spec for spec in INPUTS if spec.name == name)
     value = np.ones(spec.shape, np.int64 if spec.dtype == "int64" else np.float32)
-    made = []
+    latents = []
     for change in ({}, {name: value}):
         with open_pool() as pool, begun(pool) as session:
             if spec.per == "session" and change:
                 session.set_inputs(change)
                 change = {}
             inputs: Mapping[str, object] = {"camera": np.zeros(CHANNELS, np.float32), **change}
-            made.append(session.run_chunk(inputs).to_host())
-    assert not np.array_equal(*made)
+            latents.append(session.run_chunk(inputs).to_host())
+    assert not np.array_equal(*latents)
 
 
 def test_what_is_held_stays_and_what_is_not_is_zeros() -> None:
     def stream(*inputs: dict[str, Any]) -> bytes:
         with open_pool() as pool, begun(pool) as session:
-            chunks = [session.run_chunk({"camera": camera(1), **one}).to_host() for one in inputs]
+            chunks = [session.run_chunk({"camera": camera(1), **values}).to_host() for values in inputs]
             return chunks[-1].tobytes()
 
     zoom, key = {"zoom": np.array(0.3, np.float32)}, {"key": np.array(3)}
@@ -140,8 +140,8 @@ def test_a_pause_and_a_snapshot_hold_what_was_given(tmp_path: Path) -> None:
         session.resume()
         assert session.run_chunk(given(0, 3)).to_host().tobytes() == wanted[3]
         session.save(tmp_path / "snapshot")
-        for one in (session, beside, taker):
-            one.close()
+        for opened in (session, beside, taker):
+            opened.close()
     with open_pool() as pool, pool.restore(tmp_path / "snapshot") as session:
         # chunk 4 gives the zoom anew; chunk 5 holds it, and the rebuild sees chunks of before the snapshot
         session.set_text(toy.toy_text(), recache=True)

@@ -27,12 +27,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_keys(tmp_path):
-    made = make_key(tmp_path / "new" / "key")
-    assert stat.S_IMODE(made.private.stat().st_mode) == 0o600
-    assert read_trust(made.public) == Trust({made.key: "key"}, None, frozenset())
+    pair = make_key(tmp_path / "new" / "key")
+    assert stat.S_IMODE(pair.private.stat().st_mode) == 0o600
+    assert read_trust(pair.public) == Trust({pair.key: "key"}, None, frozenset())
     with pytest.raises(ExportUsageError, match="keys are never replaced"):
         make_key(tmp_path / "new" / "key")
-    assert make_key(tmp_path / "other").key != made.key
+    assert make_key(tmp_path / "other").key != pair.key
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN PRIVATE KEY-----\n", "RSA"])
@@ -73,18 +73,18 @@ def secret(tmp_path) -> Path:
 
 def test_a_key_with_a_passphrase(folder, tmp_path, secret, monkeypatch):
     words = read_passphrase(secret)
-    made = make_key(tmp_path / "key", words)
-    assert b"ENCRYPTED PRIVATE KEY" in made.private.read_bytes()
+    pair = make_key(tmp_path / "key", words)
+    assert b"ENCRYPTED PRIVATE KEY" in pair.private.read_bytes()
     with pytest.raises(ExportUsageError, match="has a passphrase; let SEKO_SIGN_PASSPHRASE_FILE name a file"):
-        sign_artifact(folder, made.private)
+        sign_artifact(folder, pair.private)
     for wrong in (b"", b"other"):
         with pytest.raises(ExportUsageError, match="the passphrase does not open --key"):
-            sign_artifact(folder, made.private, lambda typed=wrong: typed)
+            sign_artifact(folder, pair.private, lambda typed=wrong: typed)
     assert not (folder / "manifest.sig").exists()
-    assert sign_artifact(folder, made.private, lambda: words).key == made.key
+    assert sign_artifact(folder, pair.private, lambda: words).key == pair.key
     monkeypatch.setenv("SEKO_SIGN_PASSPHRASE_FILE", str(secret))
-    sign_artifact(folder, made.private)
-    assert read_manifest(folder, trust=made.public)
+    sign_artifact(folder, pair.private)
+    assert read_manifest(folder, trust=pair.public)
     sign_artifact(folder, make_key(tmp_path / "plain").private)  # one without is not asked for any
 
 
@@ -114,8 +114,8 @@ def test_the_commands_take_a_passphrase_from_files_or_a_terminal(folder, tmp_pat
     from seko_export.cli import main as export
 
     run = CliRunner().invoke
-    made = run(export, ["keygen", "-o", str(tmp_path / "filed"), "--passphrase-file", str(secret)])
-    assert made.exit_code == 0, made.output
+    result = run(export, ["keygen", "-o", str(tmp_path / "filed"), "--passphrase-file", str(secret)])
+    assert result.exit_code == 0, result.output
     signing = ["sign", str(folder), "--key", str(tmp_path / "filed")]
     assert run(export, signing).exit_code == 2  # no terminal, no variable
     assert run(export, signing, env={"SEKO_SIGN_PASSPHRASE_FILE": str(secret)}).exit_code == 0

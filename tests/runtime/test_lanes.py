@@ -52,14 +52,14 @@ def read(world: World, chunk: Any) -> bytes:
     rows = chunk.video_rows() if isinstance(chunk, StackedChunk) else [chunk.video()]
     frames = chunk.maker.decoder()._blocks
     before, world.current = world.current, "host"
-    for one in chunk.rows if isinstance(chunk, StackedChunk) else [chunk]:
-        row, turn = one.row, one.picture % FRAME_BLOCKS
+    for part in chunk.rows if isinstance(chunk, StackedChunk) else [chunk]:
+        row, turn = part.row, part.picture % FRAME_BLOCKS
         world.access([frames._blocks[row][turn][frames._names[row, turn]]], [], "read by the host")
     # The host queues later work after it has read: later copies into the block are ordered by the program itself.
     for stream in list(world.clocks):
         world.join(stream, world.clocks["host"])
     world.current = before
-    return b"".join(one.tobytes() for one in rows)
+    return b"".join(pixels.tobytes() for pixels in rows)
 
 
 @pytest.fixture(scope="module")
@@ -246,12 +246,12 @@ def moved_about(world: World, path: Path, *, waits: bool = True) -> None:
         memory._beside().stream.synchronize = lambda: None  # type: ignore[method-assign]
     with Watch(world):
         pool = open_pool(sessions=3, buckets=(1, 2), memory=memory)
-        with pool.open_session(seed=1, prompt="a red disc") as one:
-            read(world, one.run_chunk())
-            one.save(path)
+        with pool.open_session(seed=1, prompt="a red disc") as session:
+            read(world, session.run_chunk())
+            session.save(path)
             for _ in range(4):
-                one.pause()
-                one.resume()
+                session.pause()
+                session.resume()
             with pool.restore(path) as other:
                 read(world, other.run_chunk())
     pool.close()

@@ -48,8 +48,8 @@ def test_a_cache_a_pass_is_ordered_too_and_the_warm_up_leaves_nothing(world: Wor
     manifest = pass_caches(toy.toy_manifest(2, layers=4))
     lives = []
     for memory in (None, FakeMemory(world)):
-        one = manifest if memory is None else streamed(manifest, 2)
-        with nullcontext() if memory is None else Watch(world), open_toy(one, memory) as session:
+        chosen = manifest if memory is None else streamed(manifest, 2)
+        with nullcontext() if memory is None else Watch(world), open_toy(chosen, memory) as session:
             lives.append([session.run_chunk().to_host().tobytes() for _ in range(4)])
             session.restart_row(1)
             lives[-1] += [session.run_chunk().to_host().tobytes() for _ in range(4)]
@@ -65,12 +65,12 @@ def pass_caches(manifest: VideoManifest) -> VideoManifest:
         replace(call, inputs=tuple(ref.replace("buffer:kv[", "buffer:kv[pass][") for ref in call.inputs))
         for call in manifest.programs["denoise"]
     )
-    kept = {name: manifest.programs[name] for name in ("prompt", "begin")}
+    programs = {name: manifest.programs[name] for name in ("prompt", "begin")}
     return toy.changed(
         manifest,
         buffers=(caches, *(buffer for buffer in manifest.buffers if buffer is not cache)),
         kv=replace(manifest.workload.kv, pool_bytes=manifest.workload.kv.pool_bytes * toy.PASSES),
-        programs={**kept, "denoise": calls},
+        programs={**programs, "denoise": calls},
     )
 
 

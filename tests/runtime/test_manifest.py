@@ -68,8 +68,8 @@ def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
 
 @pytest.mark.parametrize("other", [FORMAT_VERSION + 1, 10])
 def test_another_format_is_named_before_anything_else_is_read(other: int) -> None:
-    told = f"format version {other}, this runtime reads {FORMAT_VERSION}; install"
-    with pytest.raises(ManifestError, match=told):
+    message = f"format version {other}, this runtime reads {FORMAT_VERSION}; install"
+    with pytest.raises(ManifestError, match=message):
         read({"format_version": other, "everything": "else changed"})
 
 
@@ -113,12 +113,12 @@ def test_a_picture_that_no_machine_holds_is_refused_before_any_is_made(
 
 
 def _places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-    found = [path]
+    places = [path]
     if isinstance(value, dict):
-        found += [place for key in value for place in _places(value[key], (*path, key))]
+        places += [place for key in value for place in _places(value[key], (*path, key))]
     if isinstance(value, list):
-        found += [place for index in range(len(value)) for place in _places(value[index], (*path, index))]
-    return found
+        places += [place for index in range(len(value)) for place in _places(value[index], (*path, index))]
+    return places
 
 
 PLACES = _places(as_table(with_video()))

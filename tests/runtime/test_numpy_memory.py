@@ -25,7 +25,7 @@ Plain = Callable[[list[Any]], list[Any]]
 
 def over_arrays(engine: Plain) -> Plain:
     """A toy engine that takes and gives arrays; what it writes in place it writes into the array."""
-    return lambda inputs: [one.numpy() for one in engine([torch.from_numpy(array) for array in inputs])]
+    return lambda inputs: [tensor.numpy() for tensor in engine([torch.from_numpy(array) for array in inputs])]
 
 
 def open_on(memory: Memory) -> Session:
@@ -46,14 +46,14 @@ def open_on(memory: Memory) -> Session:
 
 def story(memory: Memory, open_session: Callable[[Memory], Session] = open_on) -> list[bytes]:
     """All that a session does: chunks, video, a row begun anew, a cache rebuilt, a cache cleared, given frames."""
-    told: list[bytes] = []
+    results: list[bytes] = []
 
     def tell(session: Session, chunks: int) -> None:
         for _ in range(chunks):
             chunk = session.run_chunk()
-            told.append(chunk.to_host().tobytes())
-            told.extend(row.tobytes() for row in chunk.video_rows())
-        told.extend(sample.tobytes() for sample in session.cache_sample(1).values())
+            results.append(chunk.to_host().tobytes())
+            results.extend(row.tobytes() for row in chunk.video_rows())
+        results.extend(sample.tobytes() for sample in session.cache_sample(1).values())
 
     with open_session(memory) as session:
         tell(session, 4)
@@ -68,7 +68,7 @@ def story(memory: Memory, open_session: Callable[[Memory], Session] = open_on) -
         )
         session.restart_row(0, seed=2, image=picture)
         tell(session, 2)
-    return told
+    return results
 
 
 def test_a_session_tells_the_same_story() -> None:

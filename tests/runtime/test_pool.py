@@ -63,7 +63,7 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
             if what == "open" and pool.free:
                 stories.append((pool.open_session(seed=rest[0], prompt=rest[1]), Story(*rest)))
             elif what == "run" and running:
-                chosen = [running[i] for i in dict.fromkeys(one % len(running) for one in rest[0])]
+                chosen = [running[i] for i in dict.fromkeys(number % len(running) for number in rest[0])]
                 for _ in range(rest[1]):
                     for (_, story), chunk in zip(
                         chosen, pool.run([session for session, _ in chosen]), strict=True
@@ -75,7 +75,7 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
                 session.close()
                 ended.append(story)
             elif what == "resume" and len(running) < len(stories) and pool.free:
-                paused = [one for one, _ in stories if one.paused]
+                paused = [session for session, _ in stories if session.paused]
                 paused[rest[0] % len(paused)].resume()
             elif running and what in ("prompt", "restart", "pause", "move"):
                 at = rest[0] % len(running)
@@ -91,7 +91,7 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
                 else:
                     session.save(file)
                     session.close()
-                    stories[[one for one, _ in stories].index(session)] = (pool.restore(file), story)
+                    stories[[stored for stored, _ in stories].index(session)] = (pool.restore(file), story)
         for session, _ in stories:
             session.close()
     for story in (*ended, *(story for _, story in stories)):
@@ -148,10 +148,10 @@ def test_places_that_no_session_fills_touch_the_spare_row_alone() -> None:
         assert chunk.index == 3
         fifth = pool.open_session(prompt=PROMPTS[1])
         three = pool.run([sessions[0], sessions[2], fifth])  # in a bucket of four
-        assert [one.index for one in three] == [3, 4, 0]
-        for row, kept in before.items():
+        assert [chunk.index for chunk in three] == [3, 4, 0]
+        for row, tensors in before.items():
             for name, tensor in live.tensors(row).items():
-                assert torch.equal(tensor, kept[name]), (row, name)
+                assert torch.equal(tensor, tensors[name]), (row, name)
 
 
 def test_a_pool_that_is_full_says_so_with_the_numbers_and_harms_nobody() -> None:
@@ -236,8 +236,8 @@ def test_a_lease_runs_out_unless_the_session_is_run_or_renewed() -> None:
 def test_a_lease_that_is_none_is_refused_before_a_row_is_taken(lease: Any, tmp_path: Path) -> None:
     """And what failed has no row: as many sessions open afterwards as there are rows, each with its own."""
     with closing(open_pool()) as pool:
-        kept = pool.open_session(seed=1, prompt=PROMPTS[1])
-        kept.save(tmp_path / "kept")
+        first = pool.open_session(seed=1, prompt=PROMPTS[1])
+        first.save(tmp_path / "kept")
         for begin in (
             lambda: pool.open_session(prompt=PROMPTS[0], lease_s=lease),
             lambda: pool.restore(tmp_path / "kept", lease_s=lease),
@@ -248,8 +248,11 @@ def test_a_lease_that_is_none_is_refused_before_a_row_is_taken(lease: Any, tmp_p
                 begin()
         gc.collect()
         assert pool.reap() == []
-        others = [pool.open_session(prompt=PROMPTS[0], lease_s=one) for one in (1e9, 60, np.float32(5), None)]
-        assert len({one._row for one in (kept, *others)}) == SESSIONS
+        others = [
+            pool.open_session(prompt=PROMPTS[0], lease_s=lease_s)
+            for lease_s in (1e9, 60, np.float32(5), None)
+        ]
+        assert len({session._row for session in (first, *others)}) == SESSIONS
         with pytest.raises(PoolFullError):
             pool.open_session(prompt=PROMPTS[0])
 
@@ -274,12 +277,12 @@ def test_a_paused_sessions_lease_runs_out_and_its_host_memory_comes_back() -> No
         leased.renew()
         now[0] = 18.0
         assert pool.reap() == []
-        assert [one() is None for one in stored] == [False, False]
+        assert [reference() is None for reference in stored] == [False, False]
         now[0] = 19.0
         assert pool.reap() == ["leased"]
         assert leased.closed
         assert not leased.paused
-        assert [one() is None for one in stored] == [True, False]
+        assert [reference() is None for reference in stored] == [True, False]
         with pytest.raises(UsageError, match="'leased' is not paused; it is closed"):
             leased.resume()
         kept.resume()
@@ -300,10 +303,10 @@ def test_a_session_whose_lease_ran_out_while_paused_does_not_resume() -> None:
 def test_a_session_that_nobody_closed_is_named_and_its_row_is_used_again() -> None:
     with closing(open_pool(sessions=1, buckets=(1,))) as pool:
         lost = pool.open_session(prompt=PROMPTS[0], name="forgotten")
-        held = [lost]
+        references = [lost]
         del lost
         with pytest.warns(SessionLeakWarning, match="'forgotten' was never closed"):
-            held.clear()
+            references.clear()
         gc.collect()
         story = Story(4, PROMPTS[2], [("run",)])
         again = pool.open_session(seed=4, prompt=PROMPTS[2])
@@ -315,10 +318,10 @@ def test_a_session_that_nobody_closed_is_named_and_its_row_is_used_again() -> No
             del again
             gc.collect()
     pool = open_pool()
-    kept = pool.open_session(prompt=PROMPTS[0], name="open still")
+    unclosed = pool.open_session(prompt=PROMPTS[0], name="open still")
     with pytest.warns(SessionLeakWarning, match="'open still' was never closed"):
         pool.close()
-    assert kept.closed
+    assert unclosed.closed
     pool.close()
     with pytest.raises(SessionClosedError):
         pool.open_session(prompt=PROMPTS[0])
@@ -364,10 +367,10 @@ def test_frames_of_a_session_stay_while_others_run() -> None:
     with closing(open_pool()) as pool:
         a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
         mine = a.run_chunk()
-        kept = mine.video().tobytes()
+        pixels = mine.video().tobytes()
         for _ in range(12):
             b.run_chunk()
-        assert mine.video().tobytes() == kept
+        assert mine.video().tobytes() == pixels
 
 
 def test_a_stream_of_a_pooled_session_and_its_latents() -> None:

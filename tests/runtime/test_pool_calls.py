@@ -144,9 +144,9 @@ def test_a_call_of_two_launches_fails_as_one(engine: str, call: int) -> None:
         stories = [Story(i, PROMPTS[i]) for i in range(2)]
 
         def run(*chosen: int) -> None:
-            for one, chunk in zip(chosen, pool.run([sessions[one] for one in chosen]), strict=True):
-                stories[one].asked.append(("run",))
-                stories[one].gave.append(take(chunk))
+            for index, chunk in zip(chosen, pool.run([sessions[index] for index in chosen]), strict=True):
+                stories[index].asked.append(("run",))
+                stories[index].gave.append(take(chunk))
 
         sessions = [pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2)]
         for _ in range(FILL_CHUNKS):

@@ -85,7 +85,7 @@ def _with_ref(manifest: Any, engine: str, old: str, new: str) -> Any:
 def _with_files(document: bytes) -> bytes:
     """The manifest with an entry for each file that it names."""
     table = json.loads(document)
-    names = {one["file"] for one in (*table["engines"], *table["weights"])}
+    names = {entry["file"] for entry in (*table["engines"], *table["weights"])}
     table["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in names}
     return json.dumps(table).encode()
 
@@ -106,4 +106,4 @@ def test_an_artifact_keeps_no_pool_that_is_closed() -> None:
             pools.append(weakref.ref(pool))
         del pool
     gc.collect()
-    assert [one() is None for one in pools] == [True, True, False]
+    assert [reference() is None for reference in pools] == [True, True, False]

@@ -33,12 +33,12 @@ def saved(tmp_path: Path, **more: Any) -> tuple[Path, Story]:
 
 def with_numbers(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the numbers of a snapshot without a key, and mend its hash."""
-    found = map_safetensors(memoryview(path.read_bytes()), path.name)
-    parts = {name: tensor.to_numpy().view(np.uint8) for name, tensor in found.items()}
+    tensors = map_safetensors(memoryview(path.read_bytes()), path.name)
+    parts = {name: tensor.to_numpy().view(np.uint8) for name, tensor in tensors.items()}
     del parts["seko.sha256"]
-    told = json.loads(parts["seko.snapshot"].tobytes())
-    change(told["numbers"])
-    parts["seko.snapshot"] = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    facts = json.loads(parts["seko.snapshot"].tobytes())
+    change(facts["numbers"])
+    parts["seko.snapshot"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     path.write_bytes(file_bytes(sealed(parts)))
 
 

@@ -46,11 +46,11 @@ def text_of(prompt: str) -> torch.Tensor:
 
 
 def test_a_prompt_gives_what_its_embeddings_give() -> None:
-    with open_whole(2, prompt=["a blue ring", "a red disc"]) as one:
+    with open_whole(2, prompt=["a blue ring", "a red disc"]) as stacked:
         text = torch.cat((text_of("a blue ring"), text_of("a red disc")))
         with open_whole(2, text=text) as two:
             for _ in range(3):
-                assert one.run_chunk().to_host().tobytes() == two.run_chunk().to_host().tobytes()
+                assert stacked.run_chunk().to_host().tobytes() == two.run_chunk().to_host().tobytes()
 
 
 def test_a_repeat_is_a_hit_and_calls_no_engine_whatever_its_spelling_of_white_space() -> None:
@@ -76,18 +76,20 @@ def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
     turns: list[list[str]], capacity: int
 ) -> None:
     """Also rows that are held beside rows that are new, and a cache smaller than the batch; counts are an LRU's."""
-    held: list[str] = []
+    cached: list[str] = []
     hits = misses = 0
     with open_whole(3, prompt_cache=capacity, prompt=turns[0]) as session:
         for turn, prompts in enumerate(turns):
             if turn:
                 session.set_prompt(prompts)
             for prompt in prompts:
-                if prompt in held:
+                if prompt in cached:
                     hits += 1
                 else:
                     misses += 1
-                held = [*(one for one in held if one != prompt), prompt][-capacity:] if capacity else []
+                cached = (
+                    [*(other for other in cached if other != prompt), prompt][-capacity:] if capacity else []
+                )
             assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (hits, misses)
             live = session._rows.device()
             for row, prompt in enumerate(prompts):
@@ -144,8 +146,8 @@ def test_no_chunk_is_made_of_half_a_prompt() -> None:
         return [toy.Prompt()(*inputs)]
 
     with open_whole(2, engines={"prompt": prompt}) as session, open_whole(2) as whole:
-        for one in (session, whole):
-            one.run_chunk()
+        for opened in (session, whole):
+            opened.run_chunk()
         fail[0] = True
         for change in (lambda: session.set_prompt("a blue ring"), lambda: session.set_text(toy.toy_text(2))):
             with pytest.raises(EngineRunError, match="planted"):
@@ -153,9 +155,9 @@ def test_no_chunk_is_made_of_half_a_prompt() -> None:
             with pytest.raises(TornStreamError, match="was set in part when an error came; set it again"):
                 session.run_chunk()
         fail[0] = False
-        for one in (session, whole):
-            one.set_prompt("a green square")
-            one.restart_row(1)
+        for opened in (session, whole):
+            opened.set_prompt("a green square")
+            opened.restart_row(1)
         assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()
 
 
@@ -185,14 +187,14 @@ def test_results_that_cannot_be_cut_into_rows_are_not_cached() -> None:
     manifest = whole_manifest(2)
     shared = toy_whole.Buffer("shared", (1,), "float32", "session")
     call = manifest.programs["prompt"][0]
-    engine = next(one for one in manifest.engines if one.name == "prompt")
+    engine = next(engine for engine in manifest.engines if engine.name == "prompt")
     engine = toy_whole.replace(
         engine, outputs=(*engine.outputs, toy_whole.TensorSpec("shared", (1,), "float32"))
     )
     manifest = whole_manifest(
         2,
         buffers=(*manifest.buffers, shared),
-        engines=(*(one for one in manifest.engines if one.name != "prompt"), engine),
+        engines=(*(engine for engine in manifest.engines if engine.name != "prompt"), engine),
         programs={
             **manifest.programs,
             "prompt": (toy_whole.replace(call, outputs=(*call.outputs, "buffer:shared")),),
@@ -260,15 +262,15 @@ def test_a_cached_prompt_brings_nothing_that_another_input_went_into() -> None:
         },
     )
     counted = Counted("text")
-    given = np.arange(2 * toy.CHANNELS, dtype=np.float32).reshape(2, -1)
+    pictures = np.arange(2 * toy.CHANNELS, dtype=np.float32).reshape(2, -1)
     with open_whole(
-        2, manifest=manifest, engines={**counted.engines, "prompt": prompt}, inputs={"picture": given}
+        2, manifest=manifest, engines={**counted.engines, "prompt": prompt}, inputs={"picture": pictures}
     ) as session:
         for words in ("a blue ring", PROMPT, ["a blue ring", PROMPT], ["a red disc", "a blue ring"]):
             session.set_prompt(words)
-            held = session._rows.device().buffers["prompt.mean"]
-            for row, one in enumerate([words] * 2 if isinstance(words, str) else words):
-                assert torch.equal(held[row], text_of(one).mean(1)[0] + torch.from_numpy(given[row]))
-        session.set_inputs({"picture": given + 1})
-        assert torch.equal(held[1], text_of("a blue ring").mean(1)[0] + torch.from_numpy(given[1] + 1))
+            means = session._rows.device().buffers["prompt.mean"]
+            for row, sentence in enumerate([words] * 2 if isinstance(words, str) else words):
+                assert torch.equal(means[row], text_of(sentence).mean(1)[0] + torch.from_numpy(pictures[row]))
+        session.set_inputs({"picture": pictures + 1})
+        assert torch.equal(means[1], text_of("a blue ring").mean(1)[0] + torch.from_numpy(pictures[1] + 1))
         assert counted.calls["text"] == 3  # each sentence once

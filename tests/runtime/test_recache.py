@@ -99,14 +99,14 @@ def test_a_rebuilt_cache_is_that_of_a_fresh_session_fed_with_the_kept_chunks(
 ) -> None:
     """To the byte, after any number of chunks and of changes, kept or rebuilt."""
     prompts = ["a blue ring", "a green square drifts", "a red disc bounces"]
-    made: list[torch.Tensor] = []
+    wanted_chunks: list[torch.Tensor] = []
     oracle = Naive(5, toy_whole.PROMPT)
     sink, last = 1, toy.RING // toy.CHUNK
 
     def step(session: Any) -> None:
-        wanted = oracle.chunk(len(made) * toy.CHUNK)
+        wanted = oracle.chunk(len(wanted_chunks) * toy.CHUNK)
         assert session.run_chunk().to_host().tobytes() == wanted.numpy().tobytes()
-        made.append(wanted)
+        wanted_chunks.append(wanted)
 
     with open_whole(seeds=[5]) as session:
         for turn, (chunks, recache) in enumerate(changes):
@@ -118,8 +118,13 @@ def test_a_rebuilt_cache_is_that_of_a_fresh_session_fed_with_the_kept_chunks(
                 oracle.set(prompt)
                 continue
             fresh = Naive(5, prompt)
-            for index in sorted({*range(min(len(made), sink)), *range(max(0, len(made) - last), len(made))}):
-                fresh.context(made[index])
+            for index in sorted(
+                {
+                    *range(min(len(wanted_chunks), sink)),
+                    *range(max(0, len(wanted_chunks) - last), len(wanted_chunks)),
+                }
+            ):
+                fresh.context(wanted_chunks[index])
             fed = min(fresh.slot_first, toy.CACHE) * toy.TOKENS
             cache = session.cache_sample(1)["kv"]
             assert cache[:, :fed].tobytes() == fresh.cache[:, :fed].contiguous().numpy().tobytes()
@@ -145,20 +150,20 @@ def test_rows_at_different_chunks_are_rebuilt_each_as_alone(actions: list[Any]) 
             for action in [*actions, "chunk", "chunk"]:
                 if action == "chunk":
                     got = session.run_chunk().to_host()
-                    for row, one in enumerate(alone):
-                        assert np.array_equal(got[row], one.run_chunk().to_host()[0])
+                    for row, single in enumerate(alone):
+                        assert np.array_equal(got[row], single.run_chunk().to_host()[0])
                 elif action == "recache":
                     turn += 1
                     turned = [prompts[(row + turn) % 3] for row in range(3)]
                     session.set_prompt(turned, recache=True)
-                    for one, prompt in zip(alone, turned, strict=True):
-                        one.set_prompt(prompt, recache=True)
+                    for single, prompt in zip(alone, turned, strict=True):
+                        single.set_prompt(prompt, recache=True)
                 else:
                     session.restart_row(action)
                     alone[action].restart_row(0)
     finally:
-        for one in alone:
-            one.close()
+        for single in alone:
+            single.close()
 
 
 def test_a_row_without_chunks_has_a_clean_cache_after_the_others_are_rebuilt() -> None:

@@ -18,20 +18,20 @@ from .toy_whole import open_whole
 def test_video_is_the_same_again() -> None:
     """Also where the row beside it goes on; and a prompt may be another one."""
     with open_whole(2) as session:
-        made = session.run_chunk()
-        first = made.to_host(), made.video_rows()
+        chunk = session.run_chunk()
+        first = chunk.to_host(), chunk.video_rows()
         second = session.run_chunk()
-        kept = second.to_host(), second.video_rows()
+        expected = second.to_host(), second.video_rows()
         session.rewind(1, row=1)
         again = session.run_chunk()
-        assert np.array_equal(again.to_host()[1], kept[0][1])
-        assert np.array_equal(again.video_rows()[1], kept[1][1])
+        assert np.array_equal(again.to_host()[1], expected[0][1])
+        assert np.array_equal(again.video_rows()[1], expected[1][1])
         session.restart_row(0)
         session.rewind(0)
         begun = session.run_chunk()
         assert np.array_equal(begun.to_host(), first[0])
         assert all(
-            np.array_equal(one, other) for one, other in zip(begun.video_rows(), first[1], strict=True)
+            np.array_equal(frames, other) for frames, other in zip(begun.video_rows(), first[1], strict=True)
         )
 
 
@@ -72,39 +72,39 @@ def test_the_last_chunk_past_the_wrap_is_undone_while_all_are_kept(made: int) ->
 def test_a_new_stream_may_step_back_as_any(tmp_path: Path) -> None:
     """What a row's last stream wrote is not counted; what was undone still is after a snapshot."""
     with toy_inputs.open_pool() as pool:
-        given = {"camera": np.ones(CHANNELS, np.float32)}
+        inputs = {"camera": np.ones(CHANNELS, np.float32)}
         opening = {"seed": 1, "text": toy_text(), "inputs": {"place": np.zeros(CHANNELS, np.float32)}}
-        with pool.open_session(**opening) as one:
+        with pool.open_session(**opening) as session:
             for _ in range(4):
-                one.run_chunk(given)
-            one.rewind(3)
-            one.save(tmp_path / "stream")
-            one.restart()
-            first = one.run_chunk(given).to_host()
-            one.rewind(0)
-            assert np.array_equal(one.run_chunk(given).to_host(), first)
+                session.run_chunk(inputs)
+            session.rewind(3)
+            session.save(tmp_path / "stream")
+            session.restart()
+            first = session.run_chunk(inputs).to_host()
+            session.rewind(0)
+            assert np.array_equal(session.run_chunk(inputs).to_host(), first)
         with (
-            pool.restore(tmp_path / "stream") as one,
+            pool.restore(tmp_path / "stream") as session,
             pytest.raises(UsageError, match=r"made 3 chunks.*expected 3 to 3"),
         ):
-            one.rewind(2)
+            session.rewind(2)
 
 
 def test_inputs_that_are_held_are_those_of_then() -> None:
     """A session of a pool: what was given last counts again as what was given before."""
-    given = {"camera": np.ones(CHANNELS, np.float32)}
+    inputs = {"camera": np.ones(CHANNELS, np.float32)}
     place = {"place": np.zeros(CHANNELS, np.float32)}
-    made = []
+    latents = []
     with toy_inputs.open_pool() as pool:
         for interrupted in (False, True):
-            with pool.open_session(seed=1, text=toy_text(), inputs=place) as one:
-                one.run_chunk(given | {"zoom": np.float32(2)})
+            with pool.open_session(seed=1, text=toy_text(), inputs=place) as session:
+                session.run_chunk(inputs | {"zoom": np.float32(2)})
                 if interrupted:
-                    other = one.run_chunk(given | {"zoom": np.float32(5)}).to_host()
-                    one.rewind(1)
-                made.append(one.run_chunk(given).to_host())
-    assert np.array_equal(*made)
-    assert not np.array_equal(other, made[0])
+                    other = session.run_chunk(inputs | {"zoom": np.float32(5)}).to_host()
+                    session.rewind(1)
+                latents.append(session.run_chunk(inputs).to_host())
+    assert np.array_equal(*latents)
+    assert not np.array_equal(other, latents[0])
 
 
 def test_a_chunk_that_failed_has_evicted_frames_too() -> None:
@@ -116,17 +116,17 @@ def test_a_chunk_that_failed_has_evicted_frames_too() -> None:
             raise RuntimeError("planted")
         return real(inputs)
 
-    for made, earliest in ((1, 0), (2, 2), (3, 3), (4, 4)):
+    for chunks, earliest in ((1, 0), (2, 2), (3, 3), (4, 4)):
         with open_whole(engines={"store": store}) as session:
-            wanted = [session.run_chunk().to_host() for _ in range(made)]
+            wanted = [session.run_chunk().to_host() for _ in range(chunks)]
             failing[0] = True
             with pytest.raises(EngineRunError, match="planted"):
                 session.run_chunk()
             failing[0] = False
             if earliest:
-                with pytest.raises(UsageError, match=f"expected {earliest} to {made}"):
-                    session.rewind(made - 1)
+                with pytest.raises(UsageError, match=f"expected {earliest} to {chunks}"):
+                    session.rewind(chunks - 1)
             session.rewind(earliest)
-            again = [session.run_chunk().to_host() for _ in range(made - earliest + 1)]
+            again = [session.run_chunk().to_host() for _ in range(chunks - earliest + 1)]
             whole = [*wanted, again[-1]][earliest:]
             assert all(np.array_equal(*pair) for pair in zip(again, whole, strict=True))

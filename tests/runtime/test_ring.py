@@ -19,33 +19,37 @@ def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
 ) -> None:
     ring = Ring(*layout)
     pinned = ring.reference_frames + ring.sink_frames
-    held: dict[int, int] = {}  # slot -> frame
+    frame_of: dict[int, int] = {}  # slot -> frame
     for first in range(-ring.reference_frames, 0, ring.chunk_frames):
         slots = ring.write_slots(first)
         assert len({*slots}) == ring.chunk_frames
         assert max(slots) < ring.cache_frames
         frames = ring.latent_frames(first)
-        held |= {slot: frame for frame, slot in enumerate(slots, first) if frame < 0}
+        frame_of |= {slot: frame for frame, slot in enumerate(slots, first) if frame < 0}
         if ring.repeats_references:  # each frame is seen equally often; all lie in the first slots
-            assert {frames.count(frame) for frame in held.values()} == {len(frames) // len(held)}
+            assert {frames.count(frame) for frame in frame_of.values()} == {len(frames) // len(frame_of)}
             assert ring.valid_frames(first) == len(frames) == max(slots) + 1
         else:
             assert frames == list(range(first, first + ring.chunk_frames))
-            assert ring.valid_frames(first) == len(held)
-    assert held == {slot: slot - ring.reference_frames for slot in range(ring.reference_frames)}
+            assert ring.valid_frames(first) == len(frame_of)
+    assert frame_of == {slot: slot - ring.reference_frames for slot in range(ring.reference_frames)}
     for chunk in range(chunks):
         first = chunk * ring.chunk_frames
         for frame, slot in zip(ring.latent_frames(first), ring.write_slots(first), strict=True):
-            if len(held) < ring.cache_frames:
-                expected = len(held)
+            if len(frame_of) < ring.cache_frames:
+                expected = len(frame_of)
             else:
-                oldest = min(held_frame for held_slot, held_frame in held.items() if held_slot >= pinned)
-                expected = next(held_slot for held_slot, held_frame in held.items() if held_frame == oldest)
+                oldest = min(held_frame for held_slot, held_frame in frame_of.items() if held_slot >= pinned)
+                expected = next(
+                    held_slot for held_slot, held_frame in frame_of.items() if held_frame == oldest
+                )
             assert slot == expected == ring.slot(frame)
             assert frame == first + ring.latent_frames(first).index(frame)
-            held[slot] = frame
-        assert ring.valid_frames(first) == len(held)
-        assert set(held) == set(range(len(held)))  # valid slots are the first ones: a count describes them
+            frame_of[slot] = frame
+        assert ring.valid_frames(first) == len(frame_of)
+        assert set(frame_of) == set(
+            range(len(frame_of))
+        )  # valid slots are the first ones: a count describes them
         assert len(set(ring.write_slots(first))) == ring.chunk_frames
 
 

@@ -34,28 +34,28 @@ def test_a_call_carries_all_sessions_in_any_order_and_says_so_otherwise() -> Non
         with pytest.raises(UsageError, match="all 2 rows run together"):
             one.run_chunk()
         for sessions in ([one, two], [two, one], [one, two]):
-            made = dict(zip(sessions, both.pool.run(sessions), strict=True))
+            chunk_of = dict(zip(sessions, both.pool.run(sessions), strict=True))
             for session, wanted in ((one, first), (two, second)):
-                assert np.array_equal(made[session].to_host(), wanted.run_chunk().to_host())
+                assert np.array_equal(chunk_of[session].to_host(), wanted.run_chunk().to_host())
 
 
 def test_one_row_pauses_and_changes_its_prompt_and_the_other_does_not_notice() -> None:
     with toy_whole.open_whole(2, prompt=list(PROMPTS)) as both, alone(0) as first, alone(1) as second:
-        one, two = both.sessions
+        left, two = both.sessions
         for number in range(6):
             if number == 2:
-                one.pause()
+                left.pause()
                 with pytest.raises(UsageError, match="all 2 rows run together"):
                     both.pool.run([two])
-                one.resume()
+                left.resume()
             if number == 3:  # over kept chunks, beside a row whose cache stays
                 two.set_prompt("a green square", recache=True)
                 second.set_prompt("a green square", recache=True)
             if number == 4:
-                one.restart()
+                left.restart()
                 first.restart_row(0)
-            found = both.pool.run([one, two])
-            for chunk, wanted in zip(found, (first.run_chunk(), second.run_chunk()), strict=True):
+            chunks = both.pool.run([left, two])
+            for chunk, wanted in zip(chunks, (first.run_chunk(), second.run_chunk()), strict=True):
                 assert np.array_equal(chunk.to_host(), wanted.to_host())
                 assert np.array_equal(chunk.video(), wanted.video())
 

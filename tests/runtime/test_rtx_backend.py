@@ -53,8 +53,8 @@ def rtx_manifest() -> VideoManifest:
 def test_sessions_tell_the_story_that_they_tell_in_memory_of_torch(trt: Any, tmp_path: Path) -> None:
     with open_artifact(artifact_of(tmp_path / "artifact", rtx_manifest())) as artifact:
         assert max(error.golden for error in artifact.verify()) == 0.0
-        told = story(CpuMemory(), lambda _: open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]))
-    assert told == story(CpuMemory())
+        results = story(CpuMemory(), lambda _: open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]))
+    assert results == story(CpuMemory())
     assert set(trt.log.strategies) == {trt.CudaGraphStrategy.DISABLED}  # the session captures chunks itself
 
 
@@ -63,19 +63,21 @@ def test_what_was_compiled_is_kept_in_a_private_folder_and_read_by_the_next_proc
 ) -> None:
     folder = artifact_of(tmp_path / "artifact", rtx_manifest())
     open_artifact(folder).close()
-    kept = [*(tmp_path / "cache/seko/tensorrt-rtx").rglob("*.cache")]
-    assert {path.parent.name for path in kept} == {f"{VERSION}-sm_89"}
-    assert len(kept) == len({engine.file for engine in rtx_manifest().engines})
-    assert all(path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0 for path in kept)
+    cache_files = [*(tmp_path / "cache/seko/tensorrt-rtx").rglob("*.cache")]
+    assert {path.parent.name for path in cache_files} == {f"{VERSION}-sm_89"}
+    assert len(cache_files) == len({engine.file for engine in rtx_manifest().engines})
+    assert all(
+        path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0 for path in cache_files
+    )
     trt.log.caches.clear()
     open_artifact(folder).close()
     assert {cache.known for cache in trt.log.caches} == {b"compiled"}
-    kept[0].write_bytes(b"another driver's")
-    kept[1].chmod(0o666)  # anyone may have put code there
+    cache_files[0].write_bytes(b"another driver's")
+    cache_files[1].chmod(0o666)  # anyone may have put code there
     trt.log.caches.clear()
     open_artifact(folder).close()
     assert sorted({cache.known for cache in trt.log.caches}) == [b"", b"another driver's", b"compiled"]
-    assert kept[0].read_bytes() == b"compiled"
+    assert cache_files[0].read_bytes() == b"compiled"
 
 
 @pytest.mark.usefixtures("trt")

@@ -172,17 +172,17 @@ def test_words_around_unknown_pieces_of_a_sentencepiece_model() -> None:
         ("disc", -3.0),
         ("\u2581", -4.0),
     ]
-    made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 1, byte_fallback=False))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    ids = PromptIds(toy_whole.TABLE, made.to_str().encode())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 1, byte_fallback=False))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    ids = PromptIds(toy_whole.TABLE, tokenizer.to_str().encode())
     assert ids.unknown_words("a red disc") == []
     assert ids.unknown_words("a red discs, a \u65e5\u672c disc") == ["discs", "\u65e5\u672c"]
 
 
 def test_a_tokenizer_that_knows_everything_has_no_unknown_word() -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
-    assert PromptIds(toy_whole.TABLE, made.to_str().encode()).unknown_words("a b") == []
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    assert PromptIds(toy_whole.TABLE, tokenizer.to_str().encode()).unknown_words("a b") == []
 
 
 # -- pictures --------------------------------------------------------------------------------------------------
@@ -287,9 +287,9 @@ def test_run_fits_a_picture_and_says_how(whole_folder: Path, tmp_path: Path, cap
 def test_reference_frames_without_room_name_the_option_of_build(given: object) -> None:
     manifest = toy_whole.whole_manifest()
     channels, *sides = manifest.workload.stream.latent_shape
-    found = np.zeros((channels, 3, *sides), np.float32) if isinstance(given, str) else given
+    frames = np.zeros((channels, 3, *sides), np.float32) if isinstance(given, str) else given
     with pytest.raises(UsageError, match="no reference frames; rebuild it with --reference-frames N"):
-        check_reference(manifest, found, range(1))
+        check_reference(manifest, frames, range(1))
     two = toy.changed(manifest, stream=replace(manifest.workload.stream, reference_frames=2))
     with pytest.raises(UsageError, match=r"found 3 .* room for 2; rebuild it with --reference-frames 3"):
-        check_reference(two, found, range(1))
+        check_reference(two, frames, range(1))

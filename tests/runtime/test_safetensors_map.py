@@ -32,8 +32,8 @@ def entry(shape: list[int], begin: int, end: int, dtype: str = "U8") -> dict[str
 def test_what_the_reference_library_writes_comes_back_bit_for_bit(dtype: str) -> None:
     raw = torch.randint(0, 2 if dtype == "bool" else 120, (6, 64), dtype=torch.uint8)
     tensors = {"a.b": raw.view(getattr(torch, dtype)).clone(), "odd": torch.arange(3, dtype=torch.uint8)}
-    found = map_safetensors(memoryview(bytearray(save(tensors, metadata={"k": "v"}))), "x")
-    loaded = CpuMemory().begin_upload({}).finish(found)
+    mapped = map_safetensors(memoryview(bytearray(save(tensors, metadata={"k": "v"}))), "x")
+    loaded = CpuMemory().begin_upload({}).finish(mapped)
     assert set(loaded) == set(tensors)
     for name, wanted in tensors.items():
         assert loaded[name].dtype == wanted.dtype
@@ -43,9 +43,9 @@ def test_what_the_reference_library_writes_comes_back_bit_for_bit(dtype: str) ->
 
 def test_bfloat16_becomes_float32_in_numpy_without_loss() -> None:
     tensor = torch.randn(33).bfloat16()
-    found = map_safetensors(memoryview(bytearray(save({"t": tensor}))), "x")["t"].to_numpy()
-    assert found.dtype == np.float32
-    assert np.array_equal(found, tensor.float().numpy())
+    array = map_safetensors(memoryview(bytearray(save({"t": tensor}))), "x")["t"].to_numpy()
+    assert array.dtype == np.float32
+    assert np.array_equal(array, tensor.float().numpy())
 
 
 @pytest.mark.parametrize(
@@ -98,20 +98,20 @@ def test_a_flipped_byte_gives_tensors_inside_the_file_or_the_error(data: st.Data
     document = bytearray(good)
     document[data.draw(st.integers(0, len(document) - 29))] = data.draw(st.integers(0, 255))
     try:
-        found = map_safetensors(memoryview(document), "x")
+        tensors = map_safetensors(memoryview(document), "x")
     except ArtifactError:
         return
-    for tensor in found.values():
+    for tensor in tensors.values():
         assert 8 <= tensor.offset <= tensor.offset + tensor.nbytes <= len(document)
 
 
 def test_a_tensor_that_is_not_the_manifests_is_refused_by_cause() -> None:
-    found = map_safetensors(packed({"a": entry([2], 0, 2)}, b"12"), "x")
-    assert check_tensor(found, TensorSpec("a", (2,), "uint8"), "x").nbytes == 2
+    tensors = map_safetensors(packed({"a": entry([2], 0, 2)}, b"12"), "x")
+    assert check_tensor(tensors, TensorSpec("a", (2,), "uint8"), "x").nbytes == 2
     for spec, error in (
         (TensorSpec("b", (2,), "uint8"), ArtifactError),
         (TensorSpec("a", (2, 1), "uint8"), ArtifactError),
         (TensorSpec("a", (2,), "int8"), ArtifactError),
     ):
         with pytest.raises(error):
-            check_tensor(found, spec, "x")
+            check_tensor(tensors, spec, "x")

@@ -251,7 +251,7 @@ def test_an_engine_that_gives_back_another_shape_is_refused_on_its_first_run() -
 def test_a_closed_session_says_so_and_its_memory_is_gone() -> None:
     session = open_toy()
     chunk = session.run_chunk()
-    kept = weakref.ref(chunk.latents)
+    reference = weakref.ref(chunk.latents)
     session.close()
     session.close()
     for use in (
@@ -264,7 +264,7 @@ def test_a_closed_session_says_so_and_its_memory_is_gone() -> None:
             use()
     del chunk, use
     gc.collect()
-    assert kept() is None
+    assert reference() is None
 
 
 def test_a_pool_whose_device_has_failed_frees_its_memory_all_the_same() -> None:

@@ -35,15 +35,15 @@ class SmallReader:
         for path, entry in table["files"].items():  # 2
             data = (folder / path).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["size"], entry["sha256"]), path
-        shards = {file: tensors(folder / file) for file in {one["file"] for one in table["weights"]}}  # 3
-        self.weights = {one["name"]: shards[one["file"]][one["name"]] for one in table["weights"]}
+        shards = {file: tensors(folder / file) for file in {entry["file"] for entry in table["weights"]}}  # 3
+        self.weights = {entry["name"]: shards[entry["file"]][entry["name"]] for entry in table["weights"]}
         self.buffers = {  # 4
-            one["name"]: torch.zeros(one["shape"], dtype=getattr(torch, one["dtype"]))
-            for one in table["buffers"]
+            buffer["name"]: torch.zeros(buffer["shape"], dtype=getattr(torch, buffer["dtype"]))
+            for buffer in table["buffers"]
         }
         self.engines = {  # 5
-            one["name"]: torch.export.load(folder / one["file"]).module(check_guards=False)
-            for one in table["engines"]
+            engine["name"]: torch.export.load(folder / engine["file"]).module(check_guards=False)
+            for engine in table["engines"]
         }
 
     def run(self, program: str, number: int = 0) -> None:
@@ -82,7 +82,7 @@ class SmallReader:
                 self.buffers[name].copy_(torch.tensor(value))  # 9
         for program, number in (
             ("begin", 0),
-            *(("denoise", one) for one in range(passes)),
+            *(("denoise", number) for number in range(passes)),
             ("context", passes),
         ):  # 8
             self.run(program, number)
@@ -93,15 +93,15 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
     """Point 3: the tensors of a safetensors file."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
-    found = {}
+    by_name = {}
     for name, entry in json.loads(data[8:start]).items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
             flat = torch.frombuffer(
                 bytearray(data[start + begin : start + end]), dtype=DTYPES[entry["dtype"]]
             )
-            found[name] = flat.reshape(entry["shape"])
-    return found
+            by_name[name] = flat.reshape(entry["shape"])
+    return by_name
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,8 @@ def reader(small_artifact: Path) -> SmallReader:
 def test_it_lists_engines_and_buffers(reader: SmallReader) -> None:
     assert {*reader.engines} == {"embed", "block", "head", "prompt", "prompt_kv", "noise", "advance"}
     roles: dict[str, list[str]] = {}
-    for one in reader.manifest["buffers"]:
-        roles.setdefault(one["role"], []).append(one["name"])
+    for buffer in reader.manifest["buffers"]:
+        roles.setdefault(buffer["role"], []).append(buffer["name"])
     assert {*roles["cache"]} == {"kv.k_codes", "kv.k_scales", "kv.v_codes", "kv.v_scales", "kv.slot_frames"}
     assert {*roles} == {"cache", "session", "host", "state"}
 
@@ -127,10 +127,10 @@ def test_it_makes_the_recorded_chunks(reader: SmallReader, small_artifact: Path)
     stream = reader.video["stream"]
     assert (golden["chunks"][-1] + 1) * stream["chunk_frames"] > stream["sink_frames"] + stream["ring_frames"]
     for number in range(golden["chunks"][-1] + 1):
-        found = reader.chunk(number * stream["chunk_frames"], golden["seeds"][0]).double()
+        latents = reader.chunk(number * stream["chunk_frames"], golden["seeds"][0]).double()
         if number in golden["chunks"]:
             truth = recorded[f"latents.{number}"].double()
-            assert float((found - truth).norm() / truth.norm()) <= golden["tolerance"]
+            assert float((latents - truth).norm() / truth.norm()) <= golden["tolerance"]
 
 
 def test_the_page_begins_with_ten_points_and_names_this_reader() -> None:

@@ -88,17 +88,17 @@ def file_bytes(
 
 def unkeyed(change: Callable[[dict[str, Any]], None] = lambda _: None, **changes: Any) -> bytes:
     """A snapshot without a key as its first writer wrote it, by hand."""
-    told = np.frombuffer(json.dumps(facts(**changes), sort_keys=True).encode(), np.uint8)
-    return file_bytes(sealed({**tensors(), "seko.snapshot": told}), change)
+    document = np.frombuffer(json.dumps(facts(**changes), sort_keys=True).encode(), np.uint8)
+    return file_bytes(sealed({**tensors(), "seko.snapshot": document}), change)
 
 
 def same(found: RowState, fill: int = 0) -> bool:
     wanted = tensors(fill)
-    held = found.tensors.arrays()
+    arrays = found.tensors.arrays()
     return (
         found.numbers == NUMBERS
-        and set(held) == set(wanted)
-        and all(np.array_equal(held[name], wanted[name]) for name in wanted)
+        and set(arrays) == set(wanted)
+        and all(np.array_equal(arrays[name], wanted[name]) for name in wanted)
     )
 
 
@@ -169,8 +169,8 @@ def test_two_threads_save_to_one_path(tmp_path: Path, monkeypatch: pytest.Monkey
     for thread in threads:
         thread.join()
     assert faults == []
-    found = read_snapshot(goal, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
-    assert same(found, 1) or same(found, 2)
+    saved = read_snapshot(goal, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
+    assert same(saved, 1) or same(saved, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["goal"]
 
 
@@ -192,7 +192,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     if waiting:
         os.close(os.open(path, os.O_WRONLY))  # ends the wait
     assert not waiting
-    assert [type(one) for one in caught] == [SnapshotError]
+    assert [type(error) for error in caught] == [SnapshotError]
     assert "is no regular file" in str(caught[0])
 
 
@@ -238,8 +238,8 @@ def test_a_file_that_becomes_shorter_while_it_is_read(
 
     def empty(*args: Any) -> NDArray[np.generic]:
         os.truncate(path, 100)
-        made: NDArray[np.generic] = real(*args)
-        return made
+        array: NDArray[np.generic] = real(*args)
+        return array
 
     monkeypatch.setattr(np, "empty", empty)
     with pytest.raises(SnapshotError, match=r"shorter while it was read: 100 bytes of \d+"):
@@ -341,8 +341,8 @@ def test_a_hash_mended_by_hand_does_not_make_a_keyed_snapshot(tmp_path: Path) ->
     path = tmp_path / "it"
     Snapshot(state(), DIGESTS, KEY).save(path)
     code = path.read_bytes()[-32:]
-    told = np.frombuffer(json.dumps(facts(), sort_keys=True).encode(), np.uint8)
-    forged = sealed({**tensors(9), "seko.snapshot": told})
+    document = np.frombuffer(json.dumps(facts(), sort_keys=True).encode(), np.uint8)
+    forged = sealed({**tensors(9), "seko.snapshot": document})
     path.write_bytes(file_bytes({**forged, "zzz": np.frombuffer(code, np.uint8)}))
     with pytest.raises(SnapshotError, match="not written with this pool's snapshot_key"):
         read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, KEY)
@@ -358,8 +358,8 @@ def test_no_bit_of_a_snapshot_can_be_changed(tmp_path: Path, key: bytes | None) 
     for content in (*flipped, *(whole[:at] for at in range(len(whole))), whole + b"\0"):
         path.write_bytes(content)
         try:
-            found = read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, key)
+            saved = read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, key)
         except SnapshotError:
             continue
         assert key is None  # without a key, a padding of the header is all that may change
-        assert same(found)
+        assert same(saved)

@@ -132,10 +132,10 @@ def test_prompts_of_a_session_that_ended_take_no_place() -> None:
         assert prompts is not None
         session = pool.open_session(prompt=PROMPTS[0])
         session.set_prompt(PROMPTS[1])
-        kept = pool.open_session(prompt=PROMPTS[0], tenant="ada")
+        session_of_ada = pool.open_session(prompt=PROMPTS[0], tenant="ada")
         assert len(prompts.cache) == 3
         session.close()
-        kept.close()
+        session_of_ada.close()
         assert len(prompts.cache) == 1
 
 

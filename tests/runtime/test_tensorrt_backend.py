@@ -64,8 +64,8 @@ def artifact_of(
     for spec in manifest.engines:
         path = folder / spec.file
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = plan_of(spec, written[spec.name] if in_place else ())
-        path.write_bytes((plans or {}).get(spec.name, made))
+        plan = plan_of(spec, written[spec.name] if in_place else ())
+        path.write_bytes((plans or {}).get(spec.name, plan))
     return write_whole(folder, manifest)
 
 
@@ -77,8 +77,8 @@ def test_an_artifact_opens_replays_and_verifies(tmp_path: Path, in_place: bool) 
         report = artifact.verify()
         assert max(error.golden for error in report) == 0.0
         assert (artifact.stats["caches_copied_back"] == 0) == in_place
-        told = story(CpuMemory(), lambda _: open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]))
-    assert told == story(
+        results = story(CpuMemory(), lambda _: open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]))
+    assert results == story(
         CpuMemory()
     )  # every kind of call that a session has, with the bytes of memory in torch
 

@@ -396,12 +396,12 @@ def together(calls: list[Callable[[], Any]]) -> list[Any]:
     """Results of calls, each in a thread of its own, begun at once."""
     start = threading.Barrier(len(calls))
 
-    def one(call: Callable[[], Any]) -> Any:
+    def run(call: Callable[[], Any]) -> Any:
         start.wait(30)
         return call()
 
     with ThreadPoolExecutor(len(calls)) as threads:
-        return [one.result(300) for one in [threads.submit(one, call) for call in calls]]
+        return [future.result(300) for future in [threads.submit(run, call) for call in calls]]
 
 
 def in_child(calls: list[Callable[[], Any]]) -> list[str]:

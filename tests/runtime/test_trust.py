@@ -68,8 +68,8 @@ def no_engine_is_loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_a_trusted_key_signed_is_opened(folder, keys, monkeypatch, no_engine_is_loaded):
-    made = sign_artifact(folder, keys / "ours")
-    assert made.digest == read_manifest(folder)[1]
+    signature = sign_artifact(folder, keys / "ours")
+    assert signature.digest == read_manifest(folder)[1]
     with open_artifact(folder, trust=keys / "ours.pub"):
         pass
     monkeypatch.setenv("SEKO_TRUST", str(keys / "ours.pub"))
@@ -388,10 +388,10 @@ def test_signing_drops_what_is_not_of_this_manifest_and_says_so(folder, keys):
     theirs = sign_artifact(folder, keys / "theirs").key
     path = folder / "manifest.json"
     path.write_bytes(path.read_bytes() + b"\n")
-    made = sign_artifact(folder, keys / "ours")
-    assert (made.keys, made.dropped) == ((made.key,), (theirs,))
+    signature = sign_artifact(folder, keys / "ours")
+    assert (signature.keys, signature.dropped) == ((signature.key,), (theirs,))
     (entry,) = json.loads((folder / "manifest.sig").read_bytes())["signatures"]
-    assert entry["key"] == made.key
+    assert entry["key"] == signature.key
     assert sign_artifact(folder, keys / "ours").dropped == ()
     sign_artifact(folder, keys / "theirs")
     path.write_bytes(path.read_bytes() + b"\n")

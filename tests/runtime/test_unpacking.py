@@ -39,17 +39,17 @@ Members = list[tuple[bytes, bytes]]  # a header as it lies in the tar, and the c
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact that checks, with stand-ins for engines and names that need a pax header; not to be changed."""
-    made = write_whole(
+    artifact = write_whole(
         tmp_path_factory.mktemp("made") / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
     )
     for name in ("more/" + "x" * 130, "more/ä", "more/empty"):
-        (made / name).parent.mkdir(exist_ok=True)
-        (made / name).write_bytes(b"" if name.endswith("empty") else b"content of " + name.encode())
+        (artifact / name).parent.mkdir(exist_ok=True)
+        (artifact / name).write_bytes(b"" if name.endswith("empty") else b"content of " + name.encode())
     manifest = replace(
-        parse_video_manifest((made / "manifest.json").read_bytes()), files=toy.file_entries(made)
+        parse_video_manifest((artifact / "manifest.json").read_bytes()), files=toy.file_entries(artifact)
     )
-    (made / "manifest.json").write_bytes(manifest_json(manifest))
-    return made
+    (artifact / "manifest.json").write_bytes(manifest_json(manifest))
+    return artifact
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ def names(folder: Path) -> list[str]:
 
 def test_what_is_packed_comes_back(folder, packed, tmp_path):
     (tmp_path / "a.tar").write_bytes(packed)
-    made = unpack_artifact(tmp_path / "a.tar", tmp_path / "new" / "whole")
+    unpacked = unpack_artifact(tmp_path / "a.tar", tmp_path / "new" / "whole")
     assert content_of(tmp_path / "new/whole") == content_of(folder)
-    assert made.files == len(content_of(folder))
-    assert made.bytes == sum(map(len, content_of(folder).values()))
+    assert unpacked.files == len(content_of(folder))
+    assert unpacked.bytes == sum(map(len, content_of(folder).values()))
     assert names(tmp_path) == ["a.tar", "new"]
     assert names(tmp_path / "new") == ["whole"]
 
@@ -87,9 +87,9 @@ def test_equal_artifacts_give_equal_bytes(folder, packed, tmp_path):
         (copy / name).write_bytes(content)
         (copy / name).chmod(0o600)
         os.utime(copy / name, (1, 1))
-    made = pack_artifact(copy, tmp_path / "copy.tar")
+    packing = pack_artifact(copy, tmp_path / "copy.tar")
     assert (tmp_path / "copy.tar").read_bytes() == packed
-    assert made.bytes == len(packed)
+    assert packing.bytes == len(packed)
     unpack_artifact(tmp_path / "copy.tar", tmp_path / "again")
     pack_artifact(tmp_path / "again", tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == packed
@@ -108,9 +108,9 @@ def test_any_tar_reads_it(folder, packed, tmp_path):
     """Python's tar reader as an oracle for the headers, GNU tar where there is one."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         members = tar.getmembers()
-        found = {member.name: tar.extractfile(member).read() for member in members}
-    assert found == content_of(folder)
-    listed = sorted(set(found) - {"manifest.json"})
+        content = {member.name: tar.extractfile(member).read() for member in members}
+    assert content == content_of(folder)
+    listed = sorted(set(content) - {"manifest.json"})
     assert [member.name for member in members] == ["manifest.json", *listed]
     assert {(member.mode, member.uid, member.gid, member.mtime, member.uname) for member in members} == {
         (0o644, 0, 0, 0, "")
@@ -120,7 +120,7 @@ def test_any_tar_reads_it(folder, packed, tmp_path):
         done = subprocess.run(["tar", "-tf", tmp_path / "a.tar"], capture_output=True, check=True)
     except FileNotFoundError:
         pytest.skip("no tar command here; Python's reader agreed")
-    assert len(done.stdout.splitlines()) == len(found)
+    assert len(done.stdout.splitlines()) == len(content)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 8**11 - 1, 8**11, 1 << 40])
@@ -434,16 +434,16 @@ def test_a_mutated_tar_is_refused_or_is_the_one_tar_of_another_manifest(packed, 
     (tmp_path / "a.tar").write_bytes(tar)
     goal = tmp_path / "goal"
     try:
-        made = unpack_artifact(tmp_path / "a.tar", goal)
+        unpacked = unpack_artifact(tmp_path / "a.tar", goal)
     except errors.ArtifactError:
         assert names(tmp_path) == ["a.tar"]
         assert tar != packed
         return
-    found = content_of(goal)
+    content = content_of(goal)
     shutil.rmtree(goal)
-    assert made.digest == hashlib.sha256(found["manifest.json"]).hexdigest()
-    order = ["manifest.json", *sorted(set(found) - {"manifest.json"})]
-    assert joined([(member_header(name, len(found[name])), found[name]) for name in order]) == tar
+    assert unpacked.digest == hashlib.sha256(content["manifest.json"]).hexdigest()
+    order = ["manifest.json", *sorted(set(content) - {"manifest.json"})]
+    assert joined([(member_header(name, len(content[name])), content[name]) for name in order]) == tar
 
 
 def test_the_commands(folder, packed, tmp_path, capsys):
@@ -461,13 +461,13 @@ def test_the_commands(folder, packed, tmp_path, capsys):
     (tmp_path / "a.tar").write_bytes(packed[:-1])
     assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "two")]) == 4
     command = [sys.executable, "-m", "seko_export"]
-    made = subprocess.run(
+    packing = subprocess.run(
         [*command, "pack", tmp_path / "one", "-o", tmp_path / "b.tar", "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(made.stdout.splitlines()[-1])["digest"] == report["digest"]
+    assert json.loads(packing.stdout.splitlines()[-1])["digest"] == report["digest"]
     assert (tmp_path / "b.tar").read_bytes() == packed
     subprocess.run([*command, "unpack", tmp_path / "b.tar", "-o", tmp_path / "two"], check=True)
     (tmp_path / "two" / "manifest.json").write_text("{}")

@@ -87,10 +87,10 @@ def test_mp4_can_be_read_back(tmp_path: Path) -> None:
 
 
 def test_a_preview_pixel_depends_on_its_own_cell_alone() -> None:
-    one = chunk(0)
-    other = one.copy()
+    latents = chunk(0)
+    other = latents.copy()
     other[1, 0, 2, 7, 11] += 3.0
-    before, after = list(preview_frames(one, STREAM)), list(preview_frames(other, STREAM))
+    before, after = list(preview_frames(latents, STREAM)), list(preview_frames(other, STREAM))
     changed = [
         (index, np.argwhere((a != b).any(-1))) for index, (a, b) in enumerate(zip(before, after, strict=True))
     ]
@@ -98,7 +98,7 @@ def test_a_preview_pixel_depends_on_its_own_cell_alone() -> None:
     for _, places in changed[8:]:
         assert places.min(0).tolist() == [56, 184]
         assert places.max(0).tolist() == [63, 191]
-    dark = next(preview_frames(one * 0, STREAM))
+    dark = next(preview_frames(latents * 0, STREAM))
     assert (dark == 128).all()
 
 

@@ -52,9 +52,9 @@ def test_windows_are_those_of_the_description(samples: int) -> None:
     """Latent frames 0 to 5, and those at and behind the end of a short voice."""
     voice = noise(samples)
     for frame in range(6):
-        made = windows().of_chunk(voice, 0, frame)
-        assert made.shape == (1, 1, WINDOW)
-        assert np.array_equal(made[0, 0], by_hand(voice[0], frame))
+        window = windows().of_chunk(voice, 0, frame)
+        assert window.shape == (1, 1, WINDOW)
+        assert np.array_equal(window[0, 0], by_hand(voice[0], frame))
     assert windows().needed(0) == (0, 1000)
     assert windows(3).needed(6) == (15_000, 33_000)
 
@@ -86,12 +86,14 @@ def test_numbers_are_normalised_as_transformers_does_it(frames: int) -> None:
     voices = 0.1 * noise(70_000, speakers=2) + 0.05
     for first in (0, frames):
         plain = windows(frames, 2).of_chunk(voices, 0, first)
-        made = windows(frames, 2, normalised=True).of_chunk(voices, 0, first)
-        for one, other in zip(plain, made, strict=True):
-            wanted = extractor(torch.from_numpy(one), sampling_rate=16_000, return_tensors="np").input_values
-            assert np.abs(np.reshape(wanted, one.shape) - other).max() <= 1e-5
+        normalised = windows(frames, 2, normalised=True).of_chunk(voices, 0, first)
+        for samples, other in zip(plain, normalised, strict=True):
+            wanted = extractor(
+                torch.from_numpy(samples), sampling_rate=16_000, return_tensors="np"
+            ).input_values
+            assert np.abs(np.reshape(wanted, samples.shape) - other).max() <= 1e-5
     if frames > 1:  # one mean for all, not one for each
-        assert abs(float(made[0, 0].mean())) > 1e-3
+        assert abs(float(normalised[0, 0].mean())) > 1e-3
 
 
 @given(
@@ -227,13 +229,13 @@ def test_a_push_moves_what_it_brings_and_not_what_is_held() -> None:
     buffer = SampleBuffer(1)
     for _ in range(1000):
         buffer.write(len(buffer), noise(997))
-    held = {id(block) for block in buffer._blocks}
+    blocks = {id(block) for block in buffer._blocks}
     other = buffer.copy()
-    assert {id(block) for block in other._blocks} == held
+    assert {id(block) for block in other._blocks} == blocks
     other.write(500_000, noise(10))  # one block is both kept and replaced
-    assert len({id(block) for block in other._blocks} - held) == 1
+    assert len({id(block) for block in other._blocks} - blocks) == 1
     buffer.write(len(buffer), noise(10))
-    assert len({id(block) for block in buffer._blocks} - held) == 1
+    assert len({id(block) for block in buffer._blocks} - blocks) == 1
     buffer.drop(900_000)
     assert len(buffer) == 97_010
     assert max(block.shape[1] for block in [*buffer._blocks, *other._blocks]) == RATE
@@ -297,11 +299,11 @@ def test_samples_that_are_refused_reach_no_row() -> None:
     voices = hearing()
     with pytest.raises(UsageError, match="not finite"):
         voices.push([0], np.full(5, np.nan), None, last=False)
-    given = {"audio": 1}
-    assert voices.beside([0], [given], [0]) == [given]
+    inputs = {"audio": 1}
+    assert voices.beside([0], [inputs], [0]) == [inputs]
     voices.push([0], noise(100), None, last=False)
     voices.push([1], noise(10), None, last=False)
     with pytest.raises(UsageError, match="samples from 50 on: the voice is held from 0 to 10"):
         voices.push([0, 1], noise(100), 50, last=True)
-    held = [voices.voice(row) for row in range(2)]
-    assert [(one and (one.end, one.ended)) for one in held] == [(100, False), (10, False)]
+    buffers = [voices.voice(row) for row in range(2)]
+    assert [(buffer and (buffer.end, buffer.ended)) for buffer in buffers] == [(100, False), (10, False)]

@@ -59,8 +59,11 @@ def test_verify_compares_the_video_and_tells_another_decoder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with open_artifact(whole_folder) as artifact:
-        found = artifact.verify()
-        assert [(one.chunk, one.video, one.within) for one in found] == [(0, 0.0, True), (3, 0.0, True)]
+        errors = artifact.verify()
+        assert [(error.chunk, error.video, error.within) for error in errors] == [
+            (0, 0.0, True),
+            (3, 0.0, True),
+        ]
     real = toy_whole.decode_frames
 
     def drifting(*inputs: object, first: bool) -> object:
@@ -125,7 +128,7 @@ def test_prompts_by_video_frame_change_at_its_latent_frame(tmp_path: Path) -> No
     file.write_text(json.dumps([{"at_frame": at, "prompt": str(at)} for at in (0, 82, 160, 240)]))
     schedule = load_schedule(file)
     for first_latent in range(80):
-        due = [one for one in schedule if one.due(stream, first_latent, 0)]
+        due = [change for change in schedule if change.due(stream, first_latent, 0)]
         assert due[-1].prompt == str(max(at for at in (0, 82, 160, 240) if at // 4 <= first_latent))
 
 

@@ -301,8 +301,8 @@ def test_many_that_make_one_goal_at_once_are_in_nobodys_way(tmp_path, monkeypatc
     for thread in threads:
         thread.join()
     assert faults == []
-    found = (goal / "manifest.json" if kind == "folder" else goal).read_text()
-    assert found in {letter * 9 for letter in "abcd"}
+    text = (goal / "manifest.json" if kind == "folder" else goal).read_text()
+    assert text in {letter * 9 for letter in "abcd"}
     assert names(tmp_path) == ["goal"]
 
 

@@ -159,14 +159,14 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pooled.save": lambda at, x: at.pooled.save(x),
     # inputs of the caller, and a voice
     **{
-        f"steered.run_chunk {one.name}": lambda at, x, name=one.name: at.steered.run_chunk(
+        f"steered.run_chunk {spec.name}": lambda at, x, name=spec.name: at.steered.run_chunk(
             {"camera": np.zeros(toy_inputs.CHANNELS, np.float32)} | {name: x}
         )
-        for one in toy_inputs.INPUTS
+        for spec in toy_inputs.INPUTS
     },
     **{
-        f"steered.set_inputs {one.name}": lambda at, x, name=one.name: at.steered.set_inputs({name: x})
-        for one in toy_inputs.INPUTS
+        f"steered.set_inputs {spec.name}": lambda at, x, name=spec.name: at.steered.set_inputs({name: x})
+        for spec in toy_inputs.INPUTS
     },
     "voice.push": lambda at, x: at.voice.push(x),
     "voice.push at": lambda at, x: at.voice.push(np.zeros(0, np.float32), at=x),
@@ -231,9 +231,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
 @pytest.mark.parametrize("call", CALLS)
 def test_only_errors_of_ours_come_out(world: SimpleNamespace, call: str) -> None:
     foreign = {}
-    for name, made in WRONG.items():
+    for name, value in WRONG.items():
         try:
-            CALLS[call](world, made())
+            CALLS[call](world, value())
         except SekoRuntimeError:
             pass
         except Exception as fault:

@@ -69,9 +69,9 @@ class Step(torch.nn.Module):
         row = torch.arange(batch, device=latents.device)[:, None, None] * tokens
         index = (row + slots[:, :, None] * TOKENS + token).reshape(-1)
         cache.index_copy_(0, index, x.reshape(-1, CHANNELS))
-        held = cache.reshape(batch, tokens, CHANNELS)
+        stored = cache.reshape(batch, tokens, CHANNELS)
         open_ = (torch.arange(tokens, device=latents.device)[None] < valid[:, None])[:, :, None]
-        context = torch.where(open_, held, 0.0).sum(1) / valid[:, None]
+        context = torch.where(open_, stored, 0.0).sum(1) / valid[:, None]
         out = torch.tanh(x + context[:, None] * gain)
         shape = (batch, CHUNK, ROWS, COLUMNS, CHANNELS)
         return out.reshape(shape).permute(0, 4, 1, 2, 3).contiguous()
@@ -290,7 +290,8 @@ def example_inputs(
 ) -> tuple[torch.Tensor, ...]:
     """Zeros of an engine's signature, at batch 1 without a manifest, to trace it with."""
     engines = (toy_manifest() if manifest is None else manifest).engines
-    spec = next(one for one in engines if one.name == engine)
+    spec = next(candidate for candidate in engines if candidate.name == engine)
     return tuple(
-        torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device) for one in spec.inputs
+        torch.zeros(argument.shape, dtype=getattr(torch, argument.dtype), device=device)
+        for argument in spec.inputs
     )

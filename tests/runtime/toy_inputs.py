@@ -39,8 +39,8 @@ class Tilt(torch.nn.Module):
         place: torch.Tensor,  # [slots, C]
         rows: torch.Tensor,  # [b]
     ) -> torch.Tensor:
-        one = zoom.float() + key.float() + gain.sum(1)  # [b]
-        return x + (camera + place.index_select(0, rows) + one[:, None])[:, :, None, None, None]
+        offset = zoom.float() + key.float() + gain.sum(1)  # [b]
+        return x + (camera + place.index_select(0, rows) + offset[:, None])[:, :, None, None, None]
 
 
 def input_manifest(sessions: int = toy_pool.SESSIONS, **changes: object) -> VideoManifest:

@@ -40,11 +40,13 @@ class BeginRows(torch.nn.Module):
         seeds: torch.Tensor,
         frames: torch.Tensor,
         cell: torch.Tensor,
-        given: torch.Tensor,  # [slots, C, F, h, w]
+        conditioning_latents: torch.Tensor,  # [slots, C, F, h, w]
         conditioning_frames: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        return toy_whole.BeginGiven()(seeds, frames, cell, given.index_select(0, rows), conditioning_frames)
+        return toy_whole.BeginGiven()(
+            seeds, frames, cell, conditioning_latents.index_select(0, rows), conditioning_frames
+        )
 
 
 class StepRows(torch.nn.Module):
@@ -67,9 +69,9 @@ class StepRows(torch.nn.Module):
         token = torch.arange(toy.TOKENS, device=latents.device)
         index = (rows[:, None, None] * tokens + slots[:, :, None] * toy.TOKENS + token).reshape(-1)
         cache.index_copy_(0, index, x.reshape(-1, CHANNELS))
-        held = cache.reshape(-1, tokens, CHANNELS).index_select(0, rows)
+        slots_of_rows = cache.reshape(-1, tokens, CHANNELS).index_select(0, rows)
         open_ = (torch.arange(tokens, device=latents.device)[None] < valid[:, None])[:, :, None]
-        context = torch.where(open_, held, 0.0).sum(1) / valid[:, None]
+        context = torch.where(open_, slots_of_rows, 0.0).sum(1) / valid[:, None]
         out = torch.tanh(x + context[:, None] * gain)
         shape = (batch, CHUNK, ROWS, COLUMNS, CHANNELS)
         return out.reshape(shape).permute(0, 4, 1, 2, 3).contiguous()
@@ -115,7 +117,7 @@ def pool_manifest(
     latent = (CHANNELS, CHUNK, ROWS, COLUMNS)
     cache = (slots * toy.CACHE * toy.TOKENS, CHANNELS)
     picture = (HEIGHT, WIDTH, 3)
-    given = TensorSpec("given", (slots, *latent), f32)
+    given_frames = TensorSpec("given", (slots, *latent), f32)
     engines = [
         engine for engine in base.engines if engine.name not in ("prompt", "begin", "step", "copy", "store")
     ]
@@ -149,7 +151,7 @@ def pool_manifest(
             TensorSpec("seeds", (b,), i64),
             TensorSpec("frames", (b, CHUNK), i64),
             TensorSpec("cell", (CHANNELS * ROWS * COLUMNS,), i64),
-            given,
+            given_frames,
             conditioning_frames,
             rows,
         )
@@ -163,7 +165,7 @@ def pool_manifest(
             EngineSpec(
                 f"store.{b}",
                 f"engines/store.{b}.pt2",
-                (x, given, conditioning_frames, rows),
+                (x, given_frames, conditioning_frames, rows),
                 (replace(x, name="out"),),
             ),
         ]

@@ -44,17 +44,17 @@ class WordIds:
     """What `PromptIds` gives of the toy's tokenizer, without the library."""
 
     def ids(self, cleaned: str) -> np.ndarray:
-        found = [WORDS.index(word) if word in WORDS else 1 for word in cleaned.split()]
-        found = [*found[: TEXT_TOKENS - 1], 2]
-        return np.array([found + [0] * (TEXT_TOKENS - len(found))], np.int64)
+        numbers = [WORDS.index(word) if word in WORDS else 1 for word in cleaned.split()]
+        numbers = [*numbers[: TEXT_TOKENS - 1], 2]
+        return np.array([numbers + [0] * (TEXT_TOKENS - len(numbers))], np.int64)
 
 
 class TextEncoder(torch.nn.Module):
     """text: ids to embeddings, each beside its neighbour."""
 
     def forward(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        found = torch.nn.functional.embedding(ids, table)  # [1, tokens, dim]
-        return found + 0.5 * found.roll(1, 1)
+        embedded = torch.nn.functional.embedding(ids, table)  # [1, tokens, dim]
+        return embedded + 0.5 * embedded.roll(1, 1)
 
 
 class Encode(torch.nn.Module):
@@ -78,10 +78,10 @@ class BeginGiven(torch.nn.Module):
         seeds: torch.Tensor,
         frames: torch.Tensor,
         cell: torch.Tensor,
-        given: torch.Tensor,
+        conditioning_latents: torch.Tensor,
         conditioning_frames: torch.Tensor,
     ) -> torch.Tensor:
-        return place_given(self.noise(seeds, frames, cell), given, conditioning_frames)
+        return place_given(self.noise(seeds, frames, cell), conditioning_latents, conditioning_frames)
 
 
 class Store(torch.nn.Module):

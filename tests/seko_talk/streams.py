@@ -63,15 +63,15 @@ def weights_of(
 ) -> dict[str, Tensor]:
     """Return the artifact's weights, tables and constants of its cache."""
     graph = FAMILY.graph(config)
-    made = dict(FAMILY.weights(graph.pieces, checkpoint, media)) | FAMILY.tables(config, checkpoint)
-    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
+    tensors = dict(FAMILY.weights(graph.pieces, checkpoint, media)) | FAMILY.tables(config, checkpoint)
+    tensors |= config.workload.schedule.tables(config.as_batch.workload.stream)
     if config.workload.kv_scheme != config.exact_scheme:
         known = known_channels(config.model)
         for layer in range(config.model.layers):
             scales = config.kv.calibrate(known, known)
-            made |= {f"blocks.{layer}.kv.{name}": scale for name, scale in scales.items()}
-        made |= layer_constants(config, made)
-    return made
+            tensors |= {f"blocks.{layer}.kv.{name}": scale for name, scale in scales.items()}
+        tensors |= layer_constants(config, tensors)
+    return tensors
 
 
 def random_reference(config: VideoBuild, seed: int = 4) -> Tensor:
@@ -193,9 +193,9 @@ def write_clip(file: Path, width: int, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     model = transformers.CLIPVisionModel(config).eval()
     with torch.no_grad():
-        for one in model.parameters():  # else biases of zero and norms of one show nothing
-            one.add_(0.2 * torch.randn(one.shape))
-    theirs = {name.removeprefix("vision_model."): one for name, one in model.state_dict().items()}
+        for parameter in model.parameters():  # else biases of zero and norms of one show nothing
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    theirs = {name.removeprefix("vision_model."): tensor for name, tensor in model.state_dict().items()}
     stored = {
         "visual.patch_embedding.weight": theirs["embeddings.patch_embedding.weight"],
         "visual.cls_embedding": theirs["embeddings.class_embedding"][None, None],

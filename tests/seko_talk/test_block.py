@@ -130,8 +130,8 @@ def test_the_adapters_times_are_those_of_diffusers(worst) -> None:
     embed = embeddings.TimestepEmbedding(m.audio_freq_dim, m.dim)
     embed.load_state_dict(
         {
-            name.removeprefix(f"{TIME}."): one
-            for name, one in checkpoint.items()
+            name.removeprefix(f"{TIME}."): tensor
+            for name, tensor in checkpoint.items()
             if name.startswith(f"{TIME}.linear")
         }
     )
@@ -146,7 +146,7 @@ def test_the_adapters_times_are_those_of_diffusers(worst) -> None:
 
 
 def test_positions_that_cannot_be_are_refused() -> None:
-    for odd, told in (
+    for odd, message in (
         ({"rope_max_frames": 6, "window_positions": False}, "give --window-positions beside it"),
         ({"rope_max_frames": 4}, "below the 5 latent frames of sink and ring"),
         ({"references_apart": True, "rope_max_frames": 6}, "and no --rope-max-frames"),
@@ -155,5 +155,5 @@ def test_positions_that_cannot_be_are_refused() -> None:
             "give --window-positions and --reference-frames 1",
         ),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             talk_config(layout=odd)

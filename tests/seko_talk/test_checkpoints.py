@@ -46,8 +46,8 @@ def folder(tmp_path: Path) -> Path:
 def changed_config(folder: Path, **fields: object) -> None:
     """Change or (with None) remove fields of config.json."""
     file = folder / "config.json"
-    told = json.loads(file.read_text()) | fields
-    file.write_text(json.dumps({name: value for name, value in told.items() if value is not None}))
+    config = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
 def test_names_are_those_of_the_two_files(folder: Path) -> None:
@@ -80,9 +80,14 @@ def test_the_real_layout_has_the_shapes_of_the_description() -> None:
 
 
 def test_a_folder_tells_its_model(folder: Path) -> None:
-    told = recognise_checkpoint(folder).recognised
-    assert (told.family, told.kind, told.lacking, told.foreign) == ("seko_talk", SekoTalkModel, (), ())
-    assert told.model_named(TINY) == MODEL
+    recognised = recognise_checkpoint(folder).recognised
+    assert (recognised.family, recognised.kind, recognised.lacking, recognised.foreign) == (
+        "seko_talk",
+        SekoTalkModel,
+        (),
+        (),
+    )
+    assert recognised.model_named(TINY) == MODEL
     resolved = resolve_build(BuildOptions(checkpoint=folder, target="cpu"))
     assert resolved.config.model == MODEL
     assert (
@@ -253,10 +258,10 @@ def test_the_command_that_inspect_prints_builds(
     program, *words = shlex.split(report["command"])
     assert program == "seko-export"
     small = ["--height", "32", "--width", "48", "--ring-frames", "2", "--backend", "compile"]
-    made = CliRunner().invoke(main, [*words, *small, "--target", "cpu", "--speakers", "2", "--json"])
-    assert made.exit_code == 0, made.stderr
+    result = CliRunner().invoke(main, [*words, *small, "--target", "cpu", "--speakers", "2", "--json"])
+    assert result.exit_code == 0, result.stderr
     with open_artifact(tmp_path / "artifacts" / ODD.name) as artifact:
-        inputs = {one.name: one.shape for one in artifact.manifest.inputs}
+        inputs = {spec.name: spec.shape for spec in artifact.manifest.inputs}
         assert inputs["audio"] == (2, 1, 13, 48)
         assert inputs["speaker_masks"][0] == 2
 
@@ -314,7 +319,7 @@ def test_an_adapter_is_named_itself_or_lies_in_the_model_folder(form: str, tmp_p
         assert torch.equal(loaded[key], stored["ca.1.norm_kv.weight"])
     with pytest.raises(CheckpointNotFoundError, match="without its audio adapter"):
         resolve_build(BuildOptions(dit, target="cpu"))
-    other = {name: one + 1 for name, one in stored.items()}
+    other = {name: tensor + 1 for name, tensor in stored.items()}
     save_file(other, dit / ADAPTER)
     assert resolve_build(BuildOptions(model_folder=whole, target="cpu")).media.audio_adapter is None
     mine = dit / "mine.safetensors"
@@ -344,11 +349,11 @@ def in_fp8(file: Path, target: Path, parts: tuple[str, ...]) -> dict[str, torch.
     Matrices whose names contain one of the parts become e4m3 with a scale for each row. Returns the same numbers plain.
     """
     plain, quantised = load_file(file), {}
-    for name, one in plain.items():
-        quantised[name] = one
-        if one.dim() == 2 and name.endswith(".weight") and any(part in name for part in parts):
-            scale = torch.exp2((one.abs().amax(1, keepdim=True) / 448).log2().ceil())
-            codes = (one / scale).clamp(-448, 448)
+    for name, tensor in plain.items():
+        quantised[name] = tensor
+        if tensor.dim() == 2 and name.endswith(".weight") and any(part in name for part in parts):
+            scale = torch.exp2((tensor.abs().amax(1, keepdim=True) / 448).log2().ceil())
+            codes = (tensor / scale).clamp(-448, 448)
             codes[:, 0] = 448  # the converter's scale is a row's largest number / 448
             quantised[name] = codes.to(torch.float8_e4m3fn)
             quantised[f"{name}_scale"] = scale
@@ -368,14 +373,14 @@ def test_weights_in_fp8_are_those_of_the_bf16_files(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text((tmp_path / "made" / "config.json").read_text())
     shards = sorted((tmp_path / "made").glob("diffusion*.safetensors"))
-    whole = {name: one for shard in shards for name, one in load_file(shard).items()}
+    whole = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     save_file(whole, tmp_path / "whole")
-    for source, parts, name, kept in (
+    for source, parts, name, plain_name in (
         (tmp_path / "whole", DIT_PARTS, "converted_fp8.safetensors", "dit.safetensors"),
         (tmp_path / "made" / ADAPTER, ADAPTER_PARTS, "audio_adapter_model_fp8.safetensors", ADAPTER),
     ):
         numbers = in_fp8(source, quantised / name, parts)
-        save_file({name: number.bfloat16() for name, number in numbers.items()}, plain / kept)
+        save_file({name: number.bfloat16() for name, number in numbers.items()}, plain / plain_name)
     assert resolve_build(BuildOptions(model_folder=quantised, target="cpu")).config.model == MODEL
     found, wanted = (load_checkpoint(folder, MODEL, dtype=torch.bfloat16) for folder in (quantised, plain))
     assert found.names == wanted.names
@@ -433,7 +438,7 @@ def test_a_missing_or_other_adapter_is_refused(folder: Path) -> None:
     (folder / ADAPTER).unlink()
     with pytest.raises(CheckpointNotFoundError, match="without its audio adapter"):
         recognise_checkpoint(folder)
-    odd = {name: one for name, one in adapter.items() if name != "ca.0.to_q.bias"} | {
+    odd = {name: tensor for name, tensor in adapter.items() if name != "ca.0.to_q.bias"} | {
         "ca.0.extra": torch.zeros(1)
     }
     save_file(odd, folder / ADAPTER)

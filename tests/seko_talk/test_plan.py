@@ -28,12 +28,12 @@ def test_the_usual_audio_encoder_is_counted() -> None:
 def test_its_weights_are_a_line_of_their_own() -> None:
     encoder = HubertConfig(48, 2, 2, 32, (8,) * 7, position_kernel=16, position_groups=4)
     plain, hears = talk_config(), talk_config(audio=encoder)
-    without, found = (weight_bytes(one, FAMILY.graph(one).pieces) for one in (plain, hears))
+    without, hearing = (weight_bytes(config, FAMILY.graph(config).pieces) for config in (plain, hears))
     assert "audio" not in without
-    assert found["transformer"] == without["transformer"]
-    kept = next(piece for piece in FAMILY.graph(hears).pieces.values() if "hubert" in piece.name)
-    assert found["audio"] == sum(
-        parameter.numel() * parameter.itemsize for parameter in kept.module.parameters()
+    assert hearing["transformer"] == without["transformer"]
+    encoder_piece = next(piece for piece in FAMILY.graph(hears).pieces.values() if "hubert" in piece.name)
+    assert hearing["audio"] == sum(
+        parameter.numel() * parameter.itemsize for parameter in encoder_piece.module.parameters()
     )
     with pytest.raises(KeyError):
         FAMILY.graph(plain).pieces["chunk_hubert"]
@@ -83,7 +83,7 @@ def test_ranks_share_cache_and_layers_but_not_the_voice() -> None:
     assert "exchange" not in one["step"]
     assert two["step"]["exchange"]["launches"] == 2 * 2 + 1
     encoders = two | {"weight_bytes": two["weight_bytes"] | {"audio": 10**6, "image": 10**6}}
-    told = show(encoders)
-    assert "2 x " in told
-    assert "audio encoder" in told
-    assert "image encoder" in told
+    table = show(encoders)
+    assert "2 x " in table
+    assert "audio encoder" in table
+    assert "image encoder" in table

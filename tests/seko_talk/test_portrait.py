@@ -80,12 +80,12 @@ def test_the_encoder_is_transformers(
     encoder.load_state_dict(dict(load_clip(file, config).items()))
     pictures = torch.stack([photograph(seed, *size) for seed in (0, 1)])
     with torch.no_grad():
-        made = encoder(pictures)
-    for one, photo in zip(made, pictures, strict=True):
-        error = relative_error(one, seen_by(model, photo))
+        features = encoder(pictures)
+    for seen, photo in zip(features, pictures, strict=True):
+        error = relative_error(seen, seen_by(model, photo))
         worst("CLIP", error)
         assert error <= ORACLE[torch.float32]
-    assert relative_error(made[0], made[1]) > 0.01
+    assert relative_error(features[0], features[1]) > 0.01
 
 
 @pytest.mark.parametrize("prefix", ["vision_model.", ""])
@@ -94,17 +94,21 @@ def test_transformers_files_hold_the_same_encoder(
 ) -> None:
     """As a diffusers pipeline has it: queries, keys and values apart, with and without the prefix of its class."""
     file, model = clip
-    state = {name.removeprefix("vision_model."): one for name, one in model.state_dict().items()}
+    state = {name.removeprefix("vision_model."): tensor for name, tensor in model.state_dict().items()}
     folder = tmp_path / "image_encoder"
     folder.mkdir()
-    save_file({prefix + name: one.contiguous() for name, one in state.items()}, folder / "model.safetensors")
+    save_file(
+        {prefix + name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
     config = clip_config_of(file)
     assert clip_config_of(folder) == clip_config_of(tmp_path) == config
     ours, theirs = clip_weights(file, config), clip_weights(folder, config)
     for name, parameter in on_meta(lambda: ClipFeatures(config)).named_parameters():
         assert torch.equal(theirs[name].reshape(parameter.shape), ours[name])
     state.pop("encoder.layers.1.self_attn.k_proj.bias")
-    save_file({prefix + name: one.contiguous() for name, one in state.items()}, folder / "model.safetensors")
+    save_file(
+        {prefix + name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
     with pytest.raises(WeightKeysError, match=r"1 missing: encoder\.layers\.1\.self_attn\.k_proj\.bias"):
         load_clip(folder, config)
 
@@ -129,16 +133,16 @@ def test_the_real_layout_has_the_shapes_of_the_file() -> None:
 def test_other_files_are_refused(clip: tuple[Path, Any], tmp_path: Path) -> None:
     file, _ = clip
     stored = torch.load(file, weights_only=True)
-    for number, (change, told) in enumerate(
+    for number, (change, message) in enumerate(
         (
             ({"visual.transformer.2.norm1.bias": None}, "1 missing: visual.transformer.2.norm1.bias"),
             ({"visual.extra": torch.zeros(1)}, "1 unknown: visual.extra"),
             ({"visual.cls_embedding": torch.zeros(1, 1, 3)}, "1 mis-shaped: visual.cls_embedding"),
         )
     ):
-        odd = {name: one for name, one in (stored | change).items() if one is not None}
+        odd = {name: tensor for name, tensor in (stored | change).items() if tensor is not None}
         torch.save(odd, tmp_path / f"{number}.pth")
-        with pytest.raises(WeightKeysError, match=told):
+        with pytest.raises(WeightKeysError, match=message):
             load_clip(tmp_path / f"{number}.pth", clip_config_of(tmp_path / f"{number}.pth"))
     torch.save(stored | {"visual.pos_embedding": torch.zeros(1, 4, WIDTH)}, tmp_path / "odd.pth")
     with pytest.raises(NotACheckpointError, match="holds no CLIP image encoder"):
@@ -155,13 +159,13 @@ def test_a_model_folder_has_it_and_a_model_without_the_branch_leaves_it(
     for name, width in (("sees", WIDTH), ("blind", 0)):
         config = talk_config(model={"image_dim": width})
         write_random_checkpoint(tmp_path / name, config.model, seed=0, dtype=torch.float32)
-        kept = tmp_path / name / clip[0].name
-        kept.write_bytes(clip[0].read_bytes())
+        clip_file = tmp_path / name / clip[0].name
+        clip_file.write_bytes(clip[0].read_bytes())
         resolved = resolve_build(
             BuildOptions(model_folder=tmp_path / name, window_positions=True, target="cpu")
         )
-        assert resolved.media.image_encoder == (kept if width else None)
-        assert resolved.config.workload.image == (clip_config_of(kept) if width else None)
+        assert resolved.media.image_encoder == (clip_file if width else None)
+        assert resolved.config.workload.image == (clip_config_of(clip_file) if width else None)
         assert any("has no picture branch" in note for note in resolved.notes) == (not width)
         open_media(resolved.media, resolved.config)
     with pytest.raises(UsageError, match="takes no features of a picture"):
@@ -175,7 +179,9 @@ def test_its_weights_are_counted(clip: tuple[Path, Any]) -> None:
     assert config.workload.image == ClipConfig()
     config, _ = seeing(clip[0])
     own = load_clip(clip[0], clip_config_of(clip[0])).items()
-    assert weight_bytes(config, FAMILY.graph(config).pieces)["image"] == sum(one.nbytes for _, one in own)
+    assert weight_bytes(config, FAMILY.graph(config).pieces)["image"] == sum(
+        tensor.nbytes for _, tensor in own
+    )
 
 
 def test_a_session_sees_the_portrait_that_it_is_given(
@@ -193,11 +199,11 @@ def test_a_session_sees_the_portrait_that_it_is_given(
             return [torch.from_numpy(session.run_chunk({"audio": voice}).to_host()) for voice in voices]
 
     wanted = chunks(bare, weights, {picture_branch.FEATURES: seen_by(model, photo).numpy()})
-    config, given = seeing(file)
-    made = chunks(config, given, {picture.PORTRAIT: photo.numpy()})
-    other = chunks(config, given, {picture.PORTRAIT: photograph(1).numpy()})
-    for one, right, wrong in zip(made, wanted, other, strict=True):
-        error = relative_error(one, right)
+    config, seeing_weights = seeing(file)
+    streamed = chunks(config, seeing_weights, {picture.PORTRAIT: photo.numpy()})
+    other = chunks(config, seeing_weights, {picture.PORTRAIT: photograph(1).numpy()})
+    for latents, right, wrong in zip(streamed, wanted, other, strict=True):
+        error = relative_error(latents, right)
         worst("a session that sees", error)
         assert error <= STREAM_BAR
         assert relative_error(wrong, right) > 10 * STREAM_BAR
@@ -230,7 +236,7 @@ def test_sessions_of_a_pool_have_portraits_of_their_own(clip: tuple[Path, Any]) 
         for session in sessions:
             session.set_text(text)
         together = pool.run(sessions, [{"audio": voice}] * 2)
-        for one, chunk in zip(alone, together, strict=True):
-            assert relative_error(torch.from_numpy(chunk.to_host()), torch.from_numpy(one)) <= STREAM_BAR
+        for latents, chunk in zip(alone, together, strict=True):
+            assert relative_error(torch.from_numpy(chunk.to_host()), torch.from_numpy(latents)) <= STREAM_BAR
         for session in sessions:
             session.close()

@@ -47,12 +47,12 @@ TWO_STEPS = LOCAL | {
 }
 
 
-@pytest.mark.parametrize(("told", "preset"), [(LOCAL, FULL), (TWO_STEPS, HYBRID)])
+@pytest.mark.parametrize(("public_config", "preset"), [(LOCAL, FULL), (TWO_STEPS, HYBRID)])
 def test_the_presets_are_what_the_public_files_say(
-    told: Mapping[str, Any], preset: str, tmp_path: Path
+    public_config: Mapping[str, Any], preset: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(public_config))
     for other in (FULL, HYBRID):  # whatever is built says nothing that stays
         config = resolve_build(
             BuildOptions(preset=other, random_weights=0, target="cpu", run_config=file)
@@ -71,8 +71,8 @@ def test_the_presets_are_what_the_public_files_say(
 
 def test_the_newer_names_of_the_picture_and_the_largest_chunk() -> None:
     cache = LOCAL["ar_config"] | {"num_frame_per_chunk": 20}
-    told = {name: one for name, one in LOCAL.items() if not name.startswith("target")}
-    fields, _ = read_run_config("it", told | {"size": [480, 832], "fps": 16, "ar_config": cache})
+    config = {name: value for name, value in LOCAL.items() if not name.startswith("target")}
+    fields, _ = read_run_config("it", config | {"size": [480, 832], "fps": 16, "ar_config": cache})
     assert (fields["height"], fields["width"], fields["ring_frames"], fields["chunk_frames"]) == (
         480,
         832,
@@ -90,7 +90,7 @@ def test_the_newer_names_of_the_picture_and_the_largest_chunk() -> None:
 def test_as_many_frames_are_seen(chunk: int, sink: int, windows: list[int], local: int) -> None:
     """As in LightX2V's cache: the sink with the portrait, then so many chunks; or the local size and the portrait."""
     cache = {"num_frame_per_chunk": chunk, "sink_size": sink}
-    hybrid = {"hybrid_attn": "-".join(f"W{one}" for one in windows)}
+    hybrid = {"hybrid_attn": "-".join(f"W{window}" for window in windows)}
     fields, _ = read_run_config("it", LOCAL | {"ar_config": cache | hybrid})
     pinned = fields["reference_frames"] + fields["sink_frames"]
     assert [pinned + ring for ring in fields["layer_rings"]] == [sink + window * chunk for window in windows]

@@ -35,9 +35,9 @@ POOL = PoolConfig(2, (1, 2))
 
 def make_world(folder: Path) -> None:
     """The trained world sample, and the picture that it begins with."""
-    made = resolved(None, checkpoint=WORLD)
-    assert made.checkpoint is not None
-    _build(made.config.changed(pool=POOL), made.checkpoint, folder, made.media)
+    build = resolved(None, checkpoint=WORLD)
+    assert build.checkpoint is not None
+    _build(build.config.changed(pool=POOL), build.checkpoint, folder, build.media)
     (folder / "picture.png").write_bytes(coded(np.load(WORLD / "picture.npy"), "png"))
     prompts = json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))
     (folder / "prompt.txt").write_text(prompts[0]["prompt"])
@@ -45,9 +45,9 @@ def make_world(folder: Path) -> None:
 
 def make_sample(folder: Path) -> None:
     """The trained sample, as the quick start serves it but for its compiled code: one row, an FP4 cache."""
-    made = resolved(None, kv="fp4")
-    assert made.checkpoint is not None
-    _build(made.config, made.checkpoint, folder, made.media)
+    build = resolved(None, kv="fp4")
+    assert build.checkpoint is not None
+    _build(build.config, build.checkpoint, folder, build.media)
 
 
 def make_talk(folder: Path) -> None:

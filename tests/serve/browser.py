@@ -41,13 +41,13 @@ class Page:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
         while True:
-            told = json.loads(self._socket.recv(timeout=WAIT_S))
-            if told.get("id") == self._number:
-                if "error" in told:
-                    raise RuntimeError(f"{method}: {told['error']}")
-                result: dict[str, Any] = told["result"]
+            message = json.loads(self._socket.recv(timeout=WAIT_S))
+            if message.get("id") == self._number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']}")
+                result: dict[str, Any] = message["result"]
                 return result
-            self._note(told)
+            self._note(message)
 
     def _note(self, told: dict[str, Any]) -> None:
         method, parameters = told.get("method"), told.get("params", {})
@@ -58,12 +58,12 @@ class Page:
 
     def value(self, expression: str) -> Any:
         """The value of an expression of JavaScript; a promise is awaited."""
-        found = self.call(
+        reply = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
         )
-        if "exceptionDetails" in found:
-            raise RuntimeError(json.dumps(found["exceptionDetails"])[:800])
-        return found["result"].get("value")
+        if "exceptionDetails" in reply:
+            raise RuntimeError(json.dumps(reply["exceptionDetails"])[:800])
+        return reply["result"].get("value")
 
     def follow(self, selector: str) -> None:
         """Click a link to another page. The page leaves only after this call was answered."""

@@ -61,13 +61,13 @@ async def stream_socket(server: Running, *entrance: str, name: str, **further: A
 
 async def last_words(stream: ClientConnection) -> tuple[str, int]:
     """Return the code of the error that a socket ends with, and its close code."""
-    told: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     with suppress(ConnectionClosed):
         async for received in stream:
             if isinstance(received, str):
-                told = json.loads(received)
-    assert told["type"] == "error"
-    return told["code"], stream.close_code or 0
+                message = json.loads(received)
+    assert message["type"] == "error"
+    return message["code"], stream.close_code or 0
 
 
 async def refused(

@@ -161,11 +161,11 @@ def test_keys_and_poses_steer_as_the_runtime_does(start: Starter) -> None:
             for number in range(9):
                 if number == pressed:
                     camera.press("wl")
-                given = dict(camera.next_chunk())
+                inputs = dict(camera.next_chunk())
                 at = (number - followed) * s.chunk_frames
                 if 0 <= at < len(poses):
-                    given["camera"] = wanted[at : at + s.chunk_frames].astype(np.float32)
-                frames.append(session.run_chunk(given).video()[0])
+                    inputs["camera"] = wanted[at : at + s.chunk_frames].astype(np.float32)
+                frames.append(session.run_chunk(inputs).video()[0])
         assert np.array_equal(pictures(media + more + last), np.concatenate(frames))
 
     run(test, server)

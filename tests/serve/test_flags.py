@@ -199,10 +199,10 @@ def test_options_that_cannot_be_are_named(
     options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["toy", *options]) == 2
-    told = capsys.readouterr().err
-    assert named in told
-    assert told.count("\n") == 1
-    assert "Errno" not in told
+    printed = capsys.readouterr().err
+    assert named in printed
+    assert printed.count("\n") == 1
+    assert "Errno" not in printed
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,10 @@ def test_a_folder_of_videos_that_cannot_be_made_is_named(
     (tmp_path / "file").write_text("no folder")
     folder = tmp_path / "file" / "videos"
     assert main(["toy", "--port", "0", "--snapshots", "none", "--video-folder", str(folder)]) == 3
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told == f"seko-serve: --video-folder {folder} cannot be made: Not a directory; give another folder"
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        message == f"seko-serve: --video-folder {folder} cannot be made: Not a directory; give another folder"
+    )
 
 
 @pytest.fixture
@@ -279,9 +281,9 @@ def test_an_artifact_that_is_not_there_ends_it_with_a_sentence(
     options = ["--port", "0", "--snapshots", "none", "--log-level", "error"]
     assert main([str(tmp_path / "nothing"), *options]) == 3
     assert logging.getLogger().level == logging.ERROR
-    told = capsys.readouterr().err
-    assert "nothing" in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert "nothing" in printed
+    assert "Traceback" not in printed
 
 
 @pytest.mark.usefixtures("_own_log", "serve")
@@ -291,6 +293,6 @@ def test_a_port_that_is_taken_ends_it_with_a_sentence(capsys: pytest.CaptureFixt
         taken.listen()
         number = taken.getsockname()[1]
         assert main(["toy", "--port", str(number), "--snapshots", "none"]) == 3
-    told = capsys.readouterr().err
-    assert f"127.0.0.1:{number}/ cannot be listened on" in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert f"127.0.0.1:{number}/ cannot be listened on" in printed
+    assert "Traceback" not in printed

@@ -310,22 +310,22 @@ def test_the_simulation_counts_the_commands_that_redis_gets(redis_server: RedisS
             "release": lambda: directory.release("one", "t", lease),
             "withdraw": lambda: directory.withdraw(BOX.name),
         }
-        found = {}
+        counts = {}
         with watcher.monitor() as monitor:
             for name, call in calls.items():
                 await call()
                 watcher.echo("end")
-                found[name] = sum(
+                counts[name] = sum(
                     command["client_type"] != "lua" and not command["command"].startswith("HELLO")
                     for command in _until_echo(monitor.listen())
                 )
         await directory.close()
         watcher.close()
-        return found
+        return counts
 
-    found = asyncio.run(test())
-    assert found.pop("renewals") == COMMANDS["renewals"] + 2 * COMMANDS["renew"]
-    assert found == {name: count for name, count in COMMANDS.items() if not name.startswith("renew")}
+    counts = asyncio.run(test())
+    assert counts.pop("renewals") == COMMANDS["renewals"] + 2 * COMMANDS["renew"]
+    assert counts == {name: count for name, count in COMMANDS.items() if not name.startswith("renew")}
 
 
 def _until_echo(heard: Iterator[Any]) -> Iterator[Any]:

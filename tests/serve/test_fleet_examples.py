@@ -87,14 +87,14 @@ def test_the_services_applications_are_made_of_its_configuration(tmp_path: Path)
     resource, service = resources()
     (tmp_path / "fleet.yaml").write_text(resource["data"]["fleet.yaml"])
     serving = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
-    made = {}
+    bindings = {}
     for application in serving.applications:
         module, _, builder = str(application.import_path).partition(":")
         assert module == deployments.__name__
         arguments = {**application.args, "config": str(tmp_path / "fleet.yaml")}
-        made[builder] = getattr(deployments, builder)(arguments)._bound_deployment
-    assert (made["boxes"].name, made["boxes"].num_replicas) == (deployments.BOX, 4)
-    assert made["gateways"].name == "gateway"
+        bindings[builder] = getattr(deployments, builder)(arguments)._bound_deployment
+    assert (bindings["boxes"].name, bindings["boxes"].num_replicas) == (deployments.BOX, 4)
+    assert bindings["gateways"].name == "gateway"
     assert serving.http_options.port == read_config(tmp_path / "fleet.yaml").port
     for builder, arguments, sentence in (
         (deployments.boxes, {"config": "x"}, "args has config, expected config and artifact"),

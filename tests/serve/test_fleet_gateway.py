@@ -147,11 +147,11 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         assert len(models) == 1
         refused = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT, "model": "another"})
         assert refused[0] == 404
-        made = [
+        videos = [
             (await ask(fleet, "/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.5}))[1]["id"]
             for _ in range(2)
         ]
-        for name in made:
+        for name in videos:
             while (await ask(fleet, f"/v1/videos/{name}"))[1]["status"] != "completed":
                 await asyncio.sleep(0.05)
             status, content = await ask(fleet, f"/v1/videos/{name}/content")
@@ -159,8 +159,8 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         listed = (await ask(fleet, "/v1/videos?limit=1"))[1]
         assert listed["has_more"]
         following = (await ask(fleet, f"/v1/videos?after={listed['last_id']}"))[1]
-        assert {listed["last_id"], following["last_id"]} == set(made)
-        assert (await ask(fleet, f"/v1/videos/{made[0]}", "DELETE"))[1]["deleted"]
+        assert {listed["last_id"], following["last_id"]} == set(videos)
+        assert (await ask(fleet, f"/v1/videos/{videos[0]}", "DELETE"))[1]["deleted"]
         for path in ("/v1/videos/video_none", "/v1/sessions/" + "0" * 16, "/v1/queue"):
             assert (await ask(fleet, path))[0] == 404
         figures = (await ask(fleet, "/metrics"))[1].decode()

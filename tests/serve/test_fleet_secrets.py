@@ -227,13 +227,13 @@ def test_boxes_with_tls_are_asked_only_by_gateways_that_trust_their_certificate(
 
 def test_a_box_tells_clients_the_configured_address_and_gateways_its_own(tmp_path: Path) -> None:
     async def test(fleet: Fleet) -> None:
-        found = await fleet.box()
-        port = found.facts().inside.rpartition(":")[2]
-        assert (found.facts().url, found.facts().web) == (
+        front = await fleet.box()
+        port = front.facts().inside.rpartition(":")[2]
+        assert (front.facts().url, front.facts().web) == (
             f"ws://127.0.0.1:{port}",
             f"http://127.0.0.1:{port}",
         )
-        await fleet.stop(found)
+        await fleet.stop(front)
         box = await fleet.box(public="wss://box-7.example.org:{port}")
         port = box.facts().inside.rpartition(":")[2]
         _, table = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})

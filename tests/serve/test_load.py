@@ -44,10 +44,10 @@ def test_figures_are_those_of_their_definitions() -> None:
 def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
     values: list[float], percent: float
 ) -> None:
-    found = percentile(values, percent)
-    assert found in values
-    share = [value for value in values if value <= found]  # type: ignore[operator]
-    below = [value for value in values if value < found]  # type: ignore[operator]
+    value_at = percentile(values, percent)
+    assert value_at in values
+    share = [value for value in values if value <= value_at]  # type: ignore[operator]
+    below = [value for value in values if value < value_at]  # type: ignore[operator]
     assert len(share) >= percent / 100 * len(values) - 1e-9
     assert len(below) <= percent / 100 * len(values) + 1e-9
 
@@ -102,9 +102,9 @@ def test_options_that_cannot_be_are_named(
     options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["load", *options]) == 2
-    told = capsys.readouterr()
-    assert named in told.err
-    assert (told.err.count("\n"), told.out) == (1, "")
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
@@ -123,9 +123,9 @@ def test_where_nobody_listens_or_something_else_does_nobody_is_served(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["load", URL, "--sessions", "1", "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out)["refused"] == {"unreachable": 1}
-    assert told.err == f"seko-serve: no server answers at {URL}; check the address\n"
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["refused"] == {"unreachable": 1}
+    assert printed.err == f"seko-serve: no server answers at {URL}; check the address\n"
 
     class Other(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -86,8 +86,8 @@ def test_a_session_is_saved_and_read(store: ObjectStore) -> None:
     name = saved.put(session, Saved({"chunk": 1}, [b"m"], [b"r" * 100]))
     record = saved.commit(None, Record(session, "tenant", ("a",), name, 0.5))
     assert saved.find(session) == record
-    found = saved.read(record)
-    assert (found.state, [*map(bytes, found.messages)], bytes(found.row[0])) == (
+    content = saved.read(record)
+    assert (content.state, [*map(bytes, content.messages)], bytes(content.row[0])) == (
         {"chunk": 1},
         [b"m"],
         b"r" * 100,

@@ -40,8 +40,10 @@ def test_it_has_every_route_and_no_other(tmp_path: Any) -> None:
             assert isinstance(route, Route | WebSocketRoute)
             methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"GET"}
             routed |= {(route.path, method.lower()) for method in methods}
-    told = {(path, name) for path, item in DOCUMENT["paths"].items() for name in item if name != "parameters"}
-    assert told == routed
+    documented = {
+        (path, name) for path, item in DOCUMENT["paths"].items() for name in item if name != "parameters"
+    }
+    assert documented == routed
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_random_messages_are_answered_or_end_their_socket(
             await hostile._socket.send(message)
             await hostile._socket.send(json.dumps({"type": "ping", "t": 0}))
         with suppress(ServeError):  # its code is that of the socket's close, and is counted
-            async for told in hostile.messages():
-                if isinstance(told, dict) and told["type"] == "pong":
+            async for answer in hostile.messages():
+                if isinstance(answer, dict) and answer["type"] == "pong":
                     return
         with suppress(ConnectionClosed):
             async for _ in hostile._socket:

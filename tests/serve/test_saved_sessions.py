@@ -66,8 +66,13 @@ def kept(
 def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], bytes]:
     record = saved.find(session)
     assert record is not None
-    found = saved.read(record)
-    return record, found.state["chunk"], [bytes(message) for message in found.messages], b"".join(found.row)
+    content = saved.read(record)
+    return (
+        record,
+        content.state["chunk"],
+        [bytes(message) for message in content.messages],
+        b"".join(content.row),
+    )
 
 
 def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
@@ -96,14 +101,14 @@ def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[i
             written = number
         except StoreError:
             pass
-        found = SavedSessions(store).find(session)
+        record_found = SavedSessions(store).find(session)
         store.changes_left = 1_000
-        if found is None:
+        if record_found is None:
             assert written == -1
             continue
-        chunk = saved.read(found).state["chunk"]
+        chunk = saved.read(record_found).state["chunk"]
         assert chunk in (written, number)
-        record, written = found, chunk  # as a process that begins anew finds it
+        record, written = record_found, chunk  # as a process that begins anew finds it
 
 
 @pytest.mark.parametrize("file", ["record", "snapshot"])
@@ -193,9 +198,9 @@ def test_of_owners_whose_steps_mix_in_any_order_the_last_one_is_read(data: st.Da
 
         def _wait(self) -> None:
             if self.steps == pause:
-                found = other.find(session)
-                assert found is not None
-                record = other.take_over(found)
+                current = other.find(session)
+                assert current is not None
+                record = other.take_over(current)
                 for chunk in range(after):
                     name = other.put(session, Saved({"chunk": 10 + chunk}, [], [b"other"]))
                     record = other.commit(record, replace(record, snapshot=name))

@@ -129,8 +129,8 @@ def test_of_tokens_that_nobody_took_only_the_newest_are_kept() -> None:
     for old in given_out[:-MOST_TOKENS]:
         with pytest.raises(ServeError):
             tokens.check(old)
-    for kept in given_out[-MOST_TOKENS:]:
-        tokens.check(kept)
+    for token in given_out[-MOST_TOKENS:]:
+        tokens.check(token)
 
 
 @given(st.lists(st.floats(0, 3), max_size=60))

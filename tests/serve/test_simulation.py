@@ -299,10 +299,10 @@ def file(tmp_path: Path) -> Path:
 def test_the_command_prints_the_figures(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["simulate", str(file), "--sessions", "5", "--seconds", "2", "--boxes", "2", "--rows", "1"]
     assert main([*options, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    figures = json.loads(capsys.readouterr().out)
     expected = simulate(Scenario(sessions=5, seconds=2, boxes=2), replace(PAIR, rows=1))
-    assert found == asdict(expected)
-    assert set(found) == {field.name for field in fields(Figures)}
+    assert figures == asdict(expected)
+    assert set(figures) == {field.name for field in fields(Figures)}
     assert main(options) == 0
     printed = capsys.readouterr().out
     assert printed == expected.text() + "\n"
@@ -326,9 +326,9 @@ def test_impossible_options_are_refused(
     options: list[str], named: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(file), *options]) == 3
-    told = capsys.readouterr().err
-    assert named in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert named in printed
+    assert printed.count("\n") == 1
 
 
 def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,8 +64,8 @@ def test_pcm_keeps_every_sample_in_any_pieces(sizes: list[int]) -> None:
         packets += encoder.encode(sound[begin : begin + size])
         begin += size
     assert sum(count for _, count in packets) == len(sound)
-    found = np.frombuffer(b"".join(payload for payload, _ in packets), "<i2") / 32767
-    assert np.allclose(found, sound, atol=1 / 32767)
+    decoded = np.frombuffer(b"".join(payload for payload, _ in packets), "<i2") / 32767
+    assert np.allclose(decoded, sound, atol=1 / 32767)
 
 
 def test_what_is_too_loud_is_clipped() -> None:

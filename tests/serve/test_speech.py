@@ -116,18 +116,18 @@ def test_each_file_is_written_in_parts_and_has_the_tone_that_went_in(form: str, 
     assert sum(map(len, parts[: len(parts) // 2])) > 0  # it does not wait for the end
     content = b"".join([*parts, file.close()])
     if form == "pcm":
-        samples, found = np.frombuffer(content, "<i2") / 32768, rate
+        samples, sample_rate = np.frombuffer(content, "<i2") / 32768, rate
     else:
         names = {"opus": "ogg"}
         with av.open(io.BytesIO(content), format=names.get(form, form)) as container:
             frames = list(container.decode(audio=0))
-            found = frames[0].sample_rate
+            sample_rate = frames[0].sample_rate
             samples = np.concatenate([frame.to_ndarray()[0] for frame in frames]).astype(np.float64)
             samples /= 32768 if frames[0].format.name.startswith("s16") else 1
-    assert 1.0 - 1e-3 <= len(samples) / found < 1.2
-    middle = samples[found // 4 : found // 2]
+    assert 1.0 - 1e-3 <= len(samples) / sample_rate < 1.2
+    middle = samples[sample_rate // 4 : sample_rate // 2]
     spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
-    assert abs(np.argmax(spectrum) * found / len(middle) - 440) < 5
+    assert abs(np.argmax(spectrum) * sample_rate / len(middle) - 440) < 5
 
 
 def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter) -> None:
@@ -335,12 +335,12 @@ def test_no_word_is_lost_or_changed_by_the_pieces_in_which_it_comes(pieces: list
     for piece in pieces:
         sentences.write(piece)
     sentences.write("", last=True)
-    found = []
+    sentences_said = []
     while (sentence := sentences.next()) is not None:
-        found.append(sentence)
+        sentences_said.append(sentence)
         assert len(sentence) <= LONGEST
     letters = re.sub("[^abc]", "", "".join(pieces))
-    assert re.sub("[^abc]", "", "".join(found)) == letters
+    assert re.sub("[^abc]", "", "".join(sentences_said)) == letters
     assert not sentences
     assert sentences.letters == 0
 

@@ -20,12 +20,12 @@ DECODERS = {Codec.H264: "h264", Codec.VP8: "vp8", Codec.MJPEG: "mjpeg"}
 def frames(count: int) -> list[np.ndarray]:
     """A bright square that moves over a grey ramp."""
     ramp = np.repeat(np.linspace(40, 120, WIDTH, dtype=np.uint8)[None, :, None], HEIGHT, 0).repeat(3, 2)
-    made = []
+    pictures = []
     for number in range(count):
         picture = ramp.copy()
         picture[20:40, 4 * number : 4 * number + 20] = (230, 60, 60)
-        made.append(picture)
-    return made
+        pictures.append(picture)
+    return pictures
 
 
 def decoded(codec: Codec, packets: list[bytes]) -> list[np.ndarray]:

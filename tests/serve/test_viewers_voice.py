@@ -63,8 +63,8 @@ def test_what_is_played_is_what_is_heard(story: list[tuple[str, int]], opening: 
         elif step == "ask" and not ours.starved():
             ours.asked = asked = True
         elif step == "chunk" and not ours.starved():
-            found = row.voice.of_chunk(frame)
-            assert np.array_equal(found, WINDOWS.of_chunk(line[None], 0, frame))
+            window = row.voice.of_chunk(frame)
+            assert np.array_equal(window, WINDOWS.of_chunk(line[None], 0, frame))
             first = WINDOWS.end(frame - 1) if frame else 0
             assert np.array_equal(ours.of_chunk(frame), line[first : WINDOWS.end(frame + 1)])
             frame, asked = frame + 2, False
@@ -75,5 +75,5 @@ def test_what_is_played_is_what_is_heard(story: list[tuple[str, int]], opening: 
 @pytest.mark.parametrize("speakers", [1, 2])
 def test_interleaved_pieces_are_a_row_for_each_speaker(speakers: int) -> None:
     voices = np.arange(-6, 6, dtype=np.int16).reshape(speakers, -1) * 1000
-    found = pcm_samples(voices.T.tobytes() + b"\1", speakers)  # half a sample at the end is dropped
-    assert np.array_equal(found, voices.astype(np.float32) / 32768)
+    samples = pcm_samples(voices.T.tobytes() + b"\1", speakers)  # half a sample at the end is dropped
+    assert np.array_equal(samples, voices.astype(np.float32) / 32768)

@@ -57,8 +57,8 @@ def read_wav(file: Any) -> np.ndarray:
 
 
 def in_16_bits(text: str, voice: Voice | None = None, **settings: Any) -> np.ndarray:
-    made = said_alone(text, voice or Voice(), 32, **settings)
-    return np.rint(np.clip(np.concatenate(made), -1, 1) * 32767).astype("<i2")
+    patches = said_alone(text, voice or Voice(), 32, **settings)
+    return np.rint(np.clip(np.concatenate(patches), -1, 1) * 32767).astype("<i2")
 
 
 def test_an_open_artifact_verifies_and_speaks(artifact: Path) -> None:
@@ -68,9 +68,9 @@ def test_an_open_artifact_verifies_and_speaks(artifact: Path) -> None:
         assert [error.within for error in errors] == [True] * (1 + GOLDEN.steps + 3)
         with opened.open_session(seed=3) as session:
             session.voice = session.encode_voice(np.ones(8, np.float32))
-            made = list(session.speak("hallo"))
+            patches = list(session.speak("hallo"))
             wanted = said_alone("hallo", session.voice, 32, seed=3)
-            assert [patch.tobytes() for patch in made] == [patch.tobytes() for patch in wanted]
+            assert [patch.tobytes() for patch in patches] == [patch.tobytes() for patch in wanted]
         with opened.open_pool() as pool, pool.open_session() as session:
             assert list(session.speak("abc"))
 
@@ -128,8 +128,12 @@ def test_verify_and_info_say_what_there_is(artifact: Path, capsys: Said) -> None
     assert main(["info", str(artifact)]) == 0
     assert "48000 samples a second" in capsys.readouterr().out
     assert main(["info", str(artifact), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["workload"], told["positions"], told["patch"]["sample_rate"]) == ("speech", 32, 48_000)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["workload"], summary["positions"], summary["patch"]["sample_rate"]) == (
+        "speech",
+        32,
+        48_000,
+    )
 
 
 def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> None:
@@ -147,10 +151,10 @@ def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> N
         "--json",
     ]
     assert main(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
+    summary = json.loads(capsys.readouterr().out)
     np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), in_16_bits("hallo", seed=3))
-    assert (told["format"], told["sample_rate"]) == ("wav", 48_000)
-    assert told["patches"] * PATCH.seconds == pytest.approx(told["sound_s"])
+    assert (summary["format"], summary["sample_rate"]) == ("wav", 48_000)
+    assert summary["patches"] * PATCH.seconds == pytest.approx(summary["sound_s"])
     with open_artifact(artifact) as opened, opened.open_pool() as pool:
         heard = load_sound(voice_file)
         voices = pool.encode_voice(heard), pool.encode_voice(continued=heard, text="no")

@@ -169,9 +169,9 @@ class Story(RuleBasedStateMachine):
 
     @invariant()
     def rows_share_no_place(self) -> None:
-        held = sorted(self.pool._rows._taken())
-        ends = [start + count for start, count in held]
-        assert all(end <= start for end, (start, _) in zip(ends, held[1:], strict=False))
+        places = sorted(self.pool._rows._taken())
+        ends = [start + count for start, count in places]
+        assert all(end <= start for end, (start, _) in zip(ends, places[1:], strict=False))
         assert not ends or ends[-1] < PLACES  # the last place is nobody's
 
     def teardown(self) -> None:

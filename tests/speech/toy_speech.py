@@ -121,18 +121,18 @@ def alone(
     prompt: SpeechPrompt, limit: int, *, seed: int = 0, guidance: float = 2.0, temperature: float = 1.0
 ) -> list[np.ndarray]:
     """The sound of a prompt, patch by patch."""
-    held = [token(*parts) for parts in zip(*prompt.arrays, strict=True)]
+    tokens = [token(*parts) for parts in zip(*prompt.arrays, strict=True)]
     last, vae, made = prompt.patches[-1], np.zeros(VAE, np.float32), []
     for patch in prompt.context:
         vae = decoded(patch, vae)[1]
     for number in range(limit):
-        state = held_state(np.array(held))
+        state = held_state(np.array(tokens))
         patch = first_patch(state, last, seed, number, temperature)
         for _ in range(2):
             patch = solved(patch, guidance)
         sound, vae = decoded(patch, vae)
         made.append(sound)
-        held.append(np.float32(patch.sum()))
+        tokens.append(np.float32(patch.sum()))
         last = patch
         if stops(state) and number >= 3:
             break
@@ -144,10 +144,10 @@ def alone(
 
 def prefill(tensors: Tensors) -> Tensors:
     table, ids, is_audio, patches, row, start, first, count, cache, *states = [t.numpy() for t in tensors]
-    held = [token(*parts) for parts in zip(ids, is_audio, patches, strict=True)][: count[0]]
+    tokens = [token(*parts) for parts in zip(ids, is_audio, patches, strict=True)][: count[0]]
     begin, end = int(start[0] + first[0]), int(start[0] + first[0] + count[0])
     assert (table == TABLE).all()
-    cache[:, begin:end, 0] = held
+    cache[:, begin:end, 0] = tokens
     _keep(row[0], cache[0, start[0] : end, 0], patches[count[0] - 1], states)
     return [torch.zeros(1)]
 
@@ -155,11 +155,11 @@ def prefill(tensors: Tensors) -> Tensors:
 def begin(tensors: Tensors) -> Tensors:
     rows, seeds, numbers, temperature, base, last = [t.numpy() for t in tensors]
     parts = zip(rows, seeds, numbers, temperature, strict=True)
-    made = [first_patch(base[r], last[r], int(s), int(n), float(h)) for r, s, n, h in parts]
+    patches = [first_patch(base[r], last[r], int(s), int(n), float(h)) for r, s, n, h in parts]
     flags = [stops(base[row]) for row in rows]
     logits = np.zeros((len(rows), 2), np.float32)
     return [
-        torch.from_numpy(np.stack(made)),
+        torch.from_numpy(np.stack(patches)),
         torch.tensor(flags, dtype=torch.uint8),
         torch.from_numpy(logits),
     ]
@@ -206,7 +206,7 @@ class Engine:
 
     run: Callable[[Tensors], Tensors]
     taken: tuple[str, ...]
-    given: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     bucket: int = 0
 
@@ -215,8 +215,8 @@ def engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Engine]:
     """The engines by name, which is also that of the program with a call of it alone."""
     prompt = ("table", c.IDS, c.IS_AUDIO, c.PROMPT_PATCHES)
     of_one_row = (c.PREFILL_ROWS, c.PREFILL_STARTS, c.PREFILL_FIRST, c.PREFILL_COUNT)
-    kept = ("k", *STATE_NAMES)
-    made = {
+    cached = ("k", *STATE_NAMES)
+    by_name = {
         c.LEAD_IN: Engine(
             decode, (c.LEAD_IN_PATCH, c.PREFILL_ROWS, c.VAE_STATES), (c.LEAD_IN_SAMPLES,), (c.VAE_STATES,)
         ),
@@ -225,17 +225,19 @@ def engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Engine]:
     for tokens in PREFILL_TOKENS:
         for length in READ_LENGTHS:
             name = c.prefill_program(tokens, length)
-            made[name] = Engine(prefill, (*prompt, *of_one_row, *kept), (), kept, tokens)
+            by_name[name] = Engine(prefill, (*prompt, *of_one_row, *cached), (), cached, tokens)
     for rows in buckets:
         for length in READ_LENGTHS:
             first, solver, later, last = c.step_programs(rows, length)
             drawn = (c.ROWS, c.SEEDS, c.PATCH_NUMBERS, c.TEMPERATURE, c.BASE_STATE, c.LAST_PATCH)
-            made[first] = Engine(begin, drawn, (c.PATCH, c.STOP, c.STOP_LOGITS), (), rows)
-            made[solver] = Engine(solve, (c.PATCH, c.GUIDANCE), (c.PATCH,), (), rows)
-            placed = (c.PATCH, c.ROWS, c.STARTS, c.FIRST, *kept)
-            made[later] = Engine(advance, placed, (), kept, rows)
-            made[last] = Engine(decode, (c.PATCH, c.ROWS, c.VAE_STATES), (c.SAMPLES,), (c.VAE_STATES,), rows)
-    return made
+            by_name[first] = Engine(begin, drawn, (c.PATCH, c.STOP, c.STOP_LOGITS), (), rows)
+            by_name[solver] = Engine(solve, (c.PATCH, c.GUIDANCE), (c.PATCH,), (), rows)
+            placed = (c.PATCH, c.ROWS, c.STARTS, c.FIRST, *cached)
+            by_name[later] = Engine(advance, placed, (), cached, rows)
+            by_name[last] = Engine(
+                decode, (c.PATCH, c.ROWS, c.VAE_STATES), (c.SAMPLES,), (c.VAE_STATES,), rows
+            )
+    return by_name
 
 
 def manifest(buckets: tuple[int, ...] = BUCKETS, **changes: Any) -> SpeechManifest:
@@ -259,13 +261,13 @@ def manifest(buckets: tuple[int, ...] = BUCKETS, **changes: Any) -> SpeechManife
 
     for name, engine in engines(buckets).items():
         taken = [argument(spec, engine.bucket) for spec in engine.taken]
-        given = [argument(spec, engine.bucket) for spec in engine.given]
-        given = given or [(TensorSpec("done", (1,), "float32"), "value:done")]
+        results = [argument(spec, engine.bucket) for spec in engine.results]
+        results = results or [(TensorSpec("done", (1,), "float32"), "value:done")]
         file = f"engines/{name}.pt2"
         specs.append(
-            EngineSpec(name, file, tuple(s for s, _ in taken), tuple(s for s, _ in given), engine.writes)
+            EngineSpec(name, file, tuple(s for s, _ in taken), tuple(s for s, _ in results), engine.writes)
         )
-        programs[name] = (Call(name, tuple(r for _, r in taken), tuple(r for _, r in given)),)
+        programs[name] = (Call(name, tuple(r for _, r in taken), tuple(r for _, r in results)),)
     pool_bytes = 4 * 2 * PLACES
     fields: dict[str, Any] = {
         "name": "toy-speech",
@@ -360,16 +362,16 @@ def golden_tensors() -> dict[str, np.ndarray]:
         Tokens().ids("hallo"), (P, C), continued=np.full((2, P, C), 0.2, np.float32), marks=MARKS
     )
     names = (c.BASE_STATE, c.RESIDUAL_STATE, c.LAST_PATCH, "patches", "samples")
-    made: dict[str, list[list[np.ndarray]]] = {name: [] for name in names}
+    recorded: dict[str, list[list[np.ndarray]]] = {name: [] for name in names}
     for seed in GOLDEN.seeds:
-        held = [token(*parts) for parts in zip(*prompt.arrays, strict=True)]
+        tokens = [token(*parts) for parts in zip(*prompt.arrays, strict=True)]
         last, vae = prompt.patches[-1], np.zeros(VAE, np.float32)
         for patch in prompt.context:
             vae = decoded(patch, vae)[1]
         of_row: dict[str, list[np.ndarray]] = {name: [] for name in names}
         for number in range(GOLDEN.steps + 1):
-            state = held_state(np.array(held))
-            residual = np.full(STATE, np.array(held, np.float32).sum())
+            state = held_state(np.array(tokens))
+            residual = np.full(STATE, np.array(tokens, np.float32).sum())
             for name, array in zip(names[:3], (state, residual, last), strict=True):
                 of_row[name].append(array)
             if number == GOLDEN.steps:
@@ -378,12 +380,13 @@ def golden_tensors() -> dict[str, np.ndarray]:
             sound, vae = decoded(patch, vae)
             of_row["patches"].append(patch)
             of_row["samples"].append(sound)
-            held.append(np.float32(patch.sum()))
+            tokens.append(np.float32(patch.sum()))
             last = patch
         for name, arrays in of_row.items():
-            made[name].append(arrays)
+            recorded[name].append(arrays)
     tensors = {
-        name: np.stack([np.stack(row) for row in rows], 1).astype(np.float32) for name, rows in made.items()
+        name: np.stack([np.stack(row) for row in rows], 1).astype(np.float32)
+        for name, rows in recorded.items()
     }
     sound = np.arange(3 * VOICE.samples, dtype=np.float32) / 16
     latents = np.cumsum(sound.reshape(-1, VOICE.patch_samples // P).sum(1)).astype(np.float32)

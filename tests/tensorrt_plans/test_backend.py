@@ -154,9 +154,9 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     names = ("advance", "embed", "noise")
     for name in names:
         write_form(gpu_config(), name, str(forms / f"{name}.onnx"))
-    told: list[str] = []
+    steps: list[str] = []
     seconds = backend.build_plans(
-        DATA_CENTRE, gpu_config(), forms, tmp_path / "engines", lambda step, *_: told.append(step)
+        DATA_CENTRE, gpu_config(), forms, tmp_path / "engines", lambda step, *_: steps.append(step)
     )
     assert tuple(seconds) == names
     assert not forms.exists()
@@ -165,8 +165,8 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
         timings = backend.timing_cache_file(DATA_CENTRE, name, ("sm_90",))
         assert timings.read_bytes() == b"timed"
         assert timings.parent == tmp_path / "cache/seko/tensorrt" / f"{VERSION}-sm_90"
-    assert any(line.startswith("engine embed: ") and "float64 become float32" in line for line in told)
-    assert not [line for line in told if line.startswith("engine advance: ")]
+    assert any(line.startswith("engine embed: ") and "float64 become float32" in line for line in steps)
+    assert not [line for line in steps if line.startswith("engine advance: ")]
     assert known == [b""] * 3
 
     forms.mkdir()

@@ -63,8 +63,8 @@ def test_a_block_becomes_a_plan_for_the_gpus_that_are_named(
     plans: PlanBuilder, models: dict[str, ModelProto], configs: list[Any]
 ) -> None:
     """`PlanBuilder` itself compares the network with the form, and what is written in place with its aliases."""
-    told: list[tuple[str, int, int]] = []
-    plan = build_plan(plans, models["block"], lambda *step: told.append(step))
+    progress: list[tuple[str, int, int]] = []
+    plan = build_plan(plans, models["block"], lambda *step: progress.append(step))
     assert plan_form(models["block"]).aliases == {
         f"next.caches.{cache}": f"caches.{cache}" for cache in ("k_codes", "k_scales", "v_codes", "v_scales")
     }
@@ -74,11 +74,11 @@ def test_a_block_becomes_a_plan_for_the_gpus_that_are_named(
     assert not plan.timing_cache
     assert config.num_compute_capabilities == 1
     assert not config.get_flag(flags.TF32)
-    assert {step.partition(":")[0] for step, _, _ in told} == {"building the plan of block"}
-    assert len({step for step, _, _ in told}) == 1  # the outermost phase
-    (*_, (_, done, steps)) = told
+    assert {step.partition(":")[0] for step, _, _ in progress} == {"building the plan of block"}
+    assert len({step for step, _, _ in progress}) == 1  # the outermost phase
+    (*_, (_, done, steps)) = progress
     assert done == steps
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert [done for _, done, _ in progress] == sorted(done for _, done, _ in progress)
 
 
 def test_a_builder_that_times_kernels_is_told_so_and_gives_its_timings(
@@ -116,17 +116,21 @@ def test_a_plugin_carries_the_launches_that_the_kernel_tests_make(
     models: dict[str, ModelProto], name: str
 ) -> None:
     form = plan_form(models[name])
-    made = with_kernels(form, (89, 120))
+    form_with_kernels = with_kernels(form, (89, 120))
     shapes = {
         value.name: tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
-        for value in (*made.model.graph.input, *made.model.graph.value_info, *made.model.graph.output)
+        for value in (
+            *form_with_kernels.model.graph.input,
+            *form_with_kernels.model.graph.value_info,
+            *form_with_kernels.model.graph.output,
+        )
     }
-    nodes = [node for node in made.model.graph.node if node.op_type == "PtxKernel"]
+    nodes = [node for node in form_with_kernels.model.graph.node if node.op_type == "PtxKernel"]
     assert {node.name for node in nodes} == {*form.plugins}
     for node in nodes:
         plugin = form.plugins[node.name]
-        fields = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-        sizes = dict(zip(plugin.inputs, (shapes[one] for one in node.input), strict=True))
+        fields = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        sizes = dict(zip(plugin.inputs, (shapes[tensor] for tensor in node.input), strict=True))
         wanted = plugin.launch(sizes, lambda a, b: -(-a // b))
         kernels = [compile_plugin(plugin, sizes, "bfloat16", arch) for arch in (89, 120)]
         assert fields["launch"] == [*wanted.grid, kernels[0].threads]
@@ -137,7 +141,7 @@ def test_a_plugin_carries_the_launches_that_the_kernel_tests_make(
         assert fields["entry"].decode() == kernels[0].name
         assert fields["ptx"].decode().split("\f") == [kernel.ptx for kernel in kernels]
         assert fields["inputs"] == [len(node.input)]
-        assert [text for file, text in made.ptx.items() if f".{node.name}." in file] == [
+        assert [text for file, text in form_with_kernels.ptx.items() if f".{node.name}." in file] == [
             kernel.ptx for kernel in kernels
         ]
 

@@ -20,19 +20,19 @@ def test_angles_in_float32_are_as_far_off_as_float32_is() -> None:
     assert form.narrowed > 0
     assert form.plugins == {}
     generator = torch.Generator().manual_seed(0)
-    given = []
+    inputs = []
     for argument in piece.signature:
         if argument.name == "frames":
-            given.append(torch.arange(LAST_FRAME - argument.shape[1], LAST_FRAME).expand(argument.shape))
+            inputs.append(torch.arange(LAST_FRAME - argument.shape[1], LAST_FRAME).expand(argument.shape))
         elif argument.name == "timestep":
-            given.append(torch.full(argument.shape, 937.5))
+            inputs.append(torch.full(argument.shape, 937.5))
         elif argument.dtype.is_floating_point:
-            given.append(torch.randn(argument.shape, generator=generator) * 0.1)
+            inputs.append(torch.randn(argument.shape, generator=generator) * 0.1)
         else:
-            given.append(torch.zeros(argument.shape, dtype=argument.dtype))
+            inputs.append(torch.zeros(argument.shape, dtype=argument.dtype))
     names = [argument.name for argument in piece.outputs]
-    wide = dict(zip(names, forms.run_model(model, *given), strict=False))
-    narrow = dict(zip(names, forms.run_model(form.model, *given), strict=False))
+    wide = dict(zip(names, forms.run_model(model, *inputs), strict=False))
+    narrow = dict(zip(names, forms.run_model(form.model, *inputs), strict=False))
     for name in ("cos", "sin"):
         assert (wide[name] - narrow[name]).abs().max() <= 2 * LAST_FRAME * 2.0**-24
         assert not torch.equal(wide[name], narrow[name])

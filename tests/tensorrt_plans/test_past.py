@@ -57,8 +57,8 @@ def plugin_op(name: str) -> type[OpRun]:
     """What stands for a plugin where ONNX's own evaluator runs a form: the reference of its kernel."""
 
     def run(self: OpRun, *arrays: Any, **_: Any) -> tuple[Any, ...]:  # noqa: ARG001 - a method
-        made = OP_BODIES[name](*(to_torch(array) for array in arrays))
-        return tuple(to_numpy(one) for one in (made if isinstance(made, tuple) else (made,)))
+        outputs = OP_BODIES[name](*(to_torch(array) for array in arrays))
+        return tuple(to_numpy(output) for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
 
     return type(name, (OpRun,), {"op_domain": kept_ops.DOMAIN, "_run": run})
 
@@ -91,15 +91,15 @@ def test_the_form_with_plugins_gives_what_the_layer_gives() -> None:
         f"next.caches.{name}" for name in ("k_codes", "k_scales", "v_codes", "v_scales")
     ]
     stream, generator = PAST_IN_8_BITS.workload.stream, torch.Generator().manual_seed(0)
-    given = [example(a, stream.frame_tokens, stream.cache_tokens, generator) for a in piece.signature]
+    inputs = [example(a, stream.frame_tokens, stream.cache_tokens, generator) for a in piece.signature]
     with torch.no_grad():
-        wanted = FunctionalModule(piece)(*(one.clone() for one in given))
+        wanted = FunctionalModule(piece)(*(tensor.clone() for tensor in inputs))
     evaluator = ReferenceEvaluator(form.model, new_ops=[plugin_op(name) for name in OP_BODIES])
-    feed = {a.name: to_numpy(one) for a, one in zip(piece.signature, given, strict=True)}
-    found = [to_torch(one) for one in evaluator.run(None, feed)]
+    feed = {a.name: to_numpy(tensor) for a, tensor in zip(piece.signature, inputs, strict=True)}
+    outputs = [to_torch(array) for array in evaluator.run(None, feed)]
     written = torch.zeros(stream.cache_tokens, dtype=torch.bool)
-    written[given[[a.name for a in piece.signature].index("token_index")]] = True
-    for ours, theirs in zip(found, wanted, strict=True):
+    written[inputs[[a.name for a in piece.signature].index("token_index")]] = True
+    for ours, theirs in zip(outputs, wanted, strict=True):
         if ours.dtype == torch.uint8:
             assert torch.equal(ours[~written], theirs[~written])
             assert (ours[written] == theirs[written]).float().mean() > 0.95

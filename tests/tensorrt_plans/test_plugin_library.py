@@ -25,14 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         headers = tensorrt_headers(RTX)
     except MachineError as reason:
         pytest.skip(str(reason))
-    made = tmp_path_factory.mktemp("plugin")
-    compile_plugin_library(RTX, made / "plugin.so")
+    path = tmp_path_factory.mktemp("plugin")
+    compile_plugin_library(RTX, path / "plugin.so")
     compiler = (compiler_command(), "-std=c++17", SOURCE)
-    driver = (*compiler, "-DDRIVER", "-shared", "-fPIC", "-o", made / "libcuda.so.1")
-    calls = (*compiler, "-isystem", headers, "-isystem", CUDA_HEADERS, "-o", made / "calls", "-ldl")
+    driver = (*compiler, "-DDRIVER", "-shared", "-fPIC", "-o", path / "libcuda.so.1")
+    calls = (*compiler, "-isystem", headers, "-isystem", CUDA_HEADERS, "-o", path / "calls", "-ldl")
     for command in (driver, calls):
         subprocess.run(command, check=True, capture_output=True)
-    return made
+    return path
 
 
 def lines(folder: Path, arch: int) -> list[str]:
@@ -78,5 +78,5 @@ def test_ptx_for_one_gpu_alone_is_not_launched_on_a_newer_one(folder: Path) -> N
 
 
 def test_a_gpu_older_than_all_is_told_and_nothing_is_launched(folder: Path) -> None:
-    told = "says seko's kernel kernel is for other GPUs than sm_86"
-    assert lines(folder, 86) == [told, told, "failed 1"]
+    message = "says seko's kernel kernel is for other GPUs than sm_86"
+    assert lines(folder, 86) == [message, message, "failed 1"]

@@ -73,11 +73,11 @@ def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
             (piece.signature, form.model.graph.input),
             (functional_piece(piece).outputs, form.model.graph.output),
         ):
-            for one, value in zip(ours, values, strict=True):
+            for argument, value in zip(ours, values, strict=True):
                 tensor = value.type.tensor_type
-                assert value.name.removeprefix("next.") == one.name
-                assert tuple(axis.dim_value for axis in tensor.shape.dim) == one.shape
-                assert tensor.elem_type in names[dtype_name(one.dtype)]
+                assert value.name.removeprefix("next.") == argument.name
+                assert tuple(axis.dim_value for axis in tensor.shape.dim) == argument.shape
+                assert tensor.elem_type in names[dtype_name(argument.dtype)]
         assert len(made(plans, form).content) > 10_000, name
 
 
@@ -90,7 +90,7 @@ def test_equal_builds_give_equal_bytes_and_a_changed_kernel_others(
     assert all(b".target sm_%d" % arch in first for arch in ARCHS)
     changed = with_kernels(form, ARCHS).model
     (node,) = (node for node in changed.graph.node if node.op_type == "PtxKernel")
-    (ptx,) = (one for one in node.attribute if one.name == "ptx")
+    (ptx,) = (attribute for attribute in node.attribute if attribute.name == "ptx")
     ptx.s = ptx.s + b"// another\n"
     assert plans.build(changed, form.aliases, ARCHS, b"", silent).content != first
 
@@ -101,8 +101,8 @@ def test_a_planted_alias_or_type_is_refused(plans: PlanBuilder, models: dict[str
     def planted(field: str, place: int, value: int) -> None:
         model = with_kernels(form, ARCHS).model
         node = next(node for node in model.graph.node if node.name == "nvfp4_write_keys")
-        (one,) = (one for one in node.attribute if one.name == field)
-        one.ints[place] = value
+        (attribute,) = (candidate for candidate in node.attribute if candidate.name == field)
+        attribute.ints[place] = value
         plans.build(model, form.aliases, ARCHS, b"", silent)
 
     with pytest.raises(LoweringError, match=r"gives \('next\.caches\.k_codes', .*, the form says"):
@@ -176,7 +176,7 @@ def test_exact_caches_are_written_by_tensorrts_layer_where_it_can_and_by_a_plugi
         value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim]
         for value in form.model.graph.input
     }
-    cache = next(one for one in make_pieces(config)["block"].inputs if one.name == "caches.k")
+    cache = next(argument for argument in make_pieces(config)["block"].inputs if argument.name == "caches.k")
     tokens = config.workload.stream.cache_tokens
     wanted = [2, 1, tokens, config.model.dim] if rows else [*cache.shape]
     assert shapes["caches.k"] == wanted
@@ -202,14 +202,14 @@ def test_rows_of_a_cache_update_are_where_the_form_writes_them() -> None:
     form = plan_form(model, CacheRows(rows, tokens, chunk))
     assert [node.op_type for node in form.model.graph.node].count("TensorScatter") == 1
     random = np.random.default_rng(0)
-    held = random.normal(size=(rows * tokens, heads, dim)).astype(np.float32)
+    cache_array = random.normal(size=(rows * tokens, heads, dim)).astype(np.float32)
     new = random.normal(size=(rows * chunk, heads, dim)).astype(np.float32)
     places = np.concatenate([np.arange(8, 12), tokens + np.arange(0, 4)])
     session = onnxruntime.InferenceSession(form.model.SerializeToString(), providers=["CPUExecutionProvider"])
-    given = {"caches.k": held.reshape(rows, 1, tokens, heads * dim), "token_index": places, "x": new}
-    (found,) = session.run(None, given)
-    held[places] = new
-    assert found.reshape(held.shape).tobytes() == held.tobytes()
+    feed = {"caches.k": cache_array.reshape(rows, 1, tokens, heads * dim), "token_index": places, "x": new}
+    (found,) = session.run(None, feed)
+    cache_array[places] = new
+    assert found.reshape(cache_array.shape).tobytes() == cache_array.tobytes()
 
 
 @pytest.mark.usefixtures("plans")
@@ -256,10 +256,10 @@ def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pyt
         target="sm_120,sm_89",
         no_goldens=True,
     )
-    told: list[str] = []
+    steps: list[str] = []
     noted: list[str] = []
     result = build(
-        options, tmp_path / "artifact", progress=lambda step, *_: told.append(step), note=noted.append
+        options, tmp_path / "artifact", progress=lambda step, *_: steps.append(step), note=noted.append
     )
     assert any("scales of --kv fp4 are not calibrated" in note for note in noted)
     assert result.golden_error is None
@@ -275,6 +275,6 @@ def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pyt
         assert (
             manifest.files[file].sha256 == hashlib.sha256((result.artifact / file).read_bytes()).hexdigest()
         )
-    assert any(line.startswith("building plans with TensorRT for RTX") for line in told)
+    assert any(line.startswith("building plans with TensorRT for RTX") for line in steps)
     bill = json.loads((result.artifact / "sbom.cdx.json").read_text())
-    assert {"tensorrt-rtx-cu13-libs", "triton"} <= {one["name"] for one in bill["components"]}
+    assert {"tensorrt-rtx-cu13-libs", "triton"} <= {component["name"] for component in bill["components"]}

@@ -55,14 +55,14 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stream(folder: Path, chunks: int = CHUNKS) -> tuple[list[np.ndarray], dict[str, int], object]:
     with open_artifact(folder) as artifact, open_stacked(artifact, seeds=[3]) as session:
-        made = [session.run_chunk().to_host() for _ in range(chunks)]
-        return made, dict(artifact.stats), session.stats
+        chunks_made = [session.run_chunk().to_host() for _ in range(chunks)]
+        return chunks_made, dict(artifact.stats), session.stats
 
 
 def test_chunks_are_one_launch_each_and_repeat(plans: Path) -> None:
     first, _, stats = stream(plans)
     again, _, _ = stream(plans)
-    assert [one.tobytes() for one in first] == [one.tobytes() for one in again]
+    assert [latents.tobytes() for latents in first] == [latents.tobytes() for latents in again]
     assert stats.graph_launches == stats.chunks == CHUNKS  # type: ignore[attr-defined]
 
 
@@ -90,7 +90,9 @@ def test_the_process_that_replays_has_no_torch_and_no_builder(plans: Path) -> No
 
 def test_two_builds_give_the_same_chunks(plans: Path, tmp_path: Path) -> None:
     again = build(tmp_path / "again", read_manifest(plans)[0].backend)
-    assert [one.tobytes() for one in stream(again, 2)[0]] == [one.tobytes() for one in stream(plans, 2)[0]]
+    assert [latents.tobytes() for latents in stream(again, 2)[0]] == [
+        latents.tobytes() for latents in stream(plans, 2)[0]
+    ]
 
 
 def test_a_plan_that_was_cut_is_refused_by_name(plans: Path, tmp_path: Path) -> None:

@@ -152,13 +152,13 @@ def camera_of(frames: int, row: int, chunk: int) -> Tensor:
 def random_checkpoint(model: ModelConfig = MODEL) -> dict[str, Tensor]:
     """Return random weights by the checkpoint's names, scaled so that every one shows in the output."""
     generator = torch.Generator().manual_seed(0)
-    made = {}
+    weights = {}
     for name, shape in _shapes(model).items():
         weight = torch.randn(shape, generator=generator)
         is_norm = "norm" in name and name.endswith("weight")
         wide = len(shape) > 1 and "modulation" not in name
-        made[name] = 1 + 0.1 * weight if is_norm else weight / shape[-1] ** 0.5 if wide else 0.1 * weight
-    return made
+        weights[name] = 1 + 0.1 * weight if is_norm else weight / shape[-1] ** 0.5 if wide else 0.1 * weight
+    return weights
 
 
 def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

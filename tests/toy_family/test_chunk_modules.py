@@ -84,9 +84,9 @@ class WorldFamily(CameraFamily):
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         shape = (config.workload.stream.chunk_tokens, config.model.dim)
-        kept = (shape, config.target.dtype)
-        view = ChunkModule("view", View, ("camera",), lambda _: {"view": kept})
-        by_layer = {"scale": kept, "shift": kept}
+        outputs = (shape, config.target.dtype)
+        view = ChunkModule("view", View, ("camera",), lambda _: {"view": outputs})
+        by_layer = {"scale": outputs, "shift": outputs}
         camera = InputSpec(
             "camera", (config.workload.stream.chunk_frames, CAMERA), "float32", "input.camera", "chunk"
         )
@@ -169,9 +169,9 @@ def test_it_runs_once_a_chunk_and_a_stream_is_its_reference() -> None:
     with eager_session(config, with_tables(config, weights), text, SEEDS[:1]) as session:
         for camera, reference in zip(cameras(0), wanted(0, weights), strict=True):
             before = View.calls
-            made = torch.from_numpy(session.run_chunk({"camera": camera.numpy()}).to_host())[0]
+            latents = torch.from_numpy(session.run_chunk({"camera": camera.numpy()}).to_host())[0]
             assert View.calls == before + 1
-            assert relative_error(made, reference) <= STREAM_BAR
+            assert relative_error(latents, reference) <= STREAM_BAR
 
 
 def test_a_rebuilt_cache_sees_each_kept_chunks_camera() -> None:
@@ -195,13 +195,13 @@ def test_a_rebuilt_cache_sees_each_kept_chunks_camera() -> None:
 def test_fused_layers_add_their_residual_before_it() -> None:
     plain = world_config()
     fused = plain.changed(fused=True)
-    weights, text, made = random_weights(plain), golden_text(plain), []
+    weights, text, streams = random_weights(plain), golden_text(plain), []
     gates = {f"blocks.{n}.before": weights[f"blocks.{max(n - 1, 0)}.modulation"] for n in range(MODEL.layers)}
     for config in (plain, fused):
         with eager_session(config, with_tables(config, weights | gates), text, SEEDS[:1]) as session:
-            made.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
-    for one, other in zip(*made, strict=True):
-        assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
+            streams.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
+    for latents, other in zip(*streams, strict=True):
+        assert relative_error(torch.from_numpy(latents), torch.from_numpy(other)) <= STREAM_BAR
 
 
 def test_rows_of_a_pool_have_cameras_of_their_own() -> None:
@@ -213,10 +213,10 @@ def test_rows_of_a_pool_have_cameras_of_their_own() -> None:
         text = golden_text(world_config()).numpy()
         sessions = [pool.open_session(seed=seed, text=text) for seed in SEEDS]
         for number in range(CHUNKS):
-            given = [{"camera": cameras(row)[number].numpy()} for row in range(2)]
-            for row, chunk in enumerate(pool.run(sessions, given)):
-                made = torch.from_numpy(chunk.to_host())[0]
-                assert relative_error(made, references[row][number]) <= STREAM_BAR
+            inputs = [{"camera": cameras(row)[number].numpy()} for row in range(2)]
+            for row, chunk in enumerate(pool.run(sessions, inputs)):
+                latents = torch.from_numpy(chunk.to_host())[0]
+                assert relative_error(latents, references[row][number]) <= STREAM_BAR
         for session in sessions:
             session.close()
 
@@ -232,9 +232,9 @@ def test_an_input_that_the_shared_layers_cannot_take_is_refused_at_once() -> Non
 def test_an_input_per_prompt_is_taken_by_a_prompt_module_alone() -> None:
     """In a pool it lies there for all rows, and is turned into what the layers take when it is given."""
     picture = InputSpec("picture", (CAMERA,), "float32", "input.picture", "prompt")
-    kept = {"seen": ((CAMERA,), torch.float32)}
-    LayerChoice((picture,), prompt_modules=(PromptModule("look", View, ("picture",), lambda _: kept),))
-    chunk = ChunkModule("look", View, ("picture",), lambda _: kept, numbered=True)
+    outputs = {"seen": ((CAMERA,), torch.float32)}
+    LayerChoice((picture,), prompt_modules=(PromptModule("look", View, ("picture",), lambda _: outputs),))
+    chunk = ChunkModule("look", View, ("picture",), lambda _: outputs, numbered=True)
     for choice in (
         {"chunk_modules": (chunk,)},
         {"tail_inputs": ("picture",)},
@@ -244,14 +244,14 @@ def test_an_input_per_prompt_is_taken_by_a_prompt_module_alone() -> None:
             LayerChoice((picture,), **choice)
     often = replace(picture, per="chunk")
     with pytest.raises(UsageError, match="input 'picture' is per chunk: only a PromptModule"):
-        LayerChoice((often,), prompt_modules=(PromptModule("look", View, ("picture",), lambda _: kept),))
+        LayerChoice((often,), prompt_modules=(PromptModule("look", View, ("picture",), lambda _: outputs),))
 
 
 def test_an_input_per_session_is_taken_by_a_numbered_module_alone() -> None:
     """It lies there for all rows of a pool: what does not know its rows would read another's."""
     still = InputSpec("picture", (CAMERA,), "float32", "input.picture", "session")
-    kept = {"seen": ((CAMERA,), torch.float32)}
-    plain = ChunkModule("look", View, ("picture",), lambda _: kept)
+    outputs = {"seen": ((CAMERA,), torch.float32)}
+    plain = ChunkModule("look", View, ("picture",), lambda _: outputs)
     LayerChoice((still,), chunk_modules=(replace(plain, numbered=True),))
     for choice in (
         {"chunk_modules": (plain,)},

@@ -47,8 +47,8 @@ def toy_config(scheme: str = "fp32", **changes: Any) -> VideoBuild:
 
 
 def toy_weights(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    made = dict(family_of(config).weights(graph_of(config).pieces, checkpoint))
-    return made | config.workload.schedule.tables(config.workload.stream)
+    weights = dict(family_of(config).weights(graph_of(config).pieces, checkpoint))
+    return weights | config.workload.schedule.tables(config.workload.stream)
 
 
 def cameras(row: int) -> list[Tensor]:
@@ -67,8 +67,8 @@ def test_a_stream_is_its_reference_past_the_wrap() -> None:
     text = golden_text(config)
     with eager_session(config, toy_weights(config, checkpoint), text, SEEDS[:1]) as session:
         for camera, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
-            made = torch.from_numpy(session.run_chunk({"camera": camera.numpy()}).to_host())[0]
-            assert relative_error(made, reference) <= STREAM_BAR
+            latents = torch.from_numpy(session.run_chunk({"camera": camera.numpy()}).to_host())[0]
+            assert relative_error(latents, reference) <= STREAM_BAR
 
 
 def test_two_rows_of_a_pool_have_cameras_of_their_own() -> None:
@@ -82,25 +82,25 @@ def test_two_rows_of_a_pool_have_cameras_of_their_own() -> None:
     with eager_pool(config, weights) as pool:
         sessions = [pool.open_session(seed=seed, text=text) for seed in SEEDS]
         for number in range(CHUNKS):
-            given = [{"camera": cameras(row)[number].numpy()} for row in range(2)]
-            for row, chunk in enumerate(pool.run(sessions, given)):
-                made = torch.from_numpy(chunk.to_host())[0]
-                assert relative_error(made, references[row][number]) <= STREAM_BAR
+            inputs = [{"camera": cameras(row)[number].numpy()} for row in range(2)]
+            for row, chunk in enumerate(pool.run(sessions, inputs)):
+                latents = torch.from_numpy(chunk.to_host())[0]
+                assert relative_error(latents, references[row][number]) <= STREAM_BAR
         for session in sessions:
             session.close()
 
 
 def test_fused_layers_add_their_residual_before_the_tail() -> None:
     """The fused layers' references compute what the plain layers do, the tail in its place."""
-    checkpoint, made = random_checkpoint(), []
+    checkpoint, streams = random_checkpoint(), []
     plain = toy_config()
     text = golden_text(plain)
     for config in (plain, plain.changed(fused=True)):
         weights = toy_weights(config, checkpoint)
         with eager_session(config, weights, text, SEEDS[:1]) as session:
-            made.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
-    for one, other in zip(*made, strict=True):
-        assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
+            streams.append([session.run_chunk({"camera": camera.numpy()}).to_host() for camera in cameras(0)])
+    for latents, other in zip(*streams, strict=True):
+        assert relative_error(torch.from_numpy(latents), torch.from_numpy(other)) <= STREAM_BAR
 
 
 # Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.
@@ -139,10 +139,10 @@ def test_it_is_built_verified_and_replayed(
         with open_stacked(artifact, seeds=SEEDS[:1]) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()
-            for one, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
-                made = torch.from_numpy(session.run_chunk({"camera": one.numpy()}).to_host())[0]
+            for chunk_camera, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
+                latents = torch.from_numpy(session.run_chunk({"camera": chunk_camera.numpy()}).to_host())[0]
                 if scheme == "fp32":
-                    assert relative_error(made, reference) <= STREAM_BAR
+                    assert relative_error(latents, reference) <= STREAM_BAR
 
 
 def test_its_checkpoint_is_recognised_once_it_is_registered(
@@ -153,20 +153,20 @@ def test_its_checkpoint_is_recognised_once_it_is_registered(
     with pytest.raises(UnknownModelError, match=r"known family \(wan, wan_i2v, lingbot, seko_talk\)"):
         recognise_checkpoint(path)
     monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, NAME))
-    told = recognise_checkpoint(path).recognised
-    assert (told.family, told.model_named(MODEL.name)) == (NAME, MODEL)
+    recognised = recognise_checkpoint(path).recognised
+    assert (recognised.family, recognised.model_named(MODEL.name)) == (NAME, MODEL)
     assert registry.presets()[MODEL.name].model == MODEL
 
 
 def test_nothing_outside_of_the_tests_knows_of_it() -> None:
     root = Path(__file__).parents[2]
-    told = [
+    knowing = [
         path
         for folder in ("seko_export", "runtime", "kernels")
         for path in (root / folder).rglob("*.py")
         if "toy_family" in path.read_text(encoding="utf-8")
         or "toy-camera" in path.read_text(encoding="utf-8")
     ]
-    assert not told
+    assert not knowing
     family = (root / "tests" / "toy_family" / "family.py").read_text(encoding="utf-8")
     assert len(family.splitlines()) <= 200

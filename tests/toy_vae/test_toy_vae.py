@@ -85,7 +85,7 @@ def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.M
                 chunk = session.run_chunk()
                 latents.append(torch.from_numpy(chunk.to_host())[0])
                 video.append(torch.from_numpy(chunk.video())[0])
-        assert [len(one) for one in video] == [3, 4, 4]
+        assert [len(part) for part in video] == [3, 4, 4]
         expected = painted(torch.cat(latents, 1), painter())
         assert (torch.cat(video).float() - expected).abs().max() <= LAST_LEVEL
         with pytest.raises(RuntimeUsageError, match="encodes no pictures"):

@@ -109,9 +109,9 @@ class Step(torch.nn.Module):
         hidden: torch.Tensor,  # [SLOTS, DIM]
         history: torch.Tensor,  # [SLOTS * POSITIONS, DIM]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        held = history.reshape(SLOTS, POSITIONS, DIM).index_select(0, rows)
+        past = history.reshape(SLOTS, POSITIONS, DIM).index_select(0, rows)
         filled = (torch.arange(POSITIONS, device=rows.device)[None] < positions[:, None])[:, :, None]
-        context = torch.where(filled, held, 0.0).sum(1) / positions[:, None]
+        context = torch.where(filled, past, 0.0).sum(1) / positions[:, None]
         state = torch.tanh(times(hidden.index_select(0, rows), inner) + times(context, outer))
         history.index_copy_(0, rows * POSITIONS + positions, state)
         hidden.index_copy_(0, rows, state)
@@ -131,11 +131,11 @@ def manifest(**changes: Any) -> ToyManifest:
     table, voice = TensorSpec("table", (WORDS, DIM), f32), TensorSpec("voice", (DIM, SAMPLES), f32)
     state = (TensorSpec("hidden", (SLOTS, DIM), f32), TensorSpec("history", (SLOTS * POSITIONS, DIM), f32))
     engines, programs = [], {}
-    one = TensorSpec("length", (1,), i64)
+    length_spec = TensorSpec("length", (1,), i64)
     for length in LENGTHS:
         name = f"prefill.{length}"
         words = TensorSpec("words", (length,), i64)
-        taken = (words, one, replace(one, name="row"), table, inner, *state)
+        taken = (words, length_spec, replace(length_spec, name="row"), table, inner, *state)
         last = (TensorSpec("last", (1, DIM), f32),)
         engines.append(EngineSpec(name, f"engines/{name}.pt2", taken, last, ("hidden", "history")))
         refs = ("words[bucket]", "length", "row", "weight:table", "weight:inner", "hidden", "history")
@@ -144,8 +144,8 @@ def manifest(**changes: Any) -> ToyManifest:
         name = f"step.{rows}"
         row = TensorSpec("rows", (rows,), i64)
         taken = (row, replace(row, name="positions"), inner, outer, voice, *state)
-        made = (TensorSpec("samples", (rows, SAMPLES), f32), TensorSpec("stop", (rows,), "uint8"))
-        engines.append(EngineSpec(name, f"engines/{name}.pt2", taken, made, ("hidden", "history")))
+        outputs = (TensorSpec("samples", (rows, SAMPLES), f32), TensorSpec("stop", (rows,), "uint8"))
+        engines.append(EngineSpec(name, f"engines/{name}.pt2", taken, outputs, ("hidden", "history")))
         refs = ("rows[bucket]", "positions[bucket]", "weight:inner", "weight:outer", "weight:voice")
         results = _references(("samples[bucket]", "stop[bucket]"))
         programs[name] = (Call(name, _references((*refs, "hidden", "history")), results),)

@@ -90,7 +90,7 @@ def test_it_verifies_and_its_sessions_join_pause_and_leave(built: Path) -> None:
             first, second, third = (pool.open_session(words) for words in WORDS[:3])
             with pytest.raises(PoolFullError, match="all 3 rows"):
                 pool.open_session(WORDS[3])
-            made = [pool.step([first, second, third])]
+            calls = [pool.step([first, second, third])]
             second.pause()
             fourth = pool.open_session(WORDS[3])
             late = pool.step([fourth, first])
@@ -98,7 +98,7 @@ def test_it_verifies_and_its_sessions_join_pause_and_leave(built: Path) -> None:
             second.resume()
             again = pool.step([second, third])
             for samples, words, place in (
-                *((made[0][row], WORDS[row], 0) for row in range(3)),
+                *((calls[0][row], WORDS[row], 0) for row in range(3)),
                 (late[0], WORDS[3], 0),
                 (late[1], WORDS[0], 1),
                 (again[0], WORDS[1], 1),
@@ -149,8 +149,8 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
             check=False,
         )
         assert child.returncode == 0, child.stderr
-        told = json.loads(child.stdout)
-        assert {name: told[name] for name in said_there} == said_there
+        report = json.loads(child.stdout)
+        assert {name: report[name] for name in said_there} == said_there
 
 
 def test_a_backend_of_another_workload_refuses_it() -> None:

@@ -84,8 +84,8 @@ def test_some_words_end_by_their_flag_and_some_not() -> None:
 def test_a_session_says_what_the_net_says_by_loops(words: tuple[int, ...]) -> None:
     with open_pool() as pool:
         session, wanted = pool.open_session(words), alone(words)
-        made = said(session, len(wanted))
-        np.testing.assert_allclose(made, wanted, **NEAR)
+        samples = said(session, len(wanted))
+        np.testing.assert_allclose(samples, wanted, **NEAR)
         session.close()
 
 
@@ -118,10 +118,10 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
 ) -> None:
     """Sessions join, step in any company, pause, resume, are saved and restored, and leave."""
     with open_pool() as pool, open_pool() as other:
-        told: dict[ToySession, tuple[tuple[int, ...], list[np.ndarray]]] = {}
+        words_and_samples: dict[ToySession, tuple[tuple[int, ...], list[np.ndarray]]] = {}
         for _ in range(data.draw(st.integers(1, 25))):
-            running = [session for session in told if not session.closed and not session.paused]
-            paused = [session for session in told if session.paused]
+            running = [session for session in words_and_samples if not session.closed and not session.paused]
+            paused = [session for session in words_and_samples if session.paused]
             steps = [
                 "join",
                 *(["step", "pause", "leave"] if running else []),
@@ -131,7 +131,7 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
             if step == "join":
                 words = data.draw(st.sampled_from(WORDS))
                 if pool.free:
-                    told[pool.open_session(words)] = (words, [])
+                    words_and_samples[pool.open_session(words)] = (words, [])
                 else:
                     with pytest.raises(PoolFullError):
                         pool.open_session(words)
@@ -140,7 +140,7 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
                 whole = [s for s in these if pool._rows.positions[s._running_row()] < model.POSITIONS]
                 for session, samples in zip(whole, pool.step(whole) if whole else [], strict=True):
                     if samples is not None:
-                        told[session][1].append(samples)
+                        words_and_samples[session][1].append(samples)
             elif step == "resume":
                 session = data.draw(st.sampled_from(paused))
                 if pool.free:
@@ -148,11 +148,11 @@ def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_al
             else:
                 session = data.draw(st.sampled_from(running))
                 session.pause() if step == "pause" else session.close()
-        for session, (words, made) in told.items():
+        for session, (words, spoken) in words_and_samples.items():
             twin = other.open_session(words)
-            wanted = said(twin, len(made))
+            wanted = said(twin, len(spoken))
             twin.close()
-            assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
+            assert [sample.tobytes() for sample in spoken] == [sample.tobytes() for sample in wanted]
             session.close()
 
 
@@ -160,14 +160,14 @@ def test_a_snapshot_goes_on_in_another_pool_and_foreign_ones_are_refused(tmp_pat
     words = next(words for words in WORDS if len(alone(words)) > 3)
     with open_pool() as pool, open_pool(digest="e") as foreign:
         session = pool.open_session(words)
-        made = said(session, 2)
+        samples = said(session, 2)
         session.save(tmp_path / "saved")
         session.close()
         with open_pool() as later:
             again = later.restore(tmp_path / "saved")
-            made += said(again, 1)
+            samples += said(again, 1)
             again.close()
-        np.testing.assert_allclose(made, alone(words)[:3], **NEAR)
+        np.testing.assert_allclose(samples, alone(words)[:3], **NEAR)
         with pytest.raises(SnapshotError, match="is of artifact 'd'"):
             foreign.restore(tmp_path / "saved")
         with pytest.raises(SnapshotError, match="a row at position 99, expected 1 to 24"):
@@ -196,9 +196,9 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         third = pool.open_session(WORDS[2])
         pool.step([second, third])
         first.resume()
-        made = pool.step([first, second, third])
+        samples = pool.step([first, second, third])
         assert pool._rows.launches == launches + 5
-        np.testing.assert_allclose(made[0], alone(WORDS[0])[1], **NEAR)
+        np.testing.assert_allclose(samples[0], alone(WORDS[0])[1], **NEAR)
         for session in (first, second, third):
             session.close()
 
@@ -227,12 +227,12 @@ def build(folder: Path, target: Target) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, while it compiles
         for engine in manifest.engines:
-            given = tuple(
+            inputs = tuple(
                 torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device="cuda")
                 for spec in engine.inputs
             )
             torch._inductor.aoti_compile_and_package(
-                torch.export.export(model.MODULES[engine.name](), given),
+                torch.export.export(model.MODULES[engine.name](), inputs),
                 package_path=str(folder / engine.file),
             )
     toy.write_safetensors(

@@ -203,10 +203,10 @@ class ToyPool(RowPool[ToySession, None, Made]):
     def step(self, sessions: Sequence[ToySession]) -> list[Samples | None]:
         """Make the next samples of some sessions in one call; None for one that ended before, which is closed."""
         results: list[Samples | None] = []
-        for session, made in zip(sessions, self._run(sessions, None), strict=True):
-            if made.surplus:
+        for session, result in zip(sessions, self._run(sessions, None), strict=True):
+            if result.surplus:
                 session.close()
-            results.append(None if made.surplus else made.samples())
+            results.append(None if result.surplus else result.samples())
         return results
 
 
@@ -247,9 +247,9 @@ class ToyArtifact(OpenArtifact[ToyManifest]):
         """Replay the recorded samples."""
         golden = self.manifest.workload.golden
         with self.open_pool() as pool, pool.open_session(golden.words) as session:
-            made = np.stack([pool.step([session])[0] for _ in range(golden.steps)])
+            replayed = np.stack([pool.step([session])[0] for _ in range(golden.steps)])
         recorded = self._golden["samples"].to_numpy()
-        return [ToyError(float(np.abs(made - recorded).max()), golden.tolerance)]
+        return [ToyError(float(np.abs(replayed - recorded).max()), golden.tolerance)]
 
 
 class ToyKind(RuntimeWorkload[ToyManifest]):
@@ -297,9 +297,9 @@ class ToyKind(RuntimeWorkload[ToyManifest]):
 def _check_host(manifest: ToyManifest, buffers: Mapping[str, Buffer]) -> None:
     calls, most = manifest.call_rows, manifest.workload.lengths[-1]
     host = {"words": (most,), "length": (1,), "row": (1,), "rows": (calls,), "positions": (calls,)}
-    found = {name: spec.shape for name, spec in buffers.items() if spec.role == "host"}
-    if found != host:
-        raise ManifestError(f"the host fills {host}, the manifest has {found}")
+    shapes = {name: spec.shape for name, spec in buffers.items() if spec.role == "host"}
+    if shapes != host:
+        raise ManifestError(f"the host fills {host}, the manifest has {shapes}")
 
 
 WORKLOAD = ToyKind()

@@ -35,7 +35,12 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
-def test_all_stages_of_the_sample_make_a_sample(here: list[str], tmp_path: Path) -> None:
+def test_all_stages_of_the_sample_make_a_sample(
+    here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three parts of switches: the first, one that begins as it, and one that begins as a later part."""
+    assert command.SWITCH_PARTS > 3
+    monkeypatch.setattr(command, "SWITCH_PARTS", 3)
     arguments = ["sample", str(tmp_path), "--rehearse", "--device", "cpu"]
     assert command.main(arguments) == 0
     switches = [f"switch{part}" for part in range(1, command.SWITCH_PARTS + 1)]

@@ -18,15 +18,15 @@ def naive_causal_conv(
     batch, frames, height, width, _ = x.shape
     filters, _, *taps = weight.shape
     past = taps[0] - 1
-    made = bias.double().expand(batch, frames, height, width, filters).clone()
+    sums = bias.double().expand(batch, frames, height, width, filters).clone()
     for t, h, w in product(range(frames), range(height), range(width)):
         for tap in product(*map(range, taps)):
             frame, row, column = t + tap[0] - past, h + tap[1] - taps[1] // 2, w + tap[2] - taps[2] // 2
             if not (0 <= row < height and 0 <= column < width) or (frame < 0 and earlier is None):
                 continue
             source = x[:, frame] if frame >= 0 or earlier is None else earlier[:, frame + past]
-            made[:, t, h, w] += source[:, row, column].double() @ weight[:, :, *tap].double().T
-    return made if residual is None else made + residual.double()
+            sums[:, t, h, w] += source[:, row, column].double() @ weight[:, :, *tap].double().T
+    return sums if residual is None else sums + residual.double()
 
 
 def some_convolution(

@@ -28,18 +28,18 @@ class SlotList:
 
     sink_frames: int
     cache_frames: int
-    held: list[int] = field(default_factory=list)
+    frames: list[int] = field(default_factory=list)
 
     def place(self, frame: int) -> int:
         """Return the slot of ``frame``, giving it one if it has none."""
-        if frame in self.held:
-            return self.held.index(frame)
-        if len(self.held) < self.cache_frames:
-            self.held.append(frame)
-            return len(self.held) - 1
-        oldest = min(held for held in self.held if held >= self.sink_frames)
-        slot = self.held.index(oldest)
-        self.held[slot] = frame
+        if frame in self.frames:
+            return self.frames.index(frame)
+        if len(self.frames) < self.cache_frames:
+            self.frames.append(frame)
+            return len(self.frames) - 1
+        oldest = min(frame for frame in self.frames if frame >= self.sink_frames)
+        slot = self.frames.index(oldest)
+        self.frames[slot] = frame
         return slot
 
 
@@ -74,7 +74,7 @@ class SliceWrites:
         self.first_frames = first_frames
         for row, frame in enumerate(first_frames):
             if frame == 0:
-                self.slots[row].held.clear()
+                self.slots[row].frames.clear()
 
     def write(
         self,

@@ -87,7 +87,7 @@ class NaiveLingbot:
 
         turn = self.rotations(frames, rows, columns, d // self.heads)
         seen = torch.tensor(
-            [[self.window.sees(one, other) for other in range(frames)] for one in range(frames)]
+            [[self.window.sees(query, other) for other in range(frames)] for query in range(frames)]
         )
         mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill(~seen, -torch.inf)
         mask = mask.repeat_interleave(n, 0).repeat_interleave(n, 1)
@@ -107,8 +107,8 @@ class NaiveLingbot:
         y = F.layer_norm(x, (d,), eps=EPS) * (1 + m[1]) + m[0]
         q, k = (self.normed(f"{at}.self_attn.{part}", f"{at}.self_attn.norm_{part}", y) for part in "qk")
         q, k = (
-            torch.view_as_real(torch.view_as_complex(one.unflatten(-1, (-1, 2))) * turn).flatten(-2)
-            for one in (q, k)
+            torch.view_as_real(torch.view_as_complex(tensor.unflatten(-1, (-1, 2))) * turn).flatten(-2)
+            for tensor in (q, k)
         )
         y = attend(q, k, self.split(self.linear(f"{at}.self_attn.v", y)), mask)
         x = x + self.linear(f"{at}.self_attn.o", y) * m[2]

@@ -36,7 +36,7 @@ class Window:
     def place(self, frame: int, seen: list[int]) -> int:
         """Return the position of a frame among those that a chunk sees."""
         if self.apart:
-            return [one for one in seen if one >= 0].index(frame) if frame >= 0 else 0
+            return [seen_frame for seen_frame in seen if seen_frame >= 0].index(frame) if frame >= 0 else 0
         if not self.most:
             return seen.index(frame)
         down = max(0, seen[-1] - (self.most - 1)) if frame >= self.sink else 0
@@ -191,14 +191,14 @@ class NaiveTalk:
             [self.decoder(queries, self.linear("audio_proj.proj_in", frame)[None])[0] for frame in speaker]
             for speaker in audio
         ]
-        return torch.stack([torch.stack(one) for one in each])
+        return torch.stack([torch.stack(queries) for queries in each])
 
     def patches(self, name: str, latents: Tensor) -> list[Tensor]:
         """Return the tokens [n, d] of each frame."""
-        made = F.conv3d(
+        tokens = F.conv3d(
             latents[None], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], stride=(1, 2, 2)
         )
-        return [frame.flatten(1).T for frame in made[0].unbind(1)]
+        return [frame.flatten(1).T for frame in tokens[0].unbind(1)]
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Apply a linear layer of the checkpoint."""

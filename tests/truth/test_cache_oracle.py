@@ -50,10 +50,10 @@ class Cache:
         self.form, self.stream = self.config.kv, stream
         pieces = make_pieces(self.config)
         self.embeds = {rows: pieces[f"embed.{rows}"] for rows in pool.buckets}
-        held = self.config.workload.state_rows
-        self.slot_frames = torch.zeros(held * stream.cache_frames, dtype=torch.int64)
+        rows_of_state = self.config.workload.state_rows
+        self.slot_frames = torch.zeros(rows_of_state * stream.cache_frames, dtype=torch.int64)
         self.caches = {
-            c.name: torch.zeros(held * self.config.row_tokens(c.part), *c.token_shape, dtype=c.dtype)
+            c.name: torch.zeros(rows_of_state * self.config.row_tokens(c.part), *c.token_shape, dtype=c.dtype)
             for c in self.form.cache_tensors
         }
         reach, mean = torch.full(KEYS, 4.0), torch.randn(KEYS)
@@ -79,11 +79,11 @@ class Cache:
         if "valid_tokens" in inputs:
             valid = [ring.valid_frames(first) * self.stream.frame_tokens for first in firsts]
             inputs["valid_tokens"] = torch.tensor(valid)
-        made = dict(zip((a.name for a in piece.outputs), FlatModule(piece)(*inputs.values()), strict=True))
-        self.tables = {name.removeprefix("places."): t for name, t in made.items() if "places" in name}
-        index = made["token_index"]
+        outputs = dict(zip((a.name for a in piece.outputs), FlatModule(piece)(*inputs.values()), strict=True))
+        self.tables = {name.removeprefix("places."): t for name, t in outputs.items() if "places" in name}
+        index = outputs["token_index"]
         k, v = torch.randn(2, frames.size * self.stream.frame_tokens, *KEYS)
-        turned = rotate(k.unflatten(0, (len(rows), -1)), made["cos"], made["sin"]).flatten(0, 1)
+        turned = rotate(k.unflatten(0, (len(rows), -1)), outputs["cos"], outputs["sin"]).flatten(0, 1)
         self.form.write(self.caches, self.scales, index, k if self.form.keys_before_rope else turned, v)
         by_frame = [x.unflatten(0, (*frames.shape, -1)) for x in (k, v)]
         for place, row in enumerate(rows):
@@ -109,7 +109,7 @@ class Cache:
 
     def forget(self, row: int) -> None:
         """Let a row's cache begin anew without touching a byte."""
-        self.slots[row].held.clear()
+        self.slots[row].frames.clear()
         self.places[row].clear()
 
     def check(self, rows: Sequence[int], index: Tensor) -> None:
@@ -124,12 +124,12 @@ class Cache:
         shape = (len(rows), self.stream.cache_frames, self.stream.frame_tokens)
         k, v = (x.unflatten(0, shape) for x in windows)
         for place, row in enumerate(rows):
-            for slot, clock in enumerate(self.slots[row].held):
+            for slot, clock in enumerate(self.slots[row].frames):
                 frame = self.places[row][clock]
                 keys, values = self.written[row][frame]
                 position = frame
                 if self.stream.window_positions:
-                    position = sorted(self.places[row][held] for held in self.slots[row].held).index(frame)
+                    position = sorted(self.places[row][slot] for slot in self.slots[row].frames).index(frame)
                 cos, sin = rotary_tables(torch.tensor([[position]]), MODEL, self.stream)
                 stored = self.stored("k", keys, slot)
                 pair = stored.unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)

@@ -63,9 +63,9 @@ def test_causal_forcings_first_chunk_has_four_passes_and_the_others_fewer(later,
     config = config_of(Schedule(later, first_timesteps=FOUR))
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     naive = NaiveLoop(config, wan, text[0], SEED)
-    for chunk, made in enumerate(made_by(config, wan, text, 7)):
+    for chunk, latents in enumerate(made_by(config, wan, text, 7)):
         times = later if chunk else FOUR
-        error = relative_error(made, naive.renoised(chunk, times, [time / 1000 for time in times]))
+        error = relative_error(latents, naive.renoised(chunk, times, [time / 1000 for time in times]))
         worst("passes of the first chunk", error)
         assert error <= STREAM[torch.float32], chunk
 
@@ -77,8 +77,8 @@ def test_causvid_looks_up_its_noise_levels_among_the_times_of_training(worst):
     assert config.workload.schedule.sigmas == pytest.approx(levels, rel=1e-12)
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     naive = NaiveLoop(config, wan, text[0], SEED)
-    for chunk, made in enumerate(made_by(config, wan, text, 3)):
-        error = relative_error(made, naive.renoised(chunk, (1000.0, 757.0, 522.0), levels))
+    for chunk, latents in enumerate(made_by(config, wan, text, 3)):
+        error = relative_error(latents, naive.renoised(chunk, (1000.0, 757.0, 522.0), levels))
         worst("CausVid's three passes", error)
         assert error <= STREAM[torch.float32], chunk
 
@@ -89,8 +89,8 @@ def test_three_free_lists_and_a_context_time(worst):
     config = config_of(schedule, chunk=2, sink=1, ring=4)
     wan, text = random_wan_weights(config.model), random_text(config.model, 1)
     naive = NaiveLoop(config, wan, text[0], SEED)
-    for chunk, made in enumerate(made_by(config, wan, text, 4)):
-        error = relative_error(made, naive.renoised(chunk, times, sigmas, renoise, 100.0))
+    for chunk, latents in enumerate(made_by(config, wan, text, 4)):
+        error = relative_error(latents, naive.renoised(chunk, times, sigmas, renoise, 100.0))
         worst("three free lists", error)
         assert error <= STREAM[torch.float32], chunk
 
@@ -104,11 +104,11 @@ def test_sessions_of_one_call_may_be_at_first_and_later_chunks():
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as alone:
         wanted = [alone.run_chunk().to_host() for _ in range(6)]
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as early:
-        made = [early.run_chunk().to_host() for _ in range(2)]
+        chunks = [early.run_chunk().to_host() for _ in range(2)]
         with pool.open_session(seed=SEED, text=text) as late:
             pairs = [[chunk.to_host() for chunk in pool.run([early, late])] for _ in range(4)]
-    made += [pair[0] for pair in pairs]
-    assert all(np.array_equal(*both) for both in zip(made, wanted, strict=True))
+    chunks += [pair[0] for pair in pairs]
+    assert all(np.array_equal(*both) for both in zip(chunks, wanted, strict=True))
     assert all(np.array_equal(pair[1], wanted[chunk]) for chunk, pair in enumerate(pairs))
 
 

@@ -93,13 +93,13 @@ def test_sessions_replay_and_rebuild_their_caches(scheme):
     weights = session_weights(config)
     text, other = random_text(config.model, 1), random_text(config.model, 1, seed=8)
     with eager_session(config, weights, text, [5]) as session:
-        made = [session.run_chunk().to_host() for _ in range(6)]
+        chunks = [session.run_chunk().to_host() for _ in range(6)]
         session.set_text(other.numpy(), recache=True)
         changed = session.run_chunk().to_host()
         session.set_text(text.numpy())
         session.restart_row(0)
         again = [session.run_chunk().to_host() for _ in range(6)]
-    assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(chunks, again, strict=True))
     assert np.isfinite(changed).all()
 
 
@@ -111,19 +111,19 @@ def test_a_pools_rows_are_streams_alone():
     alone = {}
     texts = {n: random_text(config.model, 1, seed=n).numpy() for n in (1, 2)}
     for n in texts:
-        one = config_of()
-        tables = one.workload.schedule.tables(one.workload.stream)
-        with eager_session(one, {**weights, **tables}, torch.from_numpy(texts[n]), [n]) as session:
+        alone_config = config_of()
+        tables = alone_config.workload.schedule.tables(alone_config.workload.stream)
+        with eager_session(alone_config, {**weights, **tables}, torch.from_numpy(texts[n]), [n]) as session:
             alone[n] = [session.run_chunk().to_host() for _ in range(5)]
     with eager_pool(config, weights) as pool:
         a, b = (pool.open_session(seed=n, text=texts[n]) for n in (1, 2))
-        made = {a: [], b: []}
+        pooled = {a: [], b: []}
         for who in ([a], [b, a], [a, b], [b], [a, b], [b, a], [b]):
             for session, chunk in zip(who, pool.run(who), strict=True):
-                made[session].append(torch.from_numpy(chunk.to_host()))
+                pooled[session].append(torch.from_numpy(chunk.to_host()))
         for n, session in ((1, a), (2, b)):
-            for found, wanted in zip(made[session], alone[n], strict=False):
-                assert relative_error(found, torch.from_numpy(wanted)) <= STEP[torch.float32]
+            for latents, wanted in zip(pooled[session], alone[n], strict=False):
+                assert relative_error(latents, torch.from_numpy(wanted)) <= STEP[torch.float32]
 
 
 def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
@@ -172,7 +172,7 @@ def test_the_options_and_the_plan_take_them():
         ("", 21, 10),
         ("ring3", 3, 20),
     ]
-    whole, hybrid = (predict(wished(PLAIN, layout=one)) for one in ({}, layout))
+    whole, hybrid = (predict(wished(PLAIN, layout=layers)) for layers in ({}, layout))
     share = (10 * 21 + 20 * 3) / (30 * 21)
     assert hybrid["session_bytes"]["kv"] / whole["session_bytes"]["kv"] == pytest.approx(share, rel=1e-4)
     assert hybrid["weight_bytes"]["transformer"] == whole["weight_bytes"]["transformer"]

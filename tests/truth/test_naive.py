@@ -47,9 +47,9 @@ def test_index_copy_writes_what_slices_write(chunk, sink, ring, batch, scheme):
                     writes.slots[row].place(earlier)
         got, wanted = static.run_chunk(first, [7] * batch), naive.run_chunk(first, [7] * batch)
         last = max(first)
-        for one, other in zip(got, wanted, strict=True):
-            assert same_bytes(one.latents, other.latents)
-            assert one.velocity is None or same_bytes(one.velocity, other.velocity)
+        for ours, other in zip(got, wanted, strict=True):
+            assert same_bytes(ours.latents, other.latents)
+            assert ours.velocity is None or same_bytes(ours.velocity, other.velocity)
         assert same_bytes(static.buffers["latents"], naive.buffers["latents"])
         for row, frame in enumerate(first):
             for slot in range(static.ring.valid_frames(frame)):
@@ -149,8 +149,8 @@ def test_a_chunk_touches_its_own_slots_only_and_can_be_run_again(scheme):
         latents = stream.buffers["latents"].clone()
         for slot in slots:
             for name, tokens in stream.slot_tokens(0, slot).items():
-                kept = same_bytes(before[slot][name], tokens)
-                assert kept == (slot not in written), (first, name, slot)
+                unchanged = same_bytes(before[slot][name], tokens)
+                assert unchanged == (slot not in written), (first, name, slot)
         stream.run_chunk([first], [4])
         assert same_bytes(latents, stream.buffers["latents"])
         assert all(same_bytes(cache, after[name]) for name, cache in stream.caches().items())
@@ -160,8 +160,8 @@ def _compare_slots(static: EagerStream, row: int, naive: ShiftingDit, worst) -> 
     """Compare the tokens of every frame that the shifting cache holds with those of its slot."""
     for layer, cached in enumerate(naive.cached):
         for entry in cached:
-            held = static.slot_tokens(row, static.ring.slot(entry.frame))
+            tokens_of_slot = static.slot_tokens(row, static.ring.slot(entry.frame))
             for name, tokens in (("kv.k", entry.k), ("kv.v", entry.v)):
-                error = relative_error(held[name][layer], tokens)
+                error = relative_error(tokens_of_slot[name][layer], tokens)
                 worst("naive (b) cached tokens", error)
                 assert error <= BAR, (layer, entry.frame, name)

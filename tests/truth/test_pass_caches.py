@@ -39,9 +39,9 @@ def test_each_pass_sees_its_own_past(chunk, sink, ring, worst):
     static = EagerStream(config, weights, text)
     naive = [ShiftingDit(config.model, config.workload.stream, weights, text[0]) for _ in range(3)]
     for number in range(2 * (sink + ring) // chunk + 2):
-        made = static.run_chunk([number * chunk], [3])
-        assert len(made) == 3
-        for model, done in zip(naive, made, strict=True):
+        outputs = static.run_chunk([number * chunk], [3])
+        assert len(outputs) == 3
+        for model, done in zip(naive, outputs, strict=True):
             velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=True)
             error = relative_error(done.velocity[0], velocity)
             worst("a cache a pass, velocity", error)
@@ -68,14 +68,14 @@ def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
 
 def session_weights(config: VideoBuild) -> dict[str, torch.Tensor]:
     """Weights by the artifact's names, tables, and the constants of the cache format."""
-    made = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
-    made |= config.workload.schedule.tables(config.workload.stream)
+    tensors = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
+    tensors |= config.workload.schedule.tables(config.workload.stream)
     if config.workload.kv_scheme != "fp32":
         exact = config.as_exact
         statistics = KvStatistics(exact, config.kv)
-        golden.run_eager(exact, made, golden_text(exact), (0,), (0, 2), lambda *_: None, statistics)
-        made |= statistics.calibrate()
-    return made
+        golden.run_eager(exact, tensors, golden_text(exact), (0,), (0, 2), lambda *_: None, statistics)
+        tensors |= statistics.calibrate()
+    return tensors
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "int4"])
@@ -84,22 +84,22 @@ def test_sessions_keep_the_streams_and_refuse_what_needs_a_context_pass(scheme):
     weights = session_weights(config)
     text = random_text(config.model, 1)
     with eager_session(config, weights, text, [5]) as session:
-        made = [session.run_chunk().to_host() for _ in range(5)]
+        chunks = [session.run_chunk().to_host() for _ in range(5)]
         with pytest.raises(UsageError, match="no context pass"):
             session.set_text(text.numpy(), recache=True)
         session.set_text(text.numpy())
         session.restart_row(0)
         again = [session.run_chunk().to_host() for _ in range(5)]
-    assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
-    assert all(np.isfinite(chunk).all() for chunk in made)
+    assert all(np.array_equal(*pair) for pair in zip(chunks, again, strict=True))
+    assert all(np.isfinite(chunk).all() for chunk in chunks)
 
 
 def test_a_lossy_cache_a_pass_is_near_the_exact_one():
     config = config_of(2, 1, 4, "int8", passes=2)
     weights, text = session_weights(config), random_text(config.model, 1)
     streams = []
-    for one in (config, config.as_exact):
-        with eager_session(one, weights, text, [5]) as session:
+    for chosen in (config, config.as_exact):
+        with eager_session(chosen, weights, text, [5]) as session:
             streams.append([torch.from_numpy(session.run_chunk().to_host()) for _ in range(4)])
     errors = [relative_error(*pair) for pair in zip(*streams, strict=True)]
     assert errors[0] == 0 < errors[1] < 0.02

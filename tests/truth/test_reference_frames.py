@@ -51,8 +51,8 @@ def random_reference(config: VideoBuild, seed: int = 4) -> torch.Tensor:
 def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
     """`session_weights` of one row, with the tables of a call of this build's."""
     stream = dataclasses.replace(config.workload.stream, batch=1)
-    made = session_weights(config.changed(stream=stream, pool=None))
-    return made | config.workload.schedule.tables(config.as_batch.workload.stream)
+    tensors = session_weights(config.changed(stream=stream, pool=None))
+    return tensors | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 
 LAYOUTS = [
@@ -90,15 +90,15 @@ def test_attention_that_sees_the_whole_chunk_writes_the_same_references(referenc
     config = config_of(4, 1, 5, references, "fp4", window_positions=True)
     config = config.changed(fused=True)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
-    held = []
+    streams = []
     for attention in ("torch", "fp8"):
         stream = EagerStream(config.changed(attention=attention), weights, text)
         stream.write_references(random_reference(config))
-        held.append([stream.slot_tokens(0, slot) for slot in range(references)])
-    masked, whole = held
-    for wanted, found in zip(masked, whole, strict=True):
+        streams.append([stream.slot_tokens(0, slot) for slot in range(references)])
+    masked, whole = streams
+    for wanted, unmasked in zip(masked, whole, strict=True):
         for name, codes in wanted.items():
-            assert (codes != found[name]).float().mean() < 1e-3, name
+            assert (codes != unmasked[name]).float().mean() < 1e-3, name
     copy = stream.slot_tokens(0, 3)  # the last one's, which the stream's first chunk writes over
     assert all(torch.equal(codes, copy[name]) for name, codes in whole[-1].items())
 
@@ -129,7 +129,7 @@ def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
     config = config_of(2, 1, 4, 3, scheme, batch=2, **stream)
     weights, text = weights_of(config), random_text(config.model, 2)
     mine, others = random_reference(config), random_reference(config, 8)
-    alone, changed = (streams_of(config, weights, one, 9) for one in (mine, others))
+    alone, changed = (streams_of(config, weights, reference, 9) for reference in (mine, others))
     if scheme == "fp32":
         plain = EagerStream(config, random_wan_weights(config.model), text)
         plain.write_references(mine)
@@ -143,14 +143,14 @@ def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
             assert np.array_equal(session.run_chunk().to_host(), wanted)
         session.restart_row(1, reference=others[1].numpy())
         for number in range(2):
-            found = session.run_chunk().to_host()
-            assert np.array_equal(found[0], alone[4 + number][0])
-            assert np.array_equal(found[1], changed[number][1])
+            latents = session.run_chunk().to_host()
+            assert np.array_equal(latents[0], alone[4 + number][0])
+            assert np.array_equal(latents[1], changed[number][1])
         session.restart_row(1)  # which keeps them
         for number in range(3):
-            found = session.run_chunk().to_host()
-            assert np.array_equal(found[0], alone[6 + number][0])
-            assert np.array_equal(found[1], changed[number][1])
+            latents = session.run_chunk().to_host()
+            assert np.array_equal(latents[0], alone[6 + number][0])
+            assert np.array_equal(latents[1], changed[number][1])
 
 
 @contextmanager
@@ -179,9 +179,9 @@ def test_a_row_without_a_chunk_has_them_after_others_were_rebuilt():
     with two_rows_after_three_chunks() as (session, text, wanted):
         session.restart_row(1)
         session.set_text(text, recache=True)
-        found = session.run_chunk().to_host()
-    assert np.array_equal(found[0], wanted[3][0])
-    assert np.array_equal(found[1], wanted[0][1])
+        latents = session.run_chunk().to_host()
+    assert np.array_equal(latents[0], wanted[3][0])
+    assert np.array_equal(latents[1], wanted[0][1])
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
     with eager_pool(pooled, weights) as pool:
 
         def opened(place: int, reference: torch.Tensor) -> Session:
-            given = {"text": text[[place]].numpy(), "reference": reference[place].numpy()}
-            return pool.open_session(seed=5 + place, **given)
+            opening = {"text": text[[place]].numpy(), "reference": reference[place].numpy()}
+            return pool.open_session(seed=5 + place, **opening)
 
         def hold(*asked: tuple[Session, np.ndarray]) -> None:
             for place, chunk in enumerate(pool.run([session for session, _ in asked])):

@@ -28,11 +28,11 @@ class NaiveCuts(NaiveLoop):
     def chunk(self, number: int) -> torch.Tensor:
         """Make a chunk; a cut pins it once its passes have run, until when the chunk of the cut before stays."""
         self.jump += JUMP * (number in CUTS)
-        made = self.renoised(number, TIMES, [time / 1000 for time in TIMES])
+        latents = self.renoised(number, TIMES, [time / 1000 for time in TIMES])
         if number in CUTS:
             first = number * self.stream.chunk_frames + self.jump
             self.dit.pinned = frozenset(range(first, first + self.stream.chunk_frames))
-        return made
+        return latents
 
 
 def config_of(sink: int = 2, ring: int = 6) -> VideoBuild:

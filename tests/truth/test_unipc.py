@@ -79,11 +79,11 @@ def test_the_sums_are_diffusers(sigmas):
     x = noise = torch.randn(velocities.shape[1:], generator=generator, dtype=torch.float64)
     config = small_config(2, 0, 2)
     step, none = UniPcAdvance(config.model, config.workload.stream), torch.zeros(1, dtype=torch.int64)
-    kept = torch.full((1, 3, *x.shape[1:]), torch.nan, dtype=torch.float64)
+    earlier = torch.full((1, 3, *x.shape[1:]), torch.nan, dtype=torch.float64)
     for at, weights in enumerate(torch.from_numpy(unipc_weights(sigmas))):
         # a velocity that depends on the latents, so that an error in them grows
-        x, kept = step(
-            x, velocities[at] + x, torch.tensor([sigmas[at]], dtype=torch.float64), weights, kept, none
+        x, earlier = step(
+            x, velocities[at] + x, torch.tensor([sigmas[at]], dtype=torch.float64), weights, earlier, none
         )
     wanted = integrated(sigmas, noise, lambda at, latents: velocities[at] + latents)
     assert relative_error(x, wanted) <= REORDERED_SUM[torch.float64]
@@ -148,11 +148,11 @@ def test_rows_of_a_pool_do_not_read_what_other_rows_kept():
         pool.open_session(seed=SEED, text=text) as session,
         pool.open_session(seed=7, text=text) as other,
     ):
-        made = []
+        chunks = []
         for _ in wanted:
             other.run_chunk()
-            made.append(session.run_chunk().to_host())
-    assert all(np.array_equal(*pair) for pair in zip(made, wanted, strict=True))
+            chunks.append(session.run_chunk().to_host())
+    assert all(np.array_equal(*pair) for pair in zip(chunks, wanted, strict=True))
 
 
 def test_noise_to_add_is_refused():

@@ -60,8 +60,8 @@ def test_a_long_stream_stays_where_it_was_trained():
         far.run_chunk([3 * number + (10**6 // 3) * 3 if number else 0], [3])
     piece = near.pieces["embed"]
     assert "valid_tokens" in {a.name for a in piece.inputs}
-    held = near.buffers["kv.slot_frames"].view(1, -1), far.buffers["kv.slot_frames"].view(1, -1)
-    positions = [window_positions(frames, torch.tensor([7])) for frames in held]
+    slot_frames = near.buffers["kv.slot_frames"].view(1, -1), far.buffers["kv.slot_frames"].view(1, -1)
+    positions = [window_positions(frames, torch.tensor([7])) for frames in slot_frames]
     assert sorted(positions[0][0].tolist()) == list(range(7))
     assert max(positions[1][0].tolist()) == 6
 
@@ -70,22 +70,24 @@ def test_a_long_stream_stays_where_it_was_trained():
 def test_positions_are_the_order_of_time_wherever_frames_lie(chunk, sink, spare, before, after):
     """Against a sorted list, also behind a cache that was rebuilt, where slots hold frames of two clocks."""
     ring = Ring(sink, chunk + spare, chunk)
-    clocks, held = RowClocks(ring, 1), {}
+    clocks, frame_of_slot = RowClocks(ring, 1), {}
 
     def write(frames: list[int], first: int) -> None:
-        held.update(zip(ring.write_slots(first), frames, strict=True))
+        frame_of_slot.update(zip(ring.write_slots(first), frames, strict=True))
         slots = torch.zeros(1, ring.cache_frames, dtype=torch.int64)
-        for slot, frame in held.items():
+        for slot, frame in frame_of_slot.items():
             slots[0, slot] = frame
-        found = window_positions(slots, torch.tensor([len(held)]))[0].tolist()
-        order = sorted(held.values())
-        assert [found[slot] for slot in held] == [order.index(frame) for frame in held.values()]
+        positions = window_positions(slots, torch.tensor([len(frame_of_slot)]))[0].tolist()
+        order = sorted(frame_of_slot.values())
+        assert [positions[slot] for slot in frame_of_slot] == [
+            order.index(frame) for frame in frame_of_slot.values()
+        ]
 
     for count in (before, after):
         for _ in range(count):
             write(clocks.next_frames([0])[0].tolist(), int(clocks.slot_first[0]))
             clocks.chunk_made([0])
-        held.clear()
+        frame_of_slot.clear()
         for (entry,) in clocks.rebuild([0]):
             if entry.kept_slot is not None:
                 write([entry.first_frame + i for i in range(chunk)], entry.slot_first)
@@ -97,17 +99,17 @@ def test_sessions_restart_and_rebuild(scheme):
     config = config_of(2, 1, 4, scheme)
     weights, text = session_weights(config), random_text(config.model, 1)
     with eager_session(config, weights, text, [5]) as session:
-        made = [session.run_chunk().to_host() for _ in range(5)]
+        chunks = [session.run_chunk().to_host() for _ in range(5)]
         session.set_text(text.numpy(), recache=True)
         assert np.isfinite(session.run_chunk().to_host()).all()
         session.restart_row(0)
         again = [session.run_chunk().to_host() for _ in range(5)]
-    assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(chunks, again, strict=True))
     exact = config.changed(kv_scheme="fp32")
     with eager_session(exact, weights, text, [5]) as session:
         wanted = [session.run_chunk().to_host() for _ in range(3)]
-    for found, truth in zip(made, wanted, strict=False):
-        assert relative_error(torch.from_numpy(found), torch.from_numpy(truth)) < 0.05
+    for latents, truth in zip(chunks, wanted, strict=False):
+        assert relative_error(torch.from_numpy(latents), torch.from_numpy(truth)) < 0.05
 
 
 def test_the_options_take_them():

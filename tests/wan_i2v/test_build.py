@@ -1,10 +1,11 @@
-"""A model of two pictures as an artifact: built with VAE and CLIP, verified, and run from two picture files; compiled
-by AOTInductor it makes the eager model's chunks."""
+"""A model of two pictures as an artifact: built with VAE and CLIP by AOTInductor, verified, run from two picture files;
+it makes the eager model's chunks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,18 @@ import torch
 
 from scripts.random_clip import SIZES, write_random_clip
 from seko_export.build_steps import build_artifact
+from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
+from seko_export.options.resolved import ResolvedBuild
 from seko_export.video.recording import golden_text
 from seko_export.workloads.registry import workload_of
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from tests.export.media_files import write_vae
-from tests.seko_talk.streams import write_clip
 from tests.stacked import open_stacked
 from tests.tolerances import relative_error
-from tests.uncompiled import leave_uncompiled
 from tests.wan_i2v.streams import TWO, i2v_config, weights_of
 from tests.wan_i2v.test_picture import STREAM_BAR, opened
 
@@ -32,30 +33,42 @@ pytestmark = pytest.mark.slow
 CHUNKS = 4  # past the wrap: the cache holds 5 latent frames, a chunk is 2
 
 
+@dataclass(frozen=True)
+class BuiltPictures:
+    """An artifact of two pictures whose VAE, CLIP and transformer AOTInductor compiled; not to be changed.
+
+    Parameters
+    ----------
+    folder : Path
+        The artifact.
+    resolved : ResolvedBuild of VideoBuild
+        What it was built of.
+    """
+
+    folder: Path
+    resolved: ResolvedBuild[VideoBuild]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltPictures:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_random_checkpoint(folder / "model", i2v_config(TWO).model, seed=0, dtype=torch.float32)
+    clip = folder / "clip.safetensors"
+    write_random_clip(clip, SIZES["clip-tiny"], "wan", seed=1, dtype=torch.float32, device="cpu")
+    resolved = resolve_build(
+        BuildOptions(
+            folder / "model", vae=write_vae(folder / "vae"), image_encoder=clip, target="cpu", kv="bf16"
+        )
+    )
+    result = build_artifact(resolved.config, resolved.checkpoint, folder / "artifact", media=resolved.media)
+    return BuiltPictures(result.artifact, resolved)
+
+
 def test_it_is_built_verified_and_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built: BuiltPictures, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last picture shows in the last chunk alone; a picture that is refused leaves no file."""
-    write_random_checkpoint(tmp_path / "model", i2v_config(TWO).model, seed=0)
-    write_clip(tmp_path / "models_clip.pth", 32)
-    asked = BuildOptions(
-        tmp_path / "model",
-        vae=write_vae(tmp_path / "vae"),
-        image_encoder=tmp_path / "models_clip.pth",
-        target="cpu",
-        backend="compile",
-    )
-    resolved = resolve_build(asked)
-    leave_uncompiled(monkeypatch)
-    built = build_artifact(
-        resolved.config,
-        resolved.checkpoint,
-        tmp_path / "artifact",
-        media=resolved.media,
-        backend="compile",
-        compiler_cache=False,
-    )
-    with open_artifact(built.artifact) as artifact:
+    with open_artifact(built.folder) as artifact:
         kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
         assert kinds == {
             "condition": ((36, 30, 4, 6), "session", "picture_condition"),
@@ -70,7 +83,7 @@ def test_it_is_built_verified_and_run(
     def run(last: str, output: str) -> int:
         files = ["--image", str(tmp_path / "first.npy"), "--last-image", str(tmp_path / f"{last}.npy")]
         return main(
-            ["run", str(built.artifact), *files, "--chunks", "2", "--json", "-o", str(tmp_path / output)]
+            ["run", str(built.folder), *files, "--chunks", "2", "--json", "-o", str(tmp_path / output)]
         )
 
     assert run("last", "one.npy") == 0
@@ -86,20 +99,11 @@ def test_it_is_built_verified_and_run(
 
 
 def test_compiled_engines_make_the_eager_models_chunks(
-    tmp_path: Path, worst: Callable[[str, float], None]
+    built: BuiltPictures, worst: Callable[[str, float], None]
 ) -> None:
     """Two pictures through AOTInductor's VAE, CLIP and transformer, against the same pieces run op by op."""
-    write_random_checkpoint(tmp_path / "model", i2v_config(TWO).model, seed=0, dtype=torch.float32)
-    clip = tmp_path / "clip.safetensors"
-    write_random_clip(clip, SIZES["clip-tiny"], "wan", seed=1, dtype=torch.float32, device="cpu")
-    resolved = resolve_build(
-        BuildOptions(
-            tmp_path / "model", vae=write_vae(tmp_path / "vae"), image_encoder=clip, target="cpu", kv="bf16"
-        )
-    )
-    config = resolved.config
-    built = build_artifact(config, resolved.checkpoint, tmp_path / "artifact", media=resolved.media)
-    assert any((built.artifact / "engines").glob("*.pt2"))
+    resolved, config = built.resolved, built.resolved.config
+    assert any((built.folder / "engines").glob("*.pt2"))
     generator = np.random.default_rng(0)
     given = {
         "image": generator.integers(0, 256, (1, 2, 32, 48, 3), np.uint8),
@@ -108,10 +112,11 @@ def test_compiled_engines_make_the_eager_models_chunks(
             "squashed": generator.integers(0, 256, (1, 2, 8, 8, 3)).astype(np.float32),
         },
     }
-    with open_artifact(built.artifact) as artifact:
-        assert all(error.within for error in artifact.verify())
-        with open_stacked(artifact, seeds=[3], text=golden_text(config).numpy(), **given) as session:
-            made = [session.run_chunk().to_host() for _ in range(CHUNKS)]
+    with (
+        open_artifact(built.folder) as artifact,
+        open_stacked(artifact, seeds=[3], text=golden_text(config).numpy(), **given) as session,
+    ):
+        made = [session.run_chunk().to_host() for _ in range(CHUNKS)]
     checkpoint = load_checkpoint(resolved.checkpoint, config.model)
     weights = weights_of(config, checkpoint, workload_of(config).open_media(config, resolved.media))
     with opened(config, weights, **given) as session:

@@ -192,15 +192,15 @@ def widths_in(shapes: Mapping[str, tuple[int, ...]], dim_mult: tuple[int, ...]) 
     The widths are the number of outputs of the encoder's first convolution, and the number of inputs of the decoder's
     last.
     """
-    found = {}
+    widths = {}
     for width, axis, factor, keys in (
         ("base_dim", 0, 1, ("encoder.conv1.weight", "encoder.conv_in.weight")),
         ("decoder_base_dim", 1, dim_mult[0], ("decoder.head.2.weight", "decoder.conv_out.weight")),
     ):
         for key in keys:
             if len(shapes.get(key, ())) > axis:
-                found[width] = shapes[key][axis] // factor
-    return found
+                widths[width] = shapes[key][axis] // factor
+    return widths
 
 
 def _vae_hints(opened: OpenedFiles, naming: Naming, config: WanVaeConfig) -> list[str]:

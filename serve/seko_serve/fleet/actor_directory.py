@@ -53,8 +53,8 @@ class ActorDirectory:
 
     async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
         """Renew leases."""
-        held: dict[str, Lease | None] = await self._call("renew", dict(leases))
-        return held
+        current: dict[str, Lease | None] = await self._call("renew", dict(leases))
+        return current
 
     async def release(self, session: str, tenant: str, lease: Lease) -> None:
         """End a session's lease."""
@@ -62,8 +62,8 @@ class ActorDirectory:
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
         """Return a session's stored facts and its lease."""
-        found: tuple[Place | None, Lease | None] = await self._call("find", session)
-        return found
+        place_and_lease: tuple[Place | None, Lease | None] = await self._call("find", session)
+        return place_and_lease
 
     async def note(self, video: str, box: str) -> None:
         """Record which box makes a video."""

@@ -73,10 +73,10 @@ def _state(source: str) -> str:
         return f"{status.st_size} {status.st_mtime_ns}"
     library, store, name = _object(source)
     try:
-        found = library.head(store, name)
+        head = library.head(store, name)
     except (library.exceptions.BaseError, OSError) as fault:
         raise StoreError(f"{source} cannot be read: {type(fault).__name__}") from fault
-    return f"{found['size']} {found['e_tag']}"
+    return f"{head['size']} {head['e_tag']}"
 
 
 def _download(source: str, path: Path) -> None:

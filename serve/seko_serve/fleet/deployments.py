@@ -196,8 +196,8 @@ class RayBoxes:
         try:
             async with asyncio.timeout(ADMIT_S):
                 handle = await asyncio.to_thread(serve.get_app_handle, box)
-                held: int = await handle.admit.remote(takes)
-                return held
+                sessions: int = await handle.admit.remote(takes)
+                return sessions
         except (RayError, RayServeException, TimeoutError):
             return None
 

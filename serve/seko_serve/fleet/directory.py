@@ -211,19 +211,19 @@ class MemoryDirectory:
     async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
         """Renew leases."""
         self._expire()
-        found: dict[str, Lease | None] = {}
+        current: dict[str, Lease | None] = {}
         for place, lease in leases.items():
-            held = self._leases.get(place.session)
-            found[place.session] = None if held is None else held[0]
-            if found[place.session] == lease:
+            entry = self._leases.get(place.session)
+            current[place.session] = None if entry is None else entry[0]
+            if current[place.session] == lease:
                 self._hold(place, lease)
-        return found
+        return current
 
     async def release(self, session: str, tenant: str, lease: Lease) -> None:
         """End a session's lease."""
         del tenant
-        held = self._leases.get(session)
-        if held is not None and held[0] == lease:
+        entry = self._leases.get(session)
+        if entry is not None and entry[0] == lease:
             del self._leases[session]
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:

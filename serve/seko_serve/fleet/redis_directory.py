@@ -124,8 +124,8 @@ class RedisDirectory:
                 _KEEP_MS,
             ]
             await self._renew(self._keys(place), arguments, client=pipeline)
-        held = await self._answer(pipeline.execute())
-        return {place.session: _lease(value) for place, value in zip(leases, held, strict=True)}
+        values = await self._answer(pipeline.execute())
+        return {place.session: _lease(value) for place, value in zip(leases, values, strict=True)}
 
     async def release(self, session: str, tenant: str, lease: Lease) -> None:
         """End a session's lease."""

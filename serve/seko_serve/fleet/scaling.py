@@ -154,9 +154,11 @@ class Scaling:
         now : float
             The time in seconds.
         """
-        told = {box: takes for box, (takes, at) in self._told.items() if now - at < KNOWN_S}
+        accepting = {box: takes for box, (takes, at) in self._told.items() if now - at < KNOWN_S}
         known = [
-            _as_told(row, told.get(row.application, row.accepts)) for row in rows if row.application in boxes
+            _as_told(row, accepting.get(row.application, row.accepts))
+            for row in rows
+            if row.application in boxes
         ]
         self._resumed &= set(boxes)
         closed = sorted((row for row in known if not row.accepts), key=lambda row: -row.sessions)

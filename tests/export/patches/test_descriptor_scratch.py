@@ -15,10 +15,10 @@ WHOLE = "int64_t global_scratch_scratch_7_size[] = {static_cast<int64_t>(768) * 
 
 
 def lines_of(workspace: TritonScratchWorkspace) -> list[str]:
-    made = CUDADeviceOpOverrides().cpp_scratch(7, workspace, "global_scratch")
-    assert made is not None
-    assert made[1] == "global_scratch_scratch_7"
-    return made[0]
+    scratch = CUDADeviceOpOverrides().cpp_scratch(7, workspace, "global_scratch")
+    assert scratch is not None
+    assert scratch[1] == "global_scratch_scratch_7"
+    return scratch[0]
 
 
 def test_this_torch_needs_it_if_it_allocates_for_one_program() -> None:

@@ -18,21 +18,21 @@ SHAPES = [f"{{{rows}L, 4680L, 1536L}}" for rows in range(1, 9)]
 
 def compiler() -> Any:
     """The part of the compiler that numbers arrays, without a graph."""
-    made = CppWrapperCpu.__new__(CppWrapperCpu)
-    made.int_array_id = count()
-    made.declared_int_array_vars = OrderedSet()
-    made.codegen_int_array_var_cache = {}
-    return made
+    wrapper = CppWrapperCpu.__new__(CppWrapperCpu)
+    wrapper.int_array_id = count()
+    wrapper.declared_int_array_vars = OrderedSet()
+    wrapper.codegen_int_array_var_cache = {}
+    return wrapper
 
 
 def misplaced_of_two_passes() -> tuple[int, int]:
     """Ask in two passes for arrays of each shape; return how many were not in the asking pass's list, and declared."""
-    made = compiler()
+    wrapper = compiler()
     misplaced = declared = 0
     for lines in (IndentedBuffer(), IndentedBuffer()):
         for _ in range(3):
             for shape in SHAPES:
-                name = made.codegen_int_array_var(shape, lines.writeline, known_statically=True)
+                name = wrapper.codegen_int_array_var(shape, lines.writeline, known_statically=True)
                 misplaced += f"{name}[] = {shape};" not in lines.getvalue()
         declared += lines.getvalue().count("static")
     return misplaced, declared
@@ -46,9 +46,9 @@ class Reusing:
 
     def address(self, one: Any) -> int:
         """Return where it lies."""
-        held = [given() for given in self._given]
-        places = [place for wanted in (one, None) for place, other in enumerate(held) if other is wanted]
-        place = places[0] if places else len(held)
+        lists = [reference() for reference in self._given]
+        places = [place for wanted in (one, None) for place, other in enumerate(lists) if other is wanted]
+        place = places[0] if places else len(lists)
         self._given[place : place + 1] = [weakref.ref(one)]
         return place
 
@@ -96,9 +96,9 @@ def test_each_array_is_declared_once_a_pass() -> None:
 
 
 def test_a_list_that_is_gone_lends_its_address_to_no_other() -> None:
-    made = compiler()
+    wrapper = compiler()
     with arrays_declared_where_used():
         for _ in range(50):
             lines: list[str] = []
-            name = made.codegen_int_array_var(SHAPES[0], lines.append, known_statically=True)
+            name = wrapper.codegen_int_array_var(SHAPES[0], lines.append, known_statically=True)
             assert lines == [f"static constexpr int64_t {name}[] = {SHAPES[0]};"]

@@ -25,9 +25,9 @@ def test_while_it_is_entered_the_twin_is_compiled(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     target, options = GPUTarget("cuda", 90, 32), {"num_warps": EIGHT_BITS.module.WARPS}
     with gluon_behind_outlines():
-        made = triton.compile(EIGHT_BITS.source(), target=target, options=options)
-    assert made.src.fn is kernel_of(EIGHT_BITS.outline.__name__)
-    assert made.metadata.name == "attention_hopper_kernel"
+        kernel = triton.compile(EIGHT_BITS.source(), target=target, options=options)
+    assert kernel.src.fn is kernel_of(EIGHT_BITS.outline.__name__)
+    assert kernel.metadata.name == "attention_hopper_kernel"
     shown = triton.compile(EIGHT_BITS.source(), target=target, options=options)
     assert shown.metadata.name == "attention_hopper_outline"
 
@@ -38,13 +38,13 @@ def test_torchs_compiler_compiles_outlines_here_and_says_if_it_does_not(
     from torch._inductor.async_compile import AsyncCompile
 
     seen = []
-    kept = set()
+    sources = set()
 
     def compile_kernel(_: AsyncCompile, name: str, source: str) -> str:
         pooled = "pool" if AsyncCompile.use_process_pool() else "here"
-        if "never" not in source and source not in kept:
+        if "never" not in source and source not in sources:
             triton.compile("a source")
-            kept.add(source)
+            sources.add(source)
         seen.append((name, pooled))
         return pooled
 
@@ -61,7 +61,7 @@ def test_torchs_compiler_compiles_outlines_here_and_says_if_it_does_not(
         AsyncCompile().triton("ours", "def attention_bf16_outline(): ...")
     with gluon_behind_outlines():
         AsyncCompile().triton("ours", "def attention_bf16_outline(): ...")  # a second build: torch kept it
-        kept.add("def attention_bf16_outline(): before the first")
+        sources.add("def attention_bf16_outline(): before the first")
         with pytest.raises(LoweringError, match="unknown way"):
             AsyncCompile().triton("ours", "def attention_bf16_outline(): before the first")
         monkeypatch.setattr(outlined_kernels, "gluon_twin", lambda _: None)

@@ -39,7 +39,7 @@ def test_of_precompiled_headers_those_used_last_stay(tmp_path: Path) -> None:
         os.utime(compiled, (1000.0 + number * 7 % 11, 1.0))  # used in another order than made
         (tmp_path / f"{number}.h").touch()
     remove_old_headers(tmp_path)
-    kept = {int(path.name.partition(".")[0]) for path in tmp_path.glob("*.?ch")}
-    assert {number * 7 % 11 for number in kept} == {*range(3, 11)}
+    numbers = {int(path.name.partition(".")[0]) for path in tmp_path.glob("*.?ch")}
+    assert {number * 7 % 11 for number in numbers} == {*range(3, 11)}
     assert len([*tmp_path.glob("*.h")]) == HEADERS_KEPT + 3
     remove_old_headers(tmp_path / "none")
