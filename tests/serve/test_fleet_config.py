@@ -61,6 +61,14 @@ def test_the_page_names_every_field() -> None:
             r"max_boxes is 2, expected boxes \(3\)",
         ),
         ("models: [{artifact: a, max_boxes: -1}]\nsnapshots: s\n", "max_boxes is -1, expected"),
+        (f"{LEAST}port: 65536\n", "port is 65536, expected 0 to 65535"),
+        (f"{LEAST}port: -1\n", "port is -1, expected 0 to 65535"),
+        ("models: [{artifact: a, gpus: 1.5}]\nsnapshots: s\n", "gpus is 1.5, expected"),
+        ("models: [{artifact: a, gpus: .nan}]\nsnapshots: s\n", "gpus is nan, expected"),
+        ("models: [{artifact: a, cpus: .inf}]\nsnapshots: s\n", "cpus is inf, expected"),
+        (f"{LEAST}box_url: 'wss://{{hots}}:{{port}}'\n", "box_url is .* expected an address such as"),
+        (f"{LEAST}box_url: 'wss://{{host:{{port}}'\n", "box_url is .* expected an address such as"),
+        (f"{LEAST}box_url: example.org\n", "box_url is 'example.org', expected an address such as"),
         (f"{LEAST}shrink_after: -1\n", "shrink_after is -1, expected"),
         (f"{LEAST}shrink_after: .inf\n", "shrink_after is inf, expected"),
         ("models: [{artifact: a}, {artifact: a}]\nsnapshots: s\n", "has an artifact twice"),
@@ -211,3 +219,24 @@ def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
             assert sentence in said
             assert said.count("\n") == 1
             assert "secret" not in said
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.parametrize(("options", "address"), [([], "local"), (["--address", "auto"], "auto")])
+def test_a_running_cluster_is_changed_only_if_its_address_is_named(
+    options: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With None Ray joins a cluster of this machine, if there is one, or that of RAY_ADDRESS; "local" starts one."""
+    ray = pytest.importorskip("ray", reason="needs seko-serve[ray]")
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    addresses: list[object] = []
+
+    def init(**named: object) -> None:
+        addresses.append(named["address"])
+        raise ConnectionError("no Ray here")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr("seko_serve.fleet.checks.check", lambda *_: None)
+    config_of(tmp_path, LEAST)
+    assert main([str(tmp_path / "fleet.yaml"), *options]) == 3
+    assert addresses == [address]

@@ -313,6 +313,7 @@ def test_the_command_prints_the_figures(file: Path, capsys: pytest.CaptureFixtur
     ("options", "named"),
     [
         (["--boxes", "0"], "--boxes is 0"),
+        (["--boxes", "1000000000"], "--boxes is 1000000000, expected 1 or more, and less than 1e9"),
         (["--box-failure", "-1"], "--box-failure is -1.0"),
         (["--buffer", "9"], "--buffer is 9"),
         (["--drained", "7"], "--drained is 7"),

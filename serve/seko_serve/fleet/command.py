@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> int:
         return 3
     reason = ""
     try:
-        ray.init(address=chosen.address, namespace=NAMESPACE, log_to_driver=True)
+        # Without an address Ray would join a cluster that already runs on this machine, and change its fleet.
+        ray.init(address=chosen.address or "local", namespace=NAMESPACE, log_to_driver=True)
         if chosen.stop:
             deployments.remove()
             return 0

@@ -134,8 +134,13 @@ class FleetConfig:
         if len({model.artifact for model in self.models}) < len(self.models):
             raise ValueError("models has an artifact twice, expected each once")
         for model in self.models:
-            if model.boxes < 1 or model.gpus < 0 or model.cpus < 0:
-                raise ValueError("models: boxes must be 1 or more, gpus and cpus 0 or more")
+            if model.boxes < 1:
+                raise ValueError("models: boxes must be 1 or more")
+            for name, amount in (("gpus", model.gpus), ("cpus", model.cpus)):
+                if not 0 <= amount < float("inf") or (amount > 1 and amount % 1):
+                    raise ValueError(
+                        f"models: {name} is {amount:g}, expected a number from 0 to 1 or a whole number"
+                    )
             if model.max_boxes and model.max_boxes < model.boxes:
                 raise ValueError(
                     f"models: max_boxes is {model.max_boxes}, expected boxes ({model.boxes}) or more, or 0 for always "
@@ -147,6 +152,10 @@ class FleetConfig:
             raise ValueError(
                 f"directory is {self.directory!r}, expected memory or a URL that begins with redis://"
             )
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"port is {self.port}, expected 0 to 65535")
+        if self.box_url:
+            _check_box_url(self.box_url)
         if self.gateways < 1:
             raise ValueError(f"gateways is {self.gateways}, expected 1 or more")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
@@ -244,6 +253,19 @@ class FleetConfig:
         }
         relevant["own_origins"] = sorted(self._own_origins())
         return f"seko-box-{hashlib.sha256(repr(sorted(relevant.items())).encode()).hexdigest()[:12]}"
+
+
+def _check_box_url(url: str) -> None:
+    """Raise a ValueError if ``box_url`` is no address for sockets, or has other fields than ``{host}`` and
+    ``{port}``."""
+    try:
+        filled = url.replace("{host}", "host").format(port=1)
+    except (KeyError, IndexError, ValueError, AttributeError):
+        filled = ""
+    if not filled.startswith(("ws://", "wss://")):
+        raise ValueError(
+            f"box_url is {url!r}, expected an address such as wss://{{host}}.example.org:{{port}}"
+        )
 
 
 def read_config(file: Path) -> FleetConfig:

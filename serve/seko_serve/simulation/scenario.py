@@ -100,7 +100,7 @@ class Scenario:
         ):
             value = getattr(self, name)
             if not least <= value < 1e9:
-                raise ValueError(f"{option(name)} is {value}, expected {least} or more")
+                raise ValueError(f"{option(name)} is {value}, expected {least} or more, and less than 1e9")
         if self.buffer > 8:
             raise ValueError(f"{option('buffer')} is {self.buffer}, expected 1 to 8")
         if self.drained > self.boxes:
