@@ -186,7 +186,7 @@ class CudaMemory(CpuMemory):
             self.wait,
             *(graph.reset for graph in graphs),
             *(queue.close for queue in copies),
-            partial(return_stream, self.device, stream),
+            None if stream is None else partial(return_stream, self.device, stream),
             self._idle_blocks.clear,
             self._return_free,
         )
@@ -252,7 +252,10 @@ class CudaLane:
     def close(self) -> None:
         graphs, stream = self._graphs, self._stream if self._beside else None
         self._graphs, self._pool, self._stream = [], None, None
-        release_all(*(graph.reset for graph in graphs), partial(return_stream, self._memory.device, stream))
+        release_all(
+            *(graph.reset for graph in graphs),
+            None if stream is None else partial(return_stream, self._memory.device, stream),
+        )
 
 
 class PinnedCopies(HostCopies):

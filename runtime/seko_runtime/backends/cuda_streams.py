@@ -77,7 +77,8 @@ class CudaCopies:
         locked, stream = self._locked, self.stream
         self._locked, self.stream, self._main = [], None, None
         release_all(
-            *(partial(_unlock, tensor) for tensor in locked), partial(return_stream, self._device, stream)
+            *(partial(_unlock, tensor) for tensor in locked),
+            None if stream is None else partial(return_stream, self._device, stream),
         )
 
 
@@ -110,6 +111,5 @@ def borrow_stream(device: torch.device) -> Any:
 
 
 def return_stream(device: torch.device, stream: Any) -> None:
-    """Return a borrowed CUDA stream, if there is one, so that a later session can use it."""
-    if stream is not None:
-        _IDLE_STREAMS.setdefault(device, []).append(stream)
+    """Return a borrowed CUDA stream, so that a later session can use it."""
+    _IDLE_STREAMS.setdefault(device, []).append(stream)

@@ -77,11 +77,10 @@ class DriverLane:
 
     def close(self) -> None:
         graphs, self._graphs = self._graphs, []
-        own_queues = [self.queue] if self._beside else []
-        self._beside = False
+        beside, self._beside = self._beside, False
         release_all(
             *(partial(self._driver.destroy_graph, graph) for graph in graphs),
-            *(queue.close for queue in own_queues),
+            self.queue.close if beside else None,
         )
 
 

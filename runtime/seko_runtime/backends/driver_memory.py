@@ -206,7 +206,7 @@ class DriverMemory:
         release_all(
             self.wait,
             *(partial(self.driver.destroy_graph, graph) for graph in self._graphs),
-            *(() if self._copies is None else (partial(self.driver.destroy_stream, self._copies),)),
+            None if self._copies is None else partial(self.driver.destroy_stream, self._copies),
             self._graphs.clear,
             self._idle_blocks.clear,
             self.queue.close,

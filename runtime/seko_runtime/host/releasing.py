@@ -6,10 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 
-def release_all(*steps: Callable[[], object]) -> None:
-    """Run all steps in order, also those after a step that failed; then raise the first error, or an interrupt."""
+def release_all(*steps: Callable[[], object] | None) -> None:
+    """Run all steps in order, also those after a step that failed; then raise the first error, or an interrupt.
+
+    A step that is None stands for something that was never acquired.
+    """
     raised: BaseException | None = None
-    for step in steps:
+    for step in filter(None, steps):
         try:
             step()
         except BaseException as error:
@@ -19,7 +22,7 @@ def release_all(*steps: Callable[[], object]) -> None:
         raise raised
 
 
-def release_after_error(*steps: Callable[[], object]) -> None:
+def release_after_error(*steps: Callable[[], object] | None) -> None:
     """Run all steps as `release_all` does, but raise none of their errors: the caller raises the error before them."""
     with suppress(Exception):
         release_all(*steps)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
+from seko_runtime.host.releasing import release_after_error
+
 
 class Closing(ABC):
     """A context manager whose end calls `close`: base class of artifacts, pools and sessions."""
@@ -17,8 +19,7 @@ class Closing(ABC):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        try:
+        if kind is None:
             self.close()
-        except Exception:
-            if kind is None:  # otherwise the error that ended the block is raised
-                raise
+        else:  # the error that ended the block is raised
+            release_after_error(self.close)

@@ -384,7 +384,7 @@ class VideoDevice(Device):
         self.once.clear()
         self._prompt.clear()
         decoder, self.decoder = self.decoder, None
-        release_all(*(() if decoder is None else (decoder.close,)), self._kept.clear, super().drop)
+        release_all(None if decoder is None else decoder.close, self._kept.clear, super().drop)
 
     def _called(self, rows: Sequence[int]) -> list[int]:
         """Return the rows that an engine call for some rows carries: all rows, if every call of the artifact carries
