@@ -372,8 +372,8 @@ def on_stream(engine: Any, spec: Any) -> Any:
 
 
 class LostDriver(HostDriver):
-    """A driver whose device fails at some time. From then on it raises an error from each call, with a number, and
-    frees nothing but what `destroy_graph` and `destroy_stream` are asked to."""
+    """A driver whose device can be lost. Once `lost` is set, calls that wait or release do their work on the stand-in
+    and then raise an error, the first with number 1."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_all_stages_of_the_sample_make_a_sample(
     here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three parts of switches: the first, one that begins as it, and one that begins as a later part."""
+    """Each part of the switches behind the first begins from the part before it: a fourth would show nothing new."""
     assert command.SWITCH_PARTS > 3
     monkeypatch.setattr(command, "SWITCH_PARTS", 3)
     arguments = ["sample", str(tmp_path), "--rehearse", "--device", "cpu"]
