@@ -70,7 +70,8 @@ async def watch(
         messages.append(received)
         if received["type"] == "chunk":
             if acknowledge:
-                await client.send("ack", chunk=received["chunk"])
+                with suppress(ConnectionClosed):  # the server's last message is read next
+                    await client.send("ack", chunk=received["chunk"])
             chunks -= 1
             if not chunks:
                 break
