@@ -28,8 +28,15 @@ from scripts.bench.peers.peers import PEERS  # noqa: E402
 from scripts.bench.peers.shapes import SHAPES, Shape  # noqa: E402
 from scripts.bench.rows import append_row  # noqa: E402
 
-EXTRAS = ("fill", "batch4", "e2e", "tiny")  # the last only where it is asked for
-DECODERS = {"e2e": "end to end", "tiny": figures.TINY}  # extras, with their measurements
+USUAL_EXTRAS = ("fill", "batch4", "e2e")
+EXTRAS = (*USUAL_EXTRAS, "tiny", "e2e_fp8")  # the others only where they are asked for
+DECODERS: dict[
+    str, tuple[str, tuple[str, ...]]
+] = {  # extras: their measurements, and more options of a build
+    "e2e": ("end to end", ()),
+    "tiny": (figures.TINY, ()),
+    "e2e_fp8": (figures.VAE_FP8, ("--vae-fp8",)),
+}
 LARGE = 20e9  # bytes of weights from which on artifacts are made one at a time, and removed once measured
 BATCH = 4
 
@@ -79,7 +86,7 @@ class Comparison:
             vae = self._vae(extra)
             job = {"kind": "vae_file", "tiny": extra == "tiny", "output": str(vae)}
             if self.runner.measure(f"{extra} weights", job) is not None:
-                more = ("--vae", str(vae), "--no-text")
+                more = ("--vae", str(vae), "--no-text", *DECODERS[extra][1])
                 tasks.append(
                     lambda extra=extra, more=more: self._build(
                         SHAPES["S1"], self.engines[-1], f"-{extra}", *more
@@ -126,7 +133,7 @@ class Comparison:
         decoded = DECODERS if shape.name == "S1" else {}
         for extra in (extra for extra in decoded if extra in extras and self._vae(extra).exists()):
             artifact = str(self._artifact(shape, last, f"-{extra}"))
-            self._job(shape, DECODERS[extra], kind="end_to_end", artifact=artifact)
+            self._job(shape, DECODERS[extra][0], kind="end_to_end", artifact=artifact)
             if "eager VAE" not in self.results[shape.name]:
                 self._job(shape, "eager VAE", kind="eager_vae")
 
@@ -236,8 +243,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--extras",
         type=_names(EXTRAS),
-        default=list(EXTRAS[:-1]),
-        help="fill, batch4, e2e, tiny; '' for none",
+        default=list(USUAL_EXTRAS),
+        help=f"{', '.join(EXTRAS)}; '' for none",
     )
     parser.add_argument(
         "--seconds", type=float, default=480, help="nothing begins, and all ends, after these"

@@ -27,7 +27,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
-from vae import random_weights as random_vae  # noqa: E402
+from vae_engines import random_weights as random_vae  # noqa: E402
 
 from seko_export.artifact.describe import describe  # noqa: E402
 from seko_export.artifact.writer import hash_files  # noqa: E402

@@ -201,13 +201,16 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the milliseconds of chunks from their latents to this rank's frames on the host; keep the first frames."""
-    from vae import CHUNKS, EngineSession, build_config, latent_statistics, random_weights, some_latents
+    from vae import CHUNKS, build_config, some_latents
+    from vae_engines import DecodeSession, random_weights
+
+    from seko_export.media.wan_vae.modules import latent_statistics
 
     config, vae = build_config(**spec["decode"], ranks=spec["ranks"])
     if spec["device"] != "cpu":
         torch.cuda.set_device(torch.device(spec["device"]))
     weights = random_weights(vae) | latent_statistics(vae, torch.float32)
-    session = EngineSession(config, weights, Path(spec["engines"]), spec["rank"], eager=spec["eager"])
+    session = DecodeSession(config, weights, Path(spec["engines"]), spec["rank"], eager=spec["eager"])
     chunks = some_latents(config, CHUNKS).to(spec["device"]).split(config.workload.stream.chunk_frames, dim=2)
     first = [session.decode(latents).cpu() for latents in chunks]
     np.savez(f"{spec['latents']}.{spec['rank']}.npz", *(part.numpy() for part in first))

@@ -47,6 +47,7 @@ from typing import Any
 import numpy as np
 import torch
 import vae
+import vae_engines
 from numpy.typing import NDArray
 from rank_child import build_config
 from rows import append_row
@@ -217,7 +218,7 @@ def decoded(options: argparse.Namespace) -> None:
         if not options.eager and not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            vae.build(config, folder)
+            vae_engines.build(config, folder)
             (folder / "done").touch()
     if options.compile:
         return

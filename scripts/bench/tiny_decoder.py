@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from rows import append_row
 from torch import Tensor
-from vae import CHUNKS, PIECES, EngineSession, build, build_config, forget, rms, some_latents, timed
+from vae import CHUNKS, build_config, some_latents
+from vae_engines import DECODERS, DecodeSession, build, forget, rms, timed
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
 
@@ -80,9 +81,9 @@ def measure(
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return times of engines and of eager modules, and distances of their pictures."""
-    session = EngineSession(config, weights, options.work)
+    session = DecodeSession(config, weights, options.work)
     pictures = torch.cat([session.decode(part).clone() for part in latents.split(3, dim=2)])
-    engine = {kind: timed(session.runs[kind], options.repeats) for kind in PIECES}
+    engine = {kind: timed(session.runs[kind], options.repeats) for kind in DECODERS}
     peak = session.peak_bytes()
     del session
     forget()

@@ -11,38 +11,37 @@ the caches and frames as bytes.
 from __future__ import annotations
 
 import argparse
-import gc
 import math
-import multiprocessing
-import statistics
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from counting import chunk_times
 from rows import append_row
 from table import OWN_MODULES
 from torch import Tensor, nn
+from vae_engines import (
+    DECODERS,
+    DecodeSession,
+    build,
+    clip_times,
+    diffusers_vae,
+    forget,
+    random_weights,
+    rms,
+    timed,
+)
 
-from seko_export.backends.aoti import compile_piece
-from seko_export.backends.workers import make_engine
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.engines.piece import FlatModule, Piece
-from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import local_gpu_arch, resolve_target
-from seko_export.media.vaes import vae_of
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
-from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_kernels.tuned_conv import has_fp8_convolutions
 
-PIECES = ("vae_decode_first", "vae_decode")
 FP8_FIGURE, FP8_BAR = "vae_fp8_vs_eager", 0.21  # with --fp8
 CHUNKS = 3  # decoded for the difference and, but for the first one, for eager's time
 
@@ -175,11 +174,11 @@ def compare(
     for searched in (False, True):
         torch.backends.cudnn.benchmark = searched
         suffix = ", cudnn.benchmark" if searched else ""
-        session = EngineSession(config, weights, options.work)
+        session = DecodeSession(config, weights, options.work)
         chunks = latents.split(config.workload.stream.chunk_frames, dim=2)
         begun = [session.decode(chunk).clone() for chunk in chunks]
         pictures = torch.cat(begun) if pictures is None else pictures
-        engine = {kind: timed(session.runs[kind], options.repeats) for kind in PIECES}
+        engine = {kind: timed(session.runs[kind], options.repeats) for kind in DECODERS}
         engine_peak = session.peak_bytes()
         del session, begun
         forget()
@@ -252,112 +251,6 @@ def differences(
         append_row(rows, "vae_fp8_psnr", shape, psnr, "dB against eager bf16", None, reference=name)
 
 
-def build(config: VideoBuild, work: Path) -> dict[str, float]:
-    """Compile the two engines side by side and return the seconds of each."""
-    with ProcessPoolExecutor(len(PIECES), multiprocessing.get_context("spawn")) as pool:
-        started = {
-            name: pool.submit(make_engine, compile_piece, config, name, work / f"{name}.pt2")
-            for name in PIECES
-        }
-        return {name: future.result() for name, future in started.items()}
-
-
-class EngineSession:
-    """The two engines with the buffers of one row, captured where there is a GPU.
-
-    Parameters
-    ----------
-    config : VideoBuild
-        The build.
-    weights : dict of str to Tensor
-        By the VAE's names, on the CPU.
-    work : Path
-        Where the engines lie.
-    rank : int
-        This process's number, where several share the pictures; they have joined their groups.
-    eager : bool
-        Whether the pieces' modules run instead, uncompiled.
-    """
-
-    def __init__(
-        self,
-        config: VideoBuild,
-        weights: dict[str, Tensor],
-        work: Path,
-        rank: int = 0,
-        *,
-        eager: bool = False,
-    ) -> None:
-        self.device = config.target.device
-        self._decoded = 0  # chunks of the stream
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        vae = config.workload.vae
-        assert vae is not None
-        pieces, packed = make_pieces(config), vae_of(vae).weights(weights, vae)
-        self.buffers: dict[str, Tensor] = {}
-        self.tensors: dict[str, Tensor] = {}
-        self.runs: dict[str, Callable[[], None]] = {}
-        for name in PIECES:
-            piece = pieces[name]
-            for argument in (*piece.inputs, *piece.outputs):
-                place = torch.zeros(argument.shape, dtype=argument.dtype, device=self.device)
-                self.buffers.setdefault(argument.ref, place)
-            for argument in piece.parameters:
-                key = argument.ref.removeprefix("weight:vae.")
-                self.tensors.setdefault(argument.ref, packed[key].to(self.device, argument.dtype))
-            if "buffer:rank" in self.buffers:
-                self.buffers["buffer:rank"].fill_(rank)
-            self.runs[name] = self._run_of(piece, None if eager else work / f"{name}.pt2")
-        if self.device == "cuda":
-            self._capture()
-
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return the pictures [T, H, W, 3] uint8 of the stream's next chunk [1, z, F, h, w]."""
-        name = PIECES[min(1, self._decoded)]
-        self._decoded += 1
-        self.buffers["buffer:decode.latents[row]"].copy_(latents[0])
-        self.runs[name]()
-        video = "video.first" if name == PIECES[0] else "video"
-        return self.buffers[f"buffer:{video}[row]"]
-
-    def peak_bytes(self) -> int:
-        """Most that was allocated on the GPU since the session began, weights and buffers included."""
-        return torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
-
-    def _run_of(self, piece: Piece, package: Path | None) -> Callable[[], None]:
-        """Return what runs a package, or the piece's module without one."""
-        engine: Callable[[list[Tensor]], Sequence[Tensor]]
-        if package is None:
-            module = FlatModule(piece)
-            engine = lambda tensors: module(*tensors)  # noqa: E731
-        else:
-            engine = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, -1).boxed_run
-        inputs = [self.tensors[a.ref] for a in piece.parameters] + [self.buffers[a.ref] for a in piece.inputs]
-        outputs = [self.buffers[a.ref] for a in piece.outputs]
-
-        def run() -> None:
-            for target, result in zip(outputs, engine(list(inputs)), strict=True):
-                target.copy_(result)
-
-        return run
-
-    def _capture(self) -> None:
-        stream = torch.cuda.Stream()
-        for name, run in list(self.runs.items()):
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    run()
-            torch.cuda.current_stream().wait_stream(stream)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                run()
-            self.runs[name] = graph.replay
-        torch.cuda.synchronize()
-
-
 def eager_reference(config: VideoBuild, weights: dict[str, Tensor], dtype: torch.dtype) -> Reference:
     """Return diffusers' decoder with these weights, or ours called as diffusers calls its own."""
     vae, device = config.workload.vae or WanVaeConfig(), config.target.device
@@ -366,19 +259,12 @@ def eager_reference(config: VideoBuild, weights: dict[str, Tensor], dtype: torch
     def unnormalised(latents: Tensor) -> Tensor:
         return (latents * statistics["latents_std"] + statistics["latents_mean"]).to(dtype)
 
-    try:
-        import diffusers
-        from diffusers import AutoencoderKLWan
-    except ImportError as fault:
-        print(f"diffusers is not importable ({fault}): our own eager modules stand in", flush=True)
+    found = diffusers_vae(vae, weights)
+    if found is None:
         return Reference(f"{OWN_MODULES}, eager, one latent a call", own_decoder(config, weights, dtype))
-    model = AutoencoderKLWan.from_config(vae_diffusers_config(vae))
-    names = vae_diffusers_names(vae)
-    model.load_state_dict({names[name]: weights[name] for name in names})
-    model.to(device, dtype).eval().requires_grad_(False)
-    return Reference(
-        f"diffusers {diffusers.__version__}, eager", lambda x: model.decode(unnormalised(x)).sample
-    )
+    name, model = found
+    model.to(device, dtype)
+    return Reference(name, lambda latents: model.decode(unnormalised(latents)).sample)
 
 
 def own_decoder(
@@ -404,39 +290,10 @@ def own_decoder(
 
 
 def eager_times(reference: Reference, latents: Tensor, repeats: int) -> tuple[dict[str, float], int]:
-    """Return milliseconds of a first and of a steady chunk, and the most that was allocated.
-
-    A steady chunk is what each of them adds to the decoding of a clip: the public call alone is timed.
-    """
-    if latents.is_cuda:
-        torch.cuda.reset_peak_memory_stats()
+    """Return milliseconds of a first and of a steady chunk, and the most that was allocated; see `clip_times`."""
     chunk = latents.shape[2] // CHUNKS
-    first = timed(lambda: reference.decode(latents[:, :, :chunk]), repeats)
-    whole = timed(lambda: reference.decode(latents), repeats)
-    peak = torch.cuda.max_memory_allocated() if latents.is_cuda else 0
-    return {"vae_decode_first": first, "vae_decode": (whole - first) / (CHUNKS - 1)}, peak
-
-
-def timed(run: Callable[[], object], repeats: int) -> float:
-    """Return the median milliseconds of one call."""
-    for _ in range(2):
-        run()
-    return statistics.median(chunk_times(run, repeats))
-
-
-def random_weights(vae: WanVaeConfig) -> dict[str, Tensor]:
-    """Return weights that keep activations near 1, by Wan's names."""
-    generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for name, shape in vae_shapes(vae, "both").items():
-        noise = torch.randn(shape, generator=generator)
-        if name.endswith("gamma"):
-            weights[name] = 1 + 0.1 * noise
-        elif name.endswith("bias"):
-            weights[name] = 0.02 * noise
-        else:
-            weights[name] = noise * math.prod(shape[1:]) ** -0.5
-    return weights
+    first, steady, peak = clip_times(reference.decode, latents, chunk, CHUNKS - 1, repeats)
+    return dict(zip(DECODERS, (first, steady), strict=True)), peak
 
 
 def some_latents(config: VideoBuild, chunks: int) -> Tensor:
@@ -449,18 +306,6 @@ def some_latents(config: VideoBuild, chunks: int) -> Tensor:
 def levels(video: Tensor) -> Tensor:
     """Return [T, H, W, 3] float64 in 0..255, not rounded, on the CPU, of [1, 3, T, H, W] in -1..1."""
     return ((video[0].float().clamp(-1, 1) + 1) * 127.5).permute(1, 2, 3, 0).cpu().double()
-
-
-def rms(a: Tensor, b: Tensor) -> float:
-    """Return the root of the mean squared difference."""
-    return float((a - b).square().mean().sqrt())
-
-
-def forget() -> None:
-    """Give back what the last part held."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [SECTION...]       without: all, in this order
 # Sections of one lane run one after another; lanes are dealt out to the GPUs that there are. SEKO_SECONDS bounds each
 # section (default 480). Builds of several lanes at a time want 16 cores a lane: a section that they starve runs out of time.
+# peers_vae_fp8 and vae_fp8 want fp8 rows of this GPU in tuned_conv.json, which vae_kernels writes.
+# vae_encode writes no time of an encoder whose latents are not the reference's, and fails.
 # Rows of the checkpoints that people stream: vae22 tiny_decoder fps5 fps5_tiny peers_tiny peers5 i2v lora.
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae_kernels vae vae_fp8 pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -43,6 +45,7 @@ section() { # NAME
     kernels) "${limit[@]}" scripts/bench/kernels.py --seconds $((seconds - 60)) --shapes S1,S5,S3 --admit --rows "$rows" ;;
     peers) compare "$1" S1 --engines exact,fp4,fp4_fp8,fp4_fp8_resident --plot docs/images/peers.png ;;
     peers_tiny) compare "$1" S1 --engines fp4_fp8_resident --peers B3 --extras tiny ;;
+    peers_vae_fp8) compare "$1" S1 --engines fp4_fp8_resident --peers B3 --extras e2e,e2e_fp8 ;;
     parts) compare "$1" S1 --engines exact,exact_plain,fp4,fp4_torch,fp4_plain --peers '' --extras '' ;;
     peers3) compare "$1" S3 --engines exact,fp4,fp4_fp8,fp4_fp8_resident --peers B0,B3 ;;
     peers14) compare "$1" S5 --engines fp4_fp8,fp4_fp8_resident --peers B3 --extras '' --chunks 8 ;;
@@ -64,6 +67,7 @@ section() { # NAME
     step) "${limit[@]}" scripts/bench/main_job.py --work "$work/step" --rows "$rows" ;;
     vae_fp8) "${limit[@]}" scripts/bench/vae.py --fp8 --work "$work/vae-fp8" --rows "$rows" ;;
     vae) "${limit[@]}" scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
+    vae_encode) "${limit[@]}" scripts/bench/vae_encode.py --work "$work/vae-encode" --rows "$rows" ;;
     vae_kernels) "${limit[@]}" scripts/bench/vae_kernels.py --fp8 --seconds $((seconds - 40)) \
         --admit kernels/seko_kernels/tuned_conv.json ;; # before vae, whose engines read the table
     tiny_decoder) "${limit[@]}" scripts/bench/tiny_decoder.py --work "$work/tiny-decoder" --rows "$rows" ;;

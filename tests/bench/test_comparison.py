@@ -69,6 +69,7 @@ def test_figures_are_ratios_of_what_was_measured():
         "end to end": {"serial_ms": 300.0, "overlapped_ms": 240.0},
         "eager VAE": {"decode_ms": 250.0, "what": "diffusers"},
         figures.TINY: {"serial_ms": 200.0, "overlapped_ms": 180.0},
+        figures.VAE_FP8: {"serial_ms": 270.0, "overlapped_ms": 210.0},
     }
     ratios = by_name({"S1": s1, "S3": {"B0": measured(20.0), "exact": measured(6.0)}})
     assert ratios["s1_exact_vs_b3", "exact"].value == pytest.approx(0.9)
@@ -78,6 +79,7 @@ def test_figures_are_ratios_of_what_was_measured():
     assert ratios["e2e_s1_vs_b3", "fp4"].value == pytest.approx(0.5)
     assert ratios["e2e_s1_vs_b3", "fp4"].more["overlapped_ratio"] == pytest.approx(0.4)
     assert ratios["e2e_s1_tiny_vs_b3", "fp4"].value == pytest.approx(200 / 600)
+    assert ratios["e2e_s1_vae_fp8_vs_b3", "fp4"].value == pytest.approx(270 / 600)
     # 100 fixed, 150 of attention: predicted 150 at a third, 200 at two thirds.
     assert ratios["fill_linearity", "fp4"].value == pytest.approx(210 / 200)
     assert ratios["fill_linearity", "exact"].missing == ("profile exact",)
@@ -208,6 +210,7 @@ def test_engines_are_asked_of_the_command():
         "--batch",
         "--sink-frames",
         "--vae",
+        "--vae-fp8",
         "--no-text",
         "--json",
         "--force",
@@ -284,6 +287,25 @@ def test_rows_of_two_shapes_and_the_order_of_work(tmp_path, canned, capsys):
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(report["no_row"]) == [f"s1_fp4_fp8_vs_b3 at {SHAPES['S1'].text}, fp4_fp8",
                                       f"s3_vs_eager at {SHAPES['S3'].text}, fp4_fp8"]  # fmt: skip
+
+
+def test_an_fp8_decoder_is_built_and_measured_where_it_is_asked_for(tmp_path, canned, monkeypatch):
+    compare, called = canned
+    build, built = running.Runner.build, {}
+
+    def noted(runner, name, arguments):
+        built[name] = arguments
+        return build(runner, name, arguments)
+
+    monkeypatch.setattr(running.Runner, "build", noted)
+    asked = ("--shapes", "S1", "--engines", "fp4", "--peers", "B3", "--extras", "e2e,e2e_fp8")
+    code, rows = compare(tmp_path, quick, *asked)
+    assert code == 0
+    values = {row["figure"]: (row["value"], row["bar"]) for row in rows if row["figure"].startswith("e2e")}
+    assert values == {"e2e_s1_vs_b3": (0.5, 0.475), "e2e_s1_vae_fp8_vs_b3": (0.5, 0.45)}
+    assert [name for name in built if "--vae-fp8" in built[name]] == ["S1 build fp4-e2e_fp8"]
+    assert {name for name in built if "--vae" in built[name]} == {"S1 build fp4-e2e", "S1 build fp4-e2e_fp8"}
+    assert called.count("S1 eager VAE") == 1
 
 
 def test_a_wrong_peer_fails_the_comparison_and_gives_no_row(tmp_path, canned, capsys):
