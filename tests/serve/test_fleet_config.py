@@ -54,8 +54,32 @@ def test_the_page_names_every_field() -> None:
         (f"{LEAST}port: true\n", "port is True, expected a value of type int"),
         (f"{LEAST}allowed_origins: a\n", "allowed_origins is no list"),
         (f"{LEAST}directory: http://a\n", "directory is 'http://a', expected memory"),
+        (f"{LEAST}directory: redis://:hush@a:b/0\n", "directory has a port that is no number"),
+        (f"{LEAST}directory: redis://:hush@a:0/0\n", "directory has a port that is no number"),
+        (f"{LEAST}directory: redis://:hush@a:65536/0\n", "directory has a port that is no number"),
+        (
+            f"{LEAST}directory: redis://:hush@a:1/b\n",
+            "directory ends in a path that is no number of a database",
+        ),
         (f"{LEAST}gateways: 0\n", "gateways is 0"),
-        ("models: [{artifact: a, boxes: 0}]\nsnapshots: s\n", "boxes must be 1 or more"),
+        ("models: [{artifact: a, boxes: 0}]\nsnapshots: s\n", r"models\[0\]: boxes is 0, expected 1 or more"),
+        (
+            "models: [{artifact: a, device: bogus}]\nsnapshots: s\n",
+            r"models\[0\]: device is 'bogus', expected auto",
+        ),
+        ("models: [{artifact: a, device: 'cuda:x'}]\nsnapshots: s\n", "device is 'cuda:x', expected auto"),
+        ("models: [{artifact: a, device: 'auto:1'}]\nsnapshots: s\n", "device is 'auto:1', expected auto"),
+        (f"{LEAST}lease: -5\n", "lease -5: expected seconds above 0"),
+        (f"{LEAST}snapshot_every: -1\n", "snapshot_every -1: expected 0 or more"),
+        (f"{LEAST}opens_per_second: 0\n", "opens_per_second 0: expected a number above 0"),
+        (f"{LEAST}queue: -1\n", "queue -1: expected 0 or more"),
+        (f"{LEAST}videos: -1\n", "videos -1: expected 0 or more"),
+        (f"{LEAST}allowed_origins: [a]\n", "allowed_origins a: expected an origin such as"),
+        (f"{LEAST}snapshots: t\n", "has the field 'snapshots' twice, in lines 2 and 3"),
+        (
+            "models: [{artifact: a, artifact: b}]\nsnapshots: s\n",
+            "has the field 'artifact' twice, in lines 1 and 1",
+        ),
         (
             "models: [{artifact: a, boxes: 3, max_boxes: 2}]\nsnapshots: s\n",
             r"max_boxes is 2, expected boxes \(3\)",
@@ -77,10 +101,28 @@ def test_the_page_names_every_field() -> None:
 def test_a_wrong_configuration_is_refused_by_the_fields_name(
     tmp_path: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=rf"^fleet\.yaml\b.*{sentence}"):
         config_of(tmp_path, text)
     assert main([str(tmp_path / "fleet.yaml")]) == 3
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--" not in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://a", "rediss://:b@a:1/", "redis://a/15", "redis://a?db=1", "unix:///a/b?db=1"]
+)
+def test_addresses_of_redis_may_lack_a_port_or_a_database(url: str, tmp_path: Path) -> None:
+    assert config_of(tmp_path, f"{LEAST}directory: {url}\n").directory == url
+
+
+def test_an_error_that_is_found_later_names_the_field(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    config = config_of(tmp_path, f"{LEAST}snapshot_key_file: {key}\n")
+    with pytest.raises(ValueError, match=r"^snapshot_key_file has 0 bytes, expected 32"):
+        config.gateway_settings({})
 
 
 def test_boxes_are_replaced_if_their_settings_change_and_not_if_they_are_retired(tmp_path: Path) -> None:
@@ -197,6 +239,7 @@ def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
         free, used = unused.getsockname()[1], taken.getsockname()[1]
         for sentence, fields in (
             ("was not found; check the path", {"artifact": tmp_path / "none"}),
+            ("artifact is built for cpu, opened on cuda:1", {"device": "cuda:1"}),
             ("has no VAE", {}),
             ("is not signed", {"trust": trust}),
             (f"port {used} cannot be listened on: Address already in use", {"port": used}),
@@ -211,7 +254,9 @@ def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
             monkeypatch.setenv("SEKO_TRUST", str(values.pop("trust", "")))
             if not os.environ["SEKO_TRUST"]:
                 monkeypatch.delenv("SEKO_TRUST")
-            lines = [f"models: [{{artifact: {values.pop('artifact')}}}]"]
+            lines = [
+                f"models: [{{artifact: {values.pop('artifact')}, device: '{values.pop('device', 'auto')}'}}]"
+            ]
             lines += [f"{name}: {value}" for name, value in values.items()]
             (tmp_path / "fleet.yaml").write_text("\n".join(lines))
             assert main([str(tmp_path / "fleet.yaml")]) == 3, sentence

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from seko_serve.fleet import directory as directory_module
 from seko_serve.fleet.choice import FRESH_S, KnownBoxes, in_order
+from seko_serve.fleet.config import FleetConfig, ModelConfig
 from seko_serve.fleet.directory import (
     LEASE_S,
     BoxFacts,
@@ -238,6 +239,29 @@ def test_a_redis_that_ended_is_a_fault_and_one_that_starts_again_serves_again(
         await directory.close()
 
     asyncio.run(test())
+
+
+def test_what_redis_refuses_is_told_before_a_fleet_starts(redis_server: RedisServer, tmp_path: Path) -> None:
+    from redis import Redis
+
+    from seko_serve.fleet.checks import check
+
+    def sentence(url: str) -> str:
+        config = FleetConfig((ModelConfig("none"),), str(tmp_path / "store"), url, port=0)
+        with pytest.raises(DirectoryError) as refused:
+            check(config, {})
+        return str(refused.value)
+
+    where = f"127.0.0.1:{redis_server.port}"
+    refuses = f"directory: the Redis server at {where} refuses:"
+    assert sentence(f"redis://{where}/99") == f"{refuses} DB index is out of range"
+    with Redis.from_url(redis_server.url) as administrator:
+        administrator.config_set("requirepass", "hush")
+        try:
+            sentences = [sentence(f"redis://{password}{where}/0") for password in ("", ":loud@")]
+        finally:
+            administrator.config_set("requirepass", "")
+    assert sentences == [f"{refuses} the password is another one"] * 2
 
 
 def test_boxes_with_room_come_first_and_what_was_promised_counts() -> None:

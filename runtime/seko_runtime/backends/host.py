@@ -64,6 +64,22 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+def check_device_name(device: str) -> str:
+    """Return the kind of a device: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises
+    ------
+    UsageError
+        If ``device`` is not ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """
+    if not isinstance(device, str):
+        raise UsageError(f"device is {shown(device)}, expected auto, cpu, cuda or cuda:N")
+    kind, colon, number = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"device is {device!r}, expected auto, cpu, cuda or cuda:N")
+    return kind
+
+
 def check_device(target: Target, device: str) -> str:
     """Return the device on which an artifact is opened, which is ``cpu``, ``cuda`` or ``cuda:N``.
 
@@ -81,13 +97,9 @@ def check_device(target: Target, device: str) -> str:
     ArtifactError
         If the artifact was built for the other kind of device (CPU or GPU).
     """
-    if not isinstance(device, str):
-        raise UsageError(f"device is {shown(device)}, expected auto, cpu, cuda or cuda:N")
-    if device == "auto":
+    kind = check_device_name(device)
+    if kind == "auto":
         return target.device
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (":" in device and not (kind == "cuda" and number.isdecimal())):
-        raise UsageError(f"device is {device!r}, expected auto, cpu, cuda or cuda:N")
     if kind != target.device:
         raise ArtifactError(
             f"artifact is built for {target.device}, opened on {device}; rebuild it with --target for {kind}"

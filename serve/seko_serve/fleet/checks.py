@@ -13,9 +13,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from seko_runtime import read_manifest
+from seko_runtime.backends.host import check_device
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.config import MEMORY, FleetConfig
-from seko_serve.fleet.directory import DirectoryError
+from seko_serve.fleet.directory import DirectoryError, RefusalError
 from seko_serve.fleet.redis_directory import RedisDirectory
 from seko_serve.live.kinds import check_served
 from seko_serve.security.certificates import check_certificate
@@ -47,7 +48,7 @@ def check(config: FleetConfig, environment: Mapping[str, str]) -> None:
     StoreError
         If the store of snapshots, or of an artifact, cannot be opened.
     DirectoryError
-        If no Redis server answers at the directory's address.
+        If no Redis server answers at the directory's address, or the server refuses its password or database.
     """
     keys = read_keys([], Path(config.api_key_file) if config.api_key_file else None, environment)
     for name, host in (("host", config.host), ("box_host", config.box_host)):
@@ -69,6 +70,7 @@ def check(config: FleetConfig, environment: Mapping[str, str]) -> None:
         manifest, _ = read_manifest(
             artifact_folder(model.artifact, Path(config.cache) if config.cache else None)
         )
+        check_device(manifest.target, model.device)
         check_served(manifest)
 
 
@@ -94,9 +96,11 @@ async def _check_directory(url: str) -> None:
     directory = RedisDirectory(url)
     try:
         await directory.boxes()
-    except DirectoryError:
+    except DirectoryError as error:
         parts = urlsplit(url)  # without the password
         where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
+        if isinstance(error, RefusalError):
+            raise DirectoryError(f"directory: the Redis server at {where} refuses: {error.reason}") from None
         raise DirectoryError(f"directory: no Redis server answers at {where}") from None
     finally:
         await directory.close()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
+from seko_runtime.backends.host import check_device_name
+from seko_runtime.errors import UsageError
 from seko_serve.security.keys import private_bytes, read_keys
 from seko_serve.settings import LOOPBACK, Settings
 
@@ -34,6 +38,11 @@ class ModelConfig:
         The device; see `open_artifact`.
     retired : bool
         Whether the boxes take no new sessions; their present sessions continue.
+
+    Raises
+    ------
+    ValueError
+        If a field is out of range.
     """
 
     artifact: str
@@ -43,6 +52,21 @@ class ModelConfig:
     cpus: float = 1.0
     device: str = "auto"
     retired: bool = False
+
+    def __post_init__(self) -> None:
+        if self.boxes < 1:
+            raise ValueError(f"boxes is {self.boxes}, expected 1 or more")
+        for name, amount in (("gpus", self.gpus), ("cpus", self.cpus)):
+            if not 0 <= amount < float("inf") or (amount > 1 and amount % 1):
+                raise ValueError(f"{name} is {amount:g}, expected a number from 0 to 1 or a whole number")
+        if self.max_boxes and self.max_boxes < self.boxes:
+            raise ValueError(
+                f"max_boxes is {self.max_boxes}, expected boxes ({self.boxes}) or more, or 0 for always {self.boxes}"
+            )
+        try:
+            check_device_name(self.device)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def scales(self) -> bool:
@@ -133,25 +157,14 @@ class FleetConfig:
             raise ValueError("models is empty, expected one artifact or more")
         if len({model.artifact for model in self.models}) < len(self.models):
             raise ValueError("models has an artifact twice, expected each once")
-        for model in self.models:
-            if model.boxes < 1:
-                raise ValueError("models: boxes must be 1 or more")
-            for name, amount in (("gpus", model.gpus), ("cpus", model.cpus)):
-                if not 0 <= amount < float("inf") or (amount > 1 and amount % 1):
-                    raise ValueError(
-                        f"models: {name} is {amount:g}, expected a number from 0 to 1 or a whole number"
-                    )
-            if model.max_boxes and model.max_boxes < model.boxes:
-                raise ValueError(
-                    f"models: max_boxes is {model.max_boxes}, expected boxes ({model.boxes}) or more, or 0 for always "
-                    f"{model.boxes}"
-                )
         if not self.snapshots:
             raise ValueError("snapshots is empty, expected a shared folder or the URL of an object store")
         if self.directory != MEMORY and not self.directory.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError(
                 f"directory is {self.directory!r}, expected memory or a URL that begins with redis://"
             )
+        if self.directory != MEMORY:
+            _check_redis_url(self.directory)
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port is {self.port}, expected 0 to 65535")
         if self.box_url:
@@ -164,6 +177,7 @@ class FleetConfig:
             raise ValueError(f"sessions_per_key is {self.sessions_per_key}, expected 0 or more")
         if not 0 <= self.shrink_after < float("inf"):
             raise ValueError(f"shrink_after is {self.shrink_after}, expected a number of seconds from 0 on")
+        self._settings(opens_per_s=self.opens_per_second)
 
     def gateway_settings(self, environment: Mapping[str, str]) -> Settings:
         """Return the settings of a gateway; parameters and errors are those of `box_settings`."""
@@ -191,25 +205,36 @@ class FleetConfig:
         ValueError, OSError
             If a setting is out of range, or a file cannot be read.
         """
-        return Settings(
-            artifact,
-            device,
-            host,
-            0,
+        return self._settings(
+            artifact=artifact,
+            device=device,
+            host=host,
             keys=self._keys(environment),
-            allowed_origins=frozenset(self.allowed_origins) | self._own_origins(),
-            tls_key=Path(self.ssl_keyfile) if self.ssl_keyfile else None,
-            tls_certificate=Path(self.ssl_certfile) if self.ssl_certfile else None,
-            lease_s=self.lease,
             opens_per_s=BOX_OPENS_PER_S,
-            queue=self.queue,
-            snapshots=self.snapshots,
-            snapshot_every=self.snapshot_every,
             snapshot_key=private_bytes(Path(self.snapshot_key_file), "snapshot_key_file")
             if self.snapshot_key_file
             else None,
-            videos=self.videos,
         )
+
+    def _settings(self, *, artifact: Path = Path(), **others: Any) -> Settings:
+        """Return settings for which no file is read; the sentences of errors name fields in place of options."""
+        try:
+            return Settings(
+                artifact,
+                port=0,
+                allowed_origins=frozenset(self.allowed_origins) | self._own_origins(),
+                tls_key=Path(self.ssl_keyfile) if self.ssl_keyfile else None,
+                tls_certificate=Path(self.ssl_certfile) if self.ssl_certfile else None,
+                lease_s=self.lease,
+                queue=self.queue,
+                snapshots=self.snapshots,
+                snapshot_every=self.snapshot_every,
+                videos=self.videos,
+                **others,
+            )
+        except ValueError as error:  # of an option, whose name is that of a field but for hyphens
+            fields_named = re.sub(r"--([a-z-]+)", lambda name: name[1].replace("-", "_"), str(error))
+            raise ValueError(fields_named) from None
 
     def box_address(self, machine: str, environment: Mapping[str, str]) -> str:
         """Return the address on which a box listens.
@@ -268,21 +293,50 @@ def _check_box_url(url: str) -> None:
         )
 
 
+def _check_redis_url(url: str) -> None:
+    """Raise a ValueError, without a password, if the URL of a Redis server has an impossible port or another path than
+    the number of a database, in whose place the client's library would take database 0."""
+    parts, example = urlsplit(url), "expected a URL such as redis://10.0.0.5:6379/0"
+    try:
+        valid = parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError(f"directory has a port that is no number from 1 to 65535, {example}")
+    if parts.scheme != "unix" and not re.fullmatch("/?|/[0-9]+", parts.path):
+        raise ValueError(f"directory ends in a path that is no number of a database, {example}")
+
+
 def read_config(file: Path) -> FleetConfig:
     """Return the configuration in a file.
 
     Raises
     ------
     ValueError
-        If the file is no YAML, or a field is unknown, missing, of another type, or out of range; the message names the
-        field.
+        If the file is no YAML, or a field is unknown, missing, there twice, of another type, or out of range; the
+        message names the file and the field.
     OSError
         If the file cannot be read.
     """
     import yaml
 
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # has no types
+        """A loader that refuses a field that a table has twice; YAML's own takes the last one."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: dict[str, int] = {}
+            for key, _ in node.value:
+                name, line = str(key.value), key.start_mark.line + 1
+                if name in seen:
+                    raise ValueError(
+                        f"{file.name} has the field {name!r} twice, in lines {seen[name]} and {line}"
+                    )
+                seen[name] = line
+            table: dict[Any, Any] = super().construct_mapping(node, deep)
+            return table
+
     try:
-        table = yaml.safe_load(file.read_text(encoding="utf-8"))
+        table = yaml.load(file.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{file.name} is no YAML: {str(error).splitlines()[0]}") from None
     config = _read(FleetConfig, table, file.name)
@@ -291,7 +345,7 @@ def read_config(file: Path) -> FleetConfig:
 
 
 def _read(kind: type[Any], table: object, where: str) -> Any:
-    """Return a dataclass that is filled from a table of the file."""
+    """Return a dataclass that is filled from a table of the file; errors begin with ``where``."""
     if not isinstance(table, dict):
         raise ValueError(f"{where} is no table of fields and values")
     hints, values = get_type_hints(kind), {}
@@ -300,10 +354,13 @@ def _read(kind: type[Any], table: object, where: str) -> Any:
         raise ValueError(f"{where} has the unknown field {sorted(map(str, unknown))[0]!r}")
     for entry in fields(kind):
         if entry.name in table:
-            values[entry.name] = _value(hints[entry.name], table[entry.name], entry.name)
+            values[entry.name] = _value(hints[entry.name], table[entry.name], f"{where}: {entry.name}")
         elif entry.default is MISSING:
             raise ValueError(f"{where} lacks the field {entry.name!r}")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _value(hint: Any, value: object, name: str) -> object:

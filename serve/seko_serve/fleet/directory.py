@@ -100,6 +100,20 @@ class DirectoryError(Exception):
     """The error of a directory that does not answer."""
 
 
+class RefusalError(DirectoryError):
+    """The error of a directory that refuses, such as a password or a database that it does not have.
+
+    Parameters
+    ----------
+    reason : str
+        What the directory says.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the directory refuses: {reason}")
+        self.reason = reason
+
+
 class HeldError(Exception):
     """The error of a session whose lease another box has."""
 

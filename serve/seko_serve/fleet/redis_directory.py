@@ -16,6 +16,7 @@ from seko_serve.fleet.directory import (
     HeldError,
     Lease,
     Place,
+    RefusalError,
     TooManyError,
 )
 
@@ -71,6 +72,7 @@ class RedisDirectory:
     def __init__(self, url: str, prefix: str = "seko") -> None:
         import redis.asyncio
 
+        self._wrong_password, self._refusal = redis.AuthenticationError, redis.ResponseError
         self._faults = (redis.RedisError, OSError)
         self._redis: Any = redis.asyncio.from_url(
             url, decode_responses=True, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
@@ -165,6 +167,10 @@ class RedisDirectory:
     async def _answer(self, work: Awaitable[Any]) -> Any:
         try:
             return await work
+        except self._wrong_password:
+            raise RefusalError("the password is another one") from None
+        except self._refusal as error:
+            raise RefusalError(str(error)) from None
         except self._faults as error:
             raise DirectoryError(f"the directory does not answer: {type(error).__name__}") from None
 
