@@ -234,11 +234,11 @@ def test_a_box_tells_clients_the_configured_address_and_gateways_its_own(tmp_pat
             f"http://127.0.0.1:{port}",
         )
         await fleet.stop(front)
-        box = await fleet.box(public="wss://box-7.example.org:{port}")
+        box = await fleet.box(public="wss://{host}.example.org:{port}")
         port = box.facts().inside.rpartition(":")[2]
         _, table = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})
-        assert table["url"] == f"wss://box-7.example.org:{port}/v1/sessions/{table['id']}/stream"
+        assert table["url"] == f"wss://127.0.0.1.example.org:{port}/v1/sessions/{table['id']}/stream"
         assert (await ask(fleet, f"/v1/sessions/{table['id']}"))[1]["url"] == table["url"]
-        assert box.facts().web == f"https://box-7.example.org:{port}"
+        assert box.facts().web == f"https://127.0.0.1.example.org:{port}"
 
     run(tmp_path / "store", test)

@@ -50,8 +50,8 @@ class Box:
     group : str
         Name of the boxes of the same artifact and settings.
     public : str
-        Address for the sockets of clients, in which ``{port}`` stands for the port. Default: the address on which the
-        box listens.
+        Address for the sockets of clients, with ``{host}`` and ``{port}`` of the address on which the box listens.
+        Default: that address.
     most : int
         Largest number of sessions of a tenant in the whole fleet; 0: any number.
     application : str
@@ -198,10 +198,11 @@ class Box:
         (listener,) = self._server.servers
         port = listener.sockets[0].getsockname()[1]
         secure = "" if settings.tls_key is None else "s"
+        address = f"{settings.host}:{port}"
         return BoxFacts(
             self.name,
-            self._public.format(port=port) if self._public else f"ws{secure}://{settings.host}:{port}",
-            f"http{secure}://{settings.host}:{port}",
+            self._public.format(host=settings.host, port=port) or f"ws{secure}://{address}",
+            f"http{secure}://{address}",
             self._group,
             manager.device.manifest.name,
             self._digest,

@@ -284,7 +284,7 @@ def _check_box_url(url: str) -> None:
     """Raise a ValueError if ``box_url`` is no address for sockets, or has other fields than ``{host}`` and
     ``{port}``."""
     try:
-        filled = url.replace("{host}", "host").format(port=1)
+        filled = url.format(host="host", port=1)
     except (KeyError, IndexError, ValueError, AttributeError):
         filled = ""
     if not filled.startswith(("ws://", "wss://")):

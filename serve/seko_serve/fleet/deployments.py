@@ -84,7 +84,7 @@ class Replica:
             opener_of(config),
             digest,
             group=config.group(model),
-            public=config.box_url.replace("{host}", host),
+            public=config.box_url,
             most=config.sessions_per_key,
             application=serve.get_replica_context().app_name,
         )
