@@ -211,13 +211,43 @@ def misses(
     most: float | None = None,
 ) -> None:
     """Append the chunks that came late, of at least so many of all viewers together; at most ``most`` may."""
-    seconds = -(-chunks // sessions) * served.chunk_frames / fps
-    report = served.load("--sessions", sessions, "--seconds", seconds, "--fps", fps)
-    columns = ("chunks", "served", "refused", "cpr", "worst_ms", "underruns", "stall_s", "rtf")
+    report = watched(served.load, sessions, fps, served.chunk_frames, chunks)
+    columns = ("chunks", "sessions", "served", "refused", "cpr", "worst_ms", "underruns", "stall_s", "rtf")
     append_row(
         rows, figure, f"{shape}, {report['served']} viewers at {fps:g} fps", report["late"], "chunks late", most,
         **{name: report[name] for name in columns},
     )  # fmt: skip
+
+
+def watched(
+    load: Callable[..., dict[str, Any]], sessions: int, fps: float, chunk_frames: int, chunks: int
+) -> dict[str, Any]:
+    """Return what viewers noted who together watched so many chunks.
+
+    How long they watch depends on how many of them are admitted, which a short load shows. If fewer are admitted to the
+    long one, and too few chunks come, they watch anew for longer.
+
+    Parameters
+    ----------
+    load : callable
+        `Served.load`.
+    sessions : int
+        Viewers who ask for a session at once.
+    fps : float
+        Video frames a second that each plays.
+    chunk_frames : int
+        Video frames of a chunk.
+    chunks : int
+        Chunks of all admitted viewers together.
+    """
+    chunk_s = chunk_frames / fps
+    asked = ("--sessions", sessions, "--fps", fps, "--seconds")
+    admitted = load(*asked, chunk_s)["served"] if sessions > 1 else 1
+    while True:
+        report = load(*asked, -(-chunks // admitted) * chunk_s)
+        if report["chunks"] >= chunks or report["served"] >= admitted:
+            return report
+        admitted = report["served"]
 
 
 def realtime(served: Served, shape: str, rows: Path, seconds: float = 20.0) -> None:

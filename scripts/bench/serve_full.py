@@ -227,7 +227,7 @@ def main() -> int:
     parser = full_model_parser(__doc__, list(PARTS), (FULL, TINY), "s1,s3")
     parser.add_argument("--overhead-seconds", type=float, default=20.0, help="of each of its two figures")
     parser.add_argument("--misses-of", type=int, default=1_200, help="chunks of two viewers: 480 s")
-    parser.add_argument("--misses-s3-of", type=int, default=3_000, help="chunks of all viewers")
+    parser.add_argument("--misses-s3-of", type=int, default=3_000, help="chunks of all admitted viewers")
     parser.add_argument("--sessions-s3", type=int, default=8, help="rows of the pool at 320x576")
     parser.add_argument("--presses", type=int, default=50, help="of keys")
     return measure(Bench(parser.parse_args()), PARTS)

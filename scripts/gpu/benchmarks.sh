@@ -5,6 +5,7 @@
 # section (default 480). Builds of several lanes at a time want 16 cores a lane: a section that they starve runs out of time.
 # peers_vae_fp8 and vae_fp8 want fp8 rows of this GPU in tuned_conv.json, which vae_kernels writes.
 # vae_encode writes no time of an encoder whose latents are not the reference's, and fails.
+# serve_s3 counts 3,000 chunks of the viewers that are admitted: at 16 fps 281 s of eight, 563 s of four (SEKO_SECONDS=700).
 # Rows of the checkpoints that people stream: vae22 tiny_decoder fps5 fps5_tiny peers_tiny peers5 i2v lora.
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +43,33 @@ def test_parts_make_their_rows(tmp_path: Path) -> None:
     assert key["presses"] == 2
     assert key["value"] > 0
     assert cores["value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("admitted", "chunks_each"),
+    [
+        ([8, 8], [1, 375]),
+        ([4, 4], [1, 750]),  # not 375 of four viewers, who would watch 1,500 chunks
+        ([4, 3, 3], [1, 750, 1000]),  # one fewer than in the short load: anew, for longer
+        ([4, 6], [1, 750]),
+    ],
+)
+def test_viewers_watch_so_many_chunks_by_how_many_are_admitted(
+    admitted: list[int], chunks_each: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("av")
+    monkeypatch.syspath_prepend(str(BENCH.parent))
+    serve = importlib.import_module("serve")
+    seconds: list[float] = []
+
+    def load(*options: Any) -> dict[str, Any]:
+        told = dict(zip(options[::2], options[1::2], strict=True))
+        assert told["--sessions"] == 8
+        served = admitted[len(seconds)]
+        seconds.append(told["--seconds"])
+        return {"served": served, "chunks": round(served * told["--seconds"] * told["--fps"] / 12)}
+
+    report = serve.watched(load, 8, 16.0, 12, 3_000)
+    assert [each * 16 / 12 for each in seconds] == chunks_each
+    assert len(seconds) == len(admitted)
+    assert report["chunks"] >= 3_000
