@@ -1,4 +1,5 @@
-"""The parts of CUDA memory that need no GPU: the order of an upload, and what the environment is told."""
+"""The parts of CUDA memory that need no GPU: the order of an upload, the error of a fault, and what the environment is
+told."""
 
 from __future__ import annotations
 
@@ -40,6 +41,50 @@ def test_work_on_an_uploaded_tensor_comes_after_its_copies(world: World) -> None
 def test_an_upload_that_waits_for_no_copy_is_a_race(world: World) -> None:
     with pytest.raises(RaceError):
         uploaded_sum(world, waits=False)
+
+
+@pytest.mark.parametrize("call", ["record", "wait_event"])
+def test_of_a_fault_on_the_device_the_first_error_is_raised(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Behind a fault, every call of CUDA fails; `record` is an event's, `wait_event` the caller's stream's."""
+    memory = FakeMemory(world)
+    stand_in = cuda_memory._cuda.Event if call == "record" else cuda_memory._cuda.Stream
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("a later call fails as well")
+
+    def fault() -> None:
+        monkeypatch.setattr(stand_in, call, failing)
+        raise RuntimeError("an illegal memory access")
+
+    with pytest.raises(RuntimeError, match="an illegal memory access"), memory.ordered():
+        fault()
+
+
+def test_work_that_failed_is_waited_for_as_other_work_is(world: World) -> None:
+    memory = FakeMemory(world)
+
+    def add_and_fail(numbers: torch.Tensor) -> None:
+        numbers.add_(1)
+        raise ValueError("planted")
+
+    with Watch(world):
+        numbers = torch.zeros(4)
+        with pytest.raises(ValueError, match="planted"), memory.ordered():
+            add_and_fail(numbers)
+        numbers.add_(1)  # a race, if the caller's stream did not wait
+    assert numbers.tolist() == [2.0] * 4
+
+
+def test_an_error_of_the_join_itself_is_raised(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = FakeMemory(world)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("the join failed")
+
+    with pytest.raises(RuntimeError, match="the join failed"), memory.ordered():
+        monkeypatch.setattr(cuda_memory._cuda.Event, "record", failing)
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(None, "0"), ("4096", "4096")])

@@ -22,7 +22,7 @@ from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResult
 from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
-from seko_runtime.host.releasing import release_all
+from seko_runtime.host.releasing import release_after_error, release_all
 
 _cuda: Any = torch.cuda  # torch.cuda's streams, events and pools have no types
 # alignment in bytes that compiled kernels expect; they would copy a misaligned input at each call
@@ -95,12 +95,19 @@ class CudaMemory(CpuMemory):
         caller = _cuda.current_stream(self.device)
         self._caller_done.record(caller)
         self.stream.wait_event(self._caller_done)
+
+        def join() -> None:
+            self._work_done.record(self.stream)
+            caller.wait_event(self._work_done)
+
         try:
             with queued_on(self.device, self.stream):
                 yield
-        finally:
-            self._work_done.record(self.stream)
-            caller.wait_event(self._work_done)
+        except BaseException:
+            # after a fault on the device, every later call of CUDA fails as well: the first error says what happened
+            release_after_error(join)
+            raise
+        join()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         # one memory pool for all graphs, because graphs of one CUDA stream never run at the same time
