@@ -40,7 +40,9 @@ ResultT = TypeVar("ResultT")
 
 
 class AsyncClient:
-    """One session of a server, used as an asynchronous context.
+    """One session of a server, used as an asynchronous context. Leaving the context ends the session.
+
+    A session whose socket was lost, or closed by `drop`, stays on the server for its lease.
 
     Parameters
     ----------
@@ -68,7 +70,7 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.drop()
+        await self.close()
 
     async def open(
         self,
@@ -121,12 +123,12 @@ class AsyncClient:
         await self._connect(self._stream, f"{RESUME_PREFIX}{self._resume}.{seen}")
 
     async def messages(self) -> AsyncIterator[Received]:
-        """Yield media and JSON messages as they arrive, until the socket closes.
+        """Yield media and JSON messages as they arrive, until the socket is lost or closed.
 
         Raises
         ------
         ServeError
-            If the server ends the session with an error.
+            If the server closed the socket with an error, after all messages that came before it.
         """
         with suppress(ConnectionClosed):
             async for received in self._opened():
@@ -136,12 +138,13 @@ class AsyncClient:
         """Send a message of this type to the server; return its id, which the server's receipts name, or "" for a type
         without id.
 
-        A message ``ack`` with the number of a ``chunk`` that was shown lets the server make more chunks.
+        A message ``ack`` with the number of a ``chunk`` that was shown lets the server make more chunks. A message to a
+        socket that has closed is lost, and `messages` says why the socket closed.
         """
         if any(name == "id" for name, _ in CONTROLS[kind].required):
             self._controls += 1
             fields["id"] = str(self._controls)
-        await self._opened().send(message(kind, **fields))
+        await self._deliver(message(kind, **fields))
         return str(fields.get("id", ""))
 
     async def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
@@ -151,7 +154,7 @@ class AsyncClient:
         self._controls += 1
         payload = samples.astype("<i2").tobytes()
         piece = Media(Codec.PCM, self._controls, 0, 0, 0, len(samples), payload, last=last)
-        await self._opened().send(piece.pack())
+        await self._deliver(piece.pack())
         return str(self._controls)
 
     async def drop(self) -> None:
@@ -161,14 +164,17 @@ class AsyncClient:
             await self._socket.wait_closed()
 
     async def close(self) -> None:
-        """End the session on the server."""
+        """End the session on the server, if the socket is open."""
         if self._socket is not None:
-            with suppress(ConnectionClosed, TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self.send("close")
-                    async for _ in self._socket:  # what is on its way, else the server's close is never read
-                        pass
+                    await self._socket.wait_closed()
             await self.drop()
+
+    async def _deliver(self, content: str | bytes) -> None:
+        with suppress(ConnectionClosed):  # `messages` yields what came before, and says why
+            await self._opened().send(content)
 
     async def _connect(self, url: str, entrance: str) -> None:
         """Open the session's socket at an address, or at a path of this server, with a ticket or resume token."""
@@ -178,10 +184,10 @@ class AsyncClient:
             url if url.startswith("ws") else f"ws{self._url.removeprefix('http')}{url}",
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
             max_size=MOST_BYTES,
+            max_queue=None,  # acknowledgements bound it; a full queue would hide pings and the server's close
             compression=None,
         )
-        with suppress(ConnectionClosed):  # by a refusal, which is read next
-            await self.send("hello", **self._hello)
+        await self.send("hello", **self._hello)
         ready = self._parsed(await self._socket.recv())
         assert isinstance(ready, dict), "media before the message `ready`"
         self.ready, self._resume = ready, str(ready["resume"])
@@ -244,10 +250,12 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.drop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self.close()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -283,8 +291,13 @@ class Client:
         self._wait(self._client.drop())
 
     def close(self) -> None:
-        """End the session on the server."""
+        """End the session on the server; see `AsyncClient.close`."""
         self._wait(self._client.close())
 
     def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # such as Ctrl-C: the call must not go on, nor read the next message
+            future.cancel()
+            raise

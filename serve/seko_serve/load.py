@@ -269,7 +269,6 @@ async def _view(load: Load, number: int, after: float) -> View:
             return view
         try:
             await _watch(client, load, view)
-            await client.close()
         except ServeError as error:
             view.lost = error.kind.code
         except (OSError, WebSocketException) as error:

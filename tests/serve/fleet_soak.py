@@ -205,7 +205,7 @@ class Viewer:
         lost_at: float | None = None
         saved = 0
         while not enough():
-            with suppress(ServeError, ConnectionClosed):
+            with suppress(ServeError):
                 async for received in self.client.messages():
                     if isinstance(received, Media):
                         if lost_at is not None:

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
 
-from seko_serve.client import Client
+from seko_serve.client import AsyncClient, Client
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
 
 from .conftest import Starter
-from .test_server import PROMPT, alone, pictures
+from .test_server import LIMIT_S, PROMPT, alone, http, pictures
 
 
-def watched(client: Client, chunks: int) -> list[Media]:
-    """The media of so many chunks."""
+def watched(client: Client, chunks: int, told: list[dict[str, Any]] | None = None) -> list[Media]:
+    """The media of so many chunks; the other messages are added to ``told``."""
     media = []
     for received in client.messages():
         if isinstance(received, Media):
             media.append(received)
-        elif received["type"] == "chunk":
+            continue
+        if told is not None:
+            told.append(received)
+        if received["type"] == "chunk":
             client.send("ack", chunk=received["chunk"])
             chunks -= 1
             if not chunks:
                 break
     return media
+
+
+def take_all(client: Client, media: list[Media]) -> None:
+    """Add the media of all messages until the socket closes, and answer each chunk."""
+    for received in client.messages():
+        if isinstance(received, Media):
+            media.append(received)
+        elif received["type"] == "chunk":
+            client.send("ack", chunk=received["chunk"])
 
 
 def test_a_program_without_an_event_loop_sees_the_same_stream(start: Starter) -> None:
@@ -39,8 +55,82 @@ def test_a_program_without_an_event_loop_sees_the_same_stream(start: Starter) ->
         assert client.send("pause")
         assert client.send("play")
         client.close()
-        assert list(client.messages()) == []
+        assert list(client.messages())[-1] == {"type": "end", "reason": "closed"}
+        assert http(f"{server.url}/v1/sessions")[1]["data"] == []
     assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
+
+
+def test_leaving_the_context_ends_the_session_unless_its_socket_was_dropped(start: Starter) -> None:
+    server = start()
+    with Client(server.url) as client:
+        client.open(codecs=["rgb24"], prompt=PROMPT)
+        watched(client, 1)
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+    with suppress(ZeroDivisionError), Client(server.url) as client:
+        client.open(codecs=["rgb24"], prompt=PROMPT)
+        raise ZeroDivisionError
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+    with Client(server.url) as client:
+        client.open(codecs=["rgb24"], prompt=PROMPT)
+        client.drop()
+    (kept,) = http(f"{server.url}/v1/sessions")[1]["data"]
+    assert kept["id"] == client.ready["session"]
+
+
+def test_leaving_the_context_while_another_task_reads_ends_the_session(start: Starter) -> None:
+    server = start()
+
+    async def test() -> None:
+        async with AsyncClient(server.url) as client:
+            await client.open(codecs=["rgb24"], prompt=PROMPT)
+
+            async def read() -> None:
+                async for _ in client.messages():
+                    pass
+
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(0)  # it waits for a message now
+        await reading
+        assert (await asyncio.to_thread(http, f"{server.url}/v1/sessions"))[1]["data"] == []
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+
+
+def test_an_acknowledgement_that_meets_a_closed_socket_hides_neither_frames_nor_the_servers_error(
+    start: Starter,
+) -> None:
+    server = start()
+    with Client(server.url) as client:
+        client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media = watched(client, 1)
+        while http(f"{server.url}/v1/sessions")[1]["data"][0]["chunks"] < 3:
+            pass
+        server.stop()
+        assert client._client._socket is not None
+        client._wait(client._client._socket.wait_closed())
+        with pytest.raises(ServeError) as ended:
+            take_all(client, media)
+        assert ended.value.kind.code == "stopping"
+    assert {packet.chunk for packet in media} == {0, 1, 2}
+    assert np.array_equal(pictures(media), alone(3, {0: PROMPT}))
+
+
+def test_after_an_interrupt_the_client_goes_on(start: Starter) -> None:
+    server = start()
+    with Client(server.url) as client:
+        client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media = watched(client, 1)
+        client.send("pause")
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(1.0, signal.pthread_kill, [main, signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            take_all(client, media)  # what is on its way, then nothing comes
+        name, told = client.send("play"), []
+        client.send("ack", chunk=media[-1].chunk)
+        media += watched(client, 2, told)
+    assert [message["type"] for message in told if message.get("id") == name][:1] == ["received"]
+    assert np.array_equal(pictures(media), alone(9, {0: PROMPT})[: len(media)])
 
 
 def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> None:

@@ -70,8 +70,7 @@ async def watch(
         messages.append(received)
         if received["type"] == "chunk":
             if acknowledge:
-                with suppress(ConnectionClosed):  # the server's last message is read next
-                    await client.send("ack", chunk=received["chunk"])
+                await client.send("ack", chunk=received["chunk"])
             chunks -= 1
             if not chunks:
                 break
