@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._inductor import cpu_vec_isa
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from seko_export.lowering.patches import descriptor_scratch, outlined_kernels
 from seko_export.lowering.patches.patch import applied
@@ -49,7 +50,8 @@ def cross_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
             for place, (name, kind) in enumerate(types.items())
             if kind.startswith("*") or name in aligned
         }
-        source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=divisible)
+        kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+        source = kind(fn=kernel, signature=types, constexprs=constants, attrs=divisible)
         return triton.compile(
             source, target=GPUTarget("cuda", arch, WARP_THREADS), options={"num_warps": warps}
         )

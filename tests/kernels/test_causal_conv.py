@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from seko_kernels.causal_conv import packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.hopper_conv import REGISTERS, WARPS
+from seko_kernels.outlines import kernel_of
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import (
     SHARED_BYTES,
@@ -162,6 +165,28 @@ def test_the_kernel_compiles_for_hopper_without_spills(
     assert not any(({"LDL", "STL"} | copies) & set(loop) for loop in loops)
     if tiles.filters_first:  # a fence in front of each part's products, and a wait behind all
         assert [loop.count("WARPGROUP") for loop in loops] == [2 + bool(tiles.more_filters)] * 2
+
+
+@pytest.mark.parametrize("filters", [(64, 32), (128, 0)], ids=str)
+def test_each_step_frees_the_stage_before_it(
+    filters: tuple[int, int], cross_compile: Callable[..., Any]
+) -> None:
+    """A barrier that was chosen outside the loop would be the same one in each step: the loader would wait for ever."""
+    tiles = replace(MARGIN, filters=filters[0], more_filters=filters[1])
+    types, constants = signature(96, sum(filters), tiles, "*bf16")
+    of_triton = ("TAPS_H", "TAPS_W", "BH", "FILTERS_FIRST")
+    constants = {name: value for name, value in constants.items() if name not in of_triton}
+    kernel = cross_compile(
+        kernel_of("causal_conv_outline"), types, {**constants, "REGISTERS": REGISTERS}, 90, WARPS
+    )
+    lines = kernel.asm["ttgir"].splitlines()
+    arrivals = [place for place, line in enumerate(lines) if "ttng.arrive_barrier" in line]
+    assert len(arrivals) == 2 * 3  # in a step and behind the last one, of three warpgroups
+    for place in arrivals:
+        barrier = lines[place].split("ttng.arrive_barrier ")[1].split(",")[0]
+        (stage,) = re.findall(rf"{barrier} = ttg.memdesc_index %\w+\[(%\w+)\]", lines[place - 1])
+        loop = max(number for number, line in enumerate(lines[:place]) if "scf.for" in line)
+        assert any(f"{stage} = " in line for line in lines[loop + 1 : place])
 
 
 @pytest.mark.slow

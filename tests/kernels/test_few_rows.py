@@ -394,7 +394,9 @@ def test_gpu_engine_of_a_layer_is_five_launches(package_runner: Callable[..., An
             copies[place] = inputs[place].clone()
         expected = module(*copies)
         direct, replayed = run_and_replay(engine, inputs)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+        ) as profiled:
             engine(list(inputs))
             torch.cuda.synchronize()
         at = next(place for place, argument in enumerate(piece.signature) if argument.name == "hidden")

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from seko_kernels.gluon.warpgroups import next_stage
+from seko_kernels.gluon.warpgroups import next_stage, previous_stage
 from seko_kernels.hopper_conv import ROWS, RUNTIME_INTS
 
 _ROWS = gl.constexpr(ROWS)
@@ -265,7 +265,6 @@ def _multiply(  # type: ignore[no-untyped-def]
         lower = gl.zeros([BW, BN], gl.float32, ACC)
         more_upper = gl.zeros([BW, NEXT], gl.float32, MORE)
         more_lower = gl.zeros([BW, NEXT], gl.float32, MORE)
-        before = stage
         for step in range(begin, TAPS_T * STEPS):
             mbarrier.wait(ready.index(stage), phase)
             for above in gl.static_range(3):
@@ -285,8 +284,7 @@ def _multiply(  # type: ignore[no-untyped-def]
                 )
             else:
                 upper, lower = warpgroup_mma_wait(6, deps=(upper, lower))
-            mbarrier.arrive(empty.index(before), count=1, pred=step > begin)
-            before = stage
+            mbarrier.arrive(empty.index(previous_stage(stage, STAGES)), count=1, pred=step > begin)
             stage, phase = next_stage(stage, phase, STAGES)
         if BN_MORE > 0:
             upper, lower, more_upper, more_lower = warpgroup_mma_wait(
@@ -294,7 +292,7 @@ def _multiply(  # type: ignore[no-untyped-def]
             )
         else:
             upper, lower = warpgroup_mma_wait(0, deps=(upper, lower))
-        mbarrier.arrive(empty.index(before), count=1)
+        mbarrier.arrive(empty.index(previous_stage(stage, STAGES)), count=1)
         row += 2 * GROUP
         _write(upper, target, sizes, b, t, row, column, n, FILTERS, SCALED, ADD)
         _write(lower, target, sizes, b, t, row + 1, column, n, FILTERS, SCALED, ADD)

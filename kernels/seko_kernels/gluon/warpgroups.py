@@ -41,6 +41,16 @@ def next_stage(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-d
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
+def previous_stage(stage, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the stage of the tile before in the ring buffer.
+
+    A loop that sets ``before = stage`` for its next round would not do: Triton 3.6 compares objects to find what a loop
+    carries, and a name that stood for the same object before the loop keeps its first value.
+    """
+    return gl.where(stage == 0, STAGES - 1, stage - 1)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
 def place_of(  # type: ignore[no-untyped-def]
     tiles,
     whole_ctas,
