@@ -1,0 +1,88 @@
+"""Three nodes of Ray as processes of this machine, and what tests of fleets on them share. No tests."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shared import made_once
+
+from .artifacts import ENVIRONMENT, make_film
+
+LIMIT_S = 900.0
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "serve-film", make_film)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes as processes of this machine."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from seko_serve.fleet.actor_directory import NAMESPACE
+
+    with pytest.MonkeyPatch.context() as patch:
+        settings = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        settings["RAY_memory_monitor_refresh_ms"] = "0"  # else Ray kills boxes while others fill the memory
+        for name, value in {**ENVIRONMENT, **settings}.items():
+            patch.setenv(name, value)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        for number in range(2):
+            cluster.add_node(num_cpus=2, num_gpus=1, resources={f"box-{number}": 1})
+        ray.init(cluster.address, namespace=NAMESPACE, log_to_driver=False)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Port of Ray's proxies, which do not change it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(wanted: Callable[[], bool]) -> None:
+    """Wait until something is so; the caller bounds the wait."""
+    while not await asyncio.to_thread(wanted):
+        await asyncio.sleep(0.3)
+
+
+def below(process: int) -> list[int]:
+    """Return a process and all that it started, the youngest first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [process]
+    for parent in found:
+        found += children.get(parent, [])
+    return found[::-1]
+
+
+def raylet(node: Any) -> int:
+    """Return the number of the process that started all workers of a node."""
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def replicas(cluster: Any, name: str) -> list[int]:
+    """Return the processes of the replicas of Ray Serve whose application and deployment have this name."""
+    processes = [process for node in cluster.list_all_nodes() for process in below(raylet(node))]
+    return [
+        process
+        for process in processes
+        if Path(f"/proc/{process}/cmdline").read_text().startswith(f"ray::ServeReplica:{name}")
+    ]
