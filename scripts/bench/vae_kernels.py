@@ -49,6 +49,8 @@ from vae_layers import (
     tried,
 )
 
+from seko_export.lowering.patches import outlined_kernels
+from seko_export.lowering.patches.patch import applied
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
 from seko_kernels.admission_conv import admit_conv
 from seko_kernels.causal_conv import conv_kernel_of, launch_causal_conv
@@ -74,6 +76,9 @@ def main() -> None:
     parser.add_argument("--latents", type=int, default=3, help="latent frames of a call")
     parser.add_argument("--calls", default="steady,first", help="of steady, first")
     parser.add_argument("--fp8", action="store_true", help="also e4m3, for builds with --vae-fp8")
+    parser.add_argument(
+        "--only", default="", help="channels x filters to measure, as 96x96,192x96; default: all"
+    )
     parser.add_argument("--tiles", type=int, default=12, help="most candidates of a convolution")
     parser.add_argument("--admit", type=Path, help="table to which the tile sizes that won are added")
     parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1), help="that compile")
@@ -341,8 +346,11 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
     if tiles is not None:
         layer.use_kernel(tiles)
     graph = torch.export.export(layer, arguments, strict=False).module()
-    call = graph if INTERPRETED else torch._inductor.compile(graph, list(arguments))
-    return milliseconds(lambda: call(*arguments))
+    if INTERPRETED:
+        return milliseconds(lambda: graph(*arguments))
+    with applied(outlined_kernels.PATCH):  # or a kernel's outline, which computes nothing, would be timed
+        call = torch._inductor.compile(graph, list(arguments))
+        return milliseconds(lambda: call(*arguments))
 
 
 def milliseconds(call: Callable[[], object]) -> float:

@@ -96,6 +96,9 @@ def grouped(options: argparse.Namespace) -> Groups:
             if case.place not in groups and case.fp8 <= options.fp8:
                 new.setdefault(case.place, Counter())[case] = count
         groups |= new
+    if options.only:
+        wanted = options.only.split(",")
+        groups = {key: groups[key] for key in groups if f"{key.channels}x{key.filters}" in wanted}
     order = sorted(groups, key=lambda key: -sum(c.operations * n for c, n in groups[key].items()))
     return {key: groups[key] for key in order}
 

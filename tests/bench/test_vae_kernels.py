@@ -22,7 +22,7 @@ from seko_kernels import conv_reference
 from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, read_table
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": "steady", "fp8": True}
+TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": "steady", "fp8": True, "only": ""}
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def in_this_process(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, groups: 
 def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
     """All but the matrix products, which are half a hundredth at most."""
     config = VAE_PRESETS["wan-2.1"]
-    options = Namespace(vae="wan-2.1", height=480, width=832, latents=3, calls="steady", fp8=False)
+    options = Namespace(vae="wan-2.1", height=480, width=832, latents=3, calls="steady", fp8=False, only="")
     groups = bench.grouped(options)
     half = VaeDecode(config, first=False, frames=3).to("meta")
     shapes = ((1, 16, 3, 60, 104), *decoder_cache_shapes(config, 1, 60, 104))
@@ -86,6 +86,8 @@ def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
     both = bench.grouped(Namespace(**{**vars(options), "calls": "steady,first"}))
     assert groups.items() <= both.items()
     assert all(case.first for key, cases in both.items() if key not in groups for case in cases)
+    some = bench.grouped(Namespace(**{**vars(options), "only": "96x96,192x96"}))
+    assert {key[:2] for key in some} == {(96, 96), (192, 96)}
 
 
 @pytest.mark.usefixtures("bench")
