@@ -140,8 +140,7 @@ def test_a_box_that_is_cut_off_from_the_directory_goes_on_until_another_box_has_
             asked = f"http{cut_off.removeprefix('ws')}/v1/sessions"
             assert await refusal(asked, "POST") == (503, "full", NO_DIRECTORY)
             await moves.client.drop()  # its client asks the gateway, which knows the second box alone
-            count = len(moves.media)
-            await moves.watch(lambda: len(moves.media) > count + 4)
+            await moved(moves)
             assert await holder(directory, moves.session) == second.pid
             wire.cut(False)
             while await holder(directory, stays.session) != first.pid:

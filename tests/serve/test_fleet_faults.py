@@ -296,8 +296,7 @@ def test_a_paused_box_that_wakes_up_continues_no_session_and_saves_none(
             second = await fleet.box(1)
             first.send_signal(signal.SIGSTOP)
             await viewer.client.drop()
-            count = len(viewer.media)
-            await viewer.watch(lambda: len(viewer.media) > count + 6)
+            await moved(viewer)
             assert await holder(directory, viewer.session) == second.pid
             first.send_signal(signal.SIGCONT)
             while {row.sessions for row in await rows(directory) if number(row.name) == first.pid} != {0}:
