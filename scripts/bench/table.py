@@ -34,12 +34,6 @@ BEFORE_ROOMS = frozenset(
 # Figures whose measured code has changed more than that: patterns of figures, one of shapes, the last day of such rows,
 # and what they came before. A newer row loses the mark by its date.
 OLDER: tuple[tuple[str, str, str, str], ...] = (
-    (
-        "build_s engine_mb first_chunk_s launches_per_chunk busy_host_p99 step_vs_eager",
-        "*",
-        "2026-11-20",
-        "before fused layers",
-    ),
     ("fused_vs_plain", "*", "2026-11-20", "before attention in whole waves"),
     (
         "batch_scaling busy_pool_p99 soak_mismatches layer_streaming first_frame_s overlap_vs_none real_time_factor",
