@@ -181,6 +181,9 @@ CONVOLUTION_SCRATCH, OWN_CONVOLUTION_SCRATCH = 1.36, 1.9
 # kernels/seko_kernels/tuned_rows.json, whose products of 8 rows it meets within 20 %. Weights in e4m3 are converted.
 FEW_ROW_S, FEW_ROW_SHARE = 4e-6, 0.89
 FEW_ROW_FP8_S, FEW_ROW_FP8_SHARE = 4.4e-6, 0.58
+# Of the bandwidth, in the conversion of e4m3 weights for products of many rows: fp8_b64_ms - bf16_b64_ms of row
+# vox_fp8_step_vs_bf16 of docs/benchmarks/h200.jsonl.
+CONVERSION_SHARE = 0.62
 # Of the attention of few tokens: 120 launches took 0.47 ms for 2 x 11 tokens and 1.2 ms for 128 x 11 (same entry).
 LOCAL_ATTENTION_S, LOCAL_ATTENTION_SHARE = 3.9e-6, 0.41
 TOKEN_ATTENTION_S = 6.4e-6  # 36 launches took 0.23 ms at one row of 600 positions (same entry)

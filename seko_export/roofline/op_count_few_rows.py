@@ -1,7 +1,7 @@
 """Cost-model stand-ins for the ops on few rows: each records one launch and returns an empty tensor.
 
 The stand-ins replace `few_row_ops.FewRowOps` while `op_count` counts. Linear layers of more rows than the kernels take
-are counted as torch's ops, as which they run.
+are counted as torch's ops, as which they run; weights in e4m3 are converted before by a launch of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.families.layers.few_row_ops import FewRowOps
@@ -18,9 +19,10 @@ from seko_kernels.few_rows import TICKETS, Weight
 from seko_kernels.few_tokens import QuantisedCache
 from seko_kernels.tuned_rows import MOST_ROWS
 
-FEW_ROW_PRODUCT, FEW_ROW_FP8_PRODUCT, LOCAL_ATTENTION, TOKEN_ATTENTION = (
+FEW_ROW_PRODUCT, FEW_ROW_FP8_PRODUCT, CONVERSION, LOCAL_ATTENTION, TOKEN_ATTENTION = (
     "product of few rows",
     "product of few rows, fp8 weight",
+    "conversion of fp8 weights",
     "attention, local",
     "attention, token",
 )
@@ -45,7 +47,7 @@ class CountedFewRowOps(FewRowOps):
         tickets = torch.empty(TICKETS, dtype=torch.int32, device=x.device)
         if _is_few(x):
             return self._product([x, norm_weight], weight, weight.values.shape[0]), tickets
-        return reference.linear(reference.rms_norm(x, norm_weight, eps), *weight), tickets
+        return self._linear(reference.rms_norm(x, norm_weight, eps), weight), tickets
 
     def norm_gated_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, tickets: Tensor
@@ -54,7 +56,7 @@ class CountedFewRowOps(FewRowOps):
         del tickets
         if _is_few(x):
             return self._product([x, norm_weight], weight, weight.values.shape[0] // 2)
-        return reference.gated(reference.linear(reference.rms_norm(x, norm_weight, eps), *weight))
+        return reference.gated(self._linear(reference.rms_norm(x, norm_weight, eps), weight))
 
     def linear_added(
         self, x: Tensor, weight: Weight, hidden: Tensor, scale: float, tickets: Tensor
@@ -63,7 +65,7 @@ class CountedFewRowOps(FewRowOps):
         del tickets
         if _is_few(x):
             return self._product([x, hidden], weight, hidden.shape[-1])
-        return reference.added(hidden, reference.linear(x, *weight), scale)
+        return reference.added(hidden, self._linear(x, weight), scale)
 
     def local_attention(self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> Tensor:
         """Count the cost of `few_tokens.local_attention`."""
@@ -119,6 +121,13 @@ class CountedFewRowOps(FewRowOps):
         parts = [(cache, len(qkv) * prod(cache.shape[1:]) * cache.itemsize) for cache in (k, v)]
         self._record(TOKEN_ATTENTION, [qkv, *tables], [out], parts=parts)
         return out
+
+    def _linear(self, x: Tensor, weight: Weight) -> Tensor:
+        values = weight.values
+        if weight.scale is not None:
+            values = torch.empty(values.shape, dtype=x.dtype, device=x.device)
+            self._record(CONVERSION, [weight.values, weight.scale], [values])
+        return F.linear(x, values)
 
     def _product(self, ins: list[Tensor], weight: Weight, width: int) -> Tensor:
         x = ins[0]

@@ -12,6 +12,7 @@ import torch
 from seko_export.roofline.gpus import (
     ATTENTION_SHARE,
     BF16_ATTENTION_SHARE,
+    CONVERSION_SHARE,
     CONVOLUTION_SHARE,
     EXCHANGE_S,
     EXPAND_SHARE,
@@ -48,6 +49,7 @@ from seko_export.roofline.op_count import (
     Launch,
 )
 from seko_export.roofline.op_count_few_rows import (
+    CONVERSION,
     FEW_ROW_FP8_PRODUCT,
     FEW_ROW_PRODUCT,
     LOCAL_ATTENTION,
@@ -86,6 +88,7 @@ def launch_seconds(launch: Launch, gpu: Gpu) -> float:
         ROW_KERNEL: ROW_KERNEL_SHARE,
         FP8_EXPAND: FP8_EXPAND_SHARE,
         GATHER: GATHER_SHARE,
+        CONVERSION: CONVERSION_SHARE,
     }.get(launch.kind)
     if share is not None:
         return LAUNCH_S + moved / (gpu.bandwidth * share)

@@ -322,14 +322,14 @@ def test_engines_for_a_cpu_speak_as_the_original(tmp_path: Path, worst: Callable
 def test_a_plan_has_memory_and_the_time_of_a_step() -> None:
     """Of the public model on an H200: 7.55 GB of weights and 0.18 of the audio VAE a step at 4.8 TB/s.
 
-    The times are those of the newest row of `vox_step_ms`.
+    The times are those of the newest rows of `vox_step_ms` and `vox_fp8_step_vs_bf16`.
     """
     options = BuildOptions(preset="voxcpm2", sessions=64, batch=(1, 64), positions=1024)
     report = plan(options, "h200")
     alone, many = report["steps"]
     assert alone["weight_bytes"] == pytest.approx(7.55e9 + 4 * 45.7e6, rel=0.01)
     assert alone["least_ms"] == pytest.approx(1.61, rel=0.02)
-    rows = map(json.loads, (ROOT / "docs/benchmarks/h200.jsonl").read_text().splitlines())
+    rows = list(map(json.loads, (ROOT / "docs/benchmarks/h200.jsonl").read_text().splitlines()))
     newest = [row for row in rows if row["figure"] == "vox_step_ms"][-1]
     assert alone["ms"] == pytest.approx(newest["value"], rel=0.15)
     assert many["ms"] == pytest.approx(newest["b64_ms"], rel=0.15)
@@ -337,7 +337,10 @@ def test_a_plan_has_memory_and_the_time_of_a_step() -> None:
     assert report["bytes"]["of a position"] == 36 * 1024
     assert report["fits"]
     assert report["sessions_fit"] > 1000
-    halved = plan(replace(options, fp8=True), "h200")["steps"][0]
+    halved, halved_many = plan(replace(options, fp8=True), "h200")["steps"]
+    in_fp8 = [row for row in rows if row["figure"] == "vox_fp8_step_vs_bf16"][-1]
+    assert halved["ms"] == pytest.approx(in_fp8["fp8_ms"], rel=0.15)
+    assert halved_many["ms"] == pytest.approx(in_fp8["fp8_b64_ms"], rel=0.15)
     assert halved["weight_bytes"] < 0.53 * alone["weight_bytes"]
     assert halved["ms"] < alone["ms"]
     int8 = plan(replace(options, kv="int8", batch=(1,)), "h200")["steps"][0]
