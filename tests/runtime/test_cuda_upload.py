@@ -1,5 +1,5 @@
-"""The parts of CUDA memory that need no GPU: the order of an upload, the error of a fault, and what the environment is
-told."""
+"""The parts of CUDA memory that need no GPU: where layers begin, the order of an upload, the error of a fault, and what
+the environment is told."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from seko_runtime.backends import cuda_memory
 from seko_runtime.backends.uploads import STAGING_BYTES
+from seko_runtime.format.manifest import Buffer
 from seko_runtime.format.safetensors_map import MappedTensor
 
 from .order_watch import FakeMemory, RaceError, Watch, World
@@ -41,6 +42,34 @@ def test_work_on_an_uploaded_tensor_comes_after_its_copies(world: World) -> None
 def test_an_upload_that_waits_for_no_copy_is_a_race(world: World) -> None:
     with pytest.raises(RaceError):
         uploaded_sum(world, waits=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "row_axis"),
+    [
+        ((3, 5, 7), "uint8", 1),
+        ((2, 3, 5, 1), "bfloat16", 2),
+        ((2, 4, 8), "float32", 1),
+        ((3, 5), "float32", 0),
+    ],
+    ids=str,
+)
+def test_each_layer_of_a_buffer_begins_where_an_engine_may_write_it(
+    world: World, shape: tuple[int, ...], dtype: str, row_axis: int
+) -> None:
+    """An engine copies a misaligned input, and what it writes there is lost."""
+    memory = FakeMemory(world)
+    whole = memory.allocate(Buffer("kv", shape, dtype, "cache", row_axis=row_axis))
+    assert not whole.any()
+    numbers = torch.arange(whole.numel()).reshape(shape)
+    for index in np.ndindex(*shape[:row_axis]):
+        layer = memory.index(whole, index)
+        assert layer.data_ptr() % cuda_memory.ENGINE_ALIGNMENT == 0
+        assert layer.is_contiguous()
+        memory.copy(layer, numbers[index].to(layer.dtype))
+    assert torch.equal(whole.to(torch.int64), numbers)
+    if row_axis == 0 or layer.numel() * layer.itemsize % cuda_memory.ENGINE_ALIGNMENT == 0:
+        assert whole.is_contiguous()  # no byte is spent where none is needed
 
 
 @pytest.mark.parametrize("call", ["record", "wait_event"])

@@ -522,6 +522,15 @@ def test_an_error_reaches_the_threads_whose_sessions_the_call_carried_and_no_oth
         spared.close()
 
 
+def test_a_cache_that_an_engine_takes_whole_has_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers would have gaps between them if an engine took each alone."""
+    memory = FakeMemory(made_world(monkeypatch))
+    with open_pool(memory, buckets=(2,)) as pool:
+        device = pool._rows.device()
+        assert device.buffers["k"].is_contiguous()
+        assert not memory.allocate(device.specs["k"]).is_contiguous()
+
+
 def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     world: World = made_world(monkeypatch)
     with open_pool(FakeMemory(world), buckets=(2,)) as pool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -21,7 +22,7 @@ from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.config.speech import SpeechBuild
-from seko_export.engines.piece import dtype_name
+from seko_export.engines.piece import OF_LAYER, dtype_name
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import family_of, graph_of
 from seko_export.families.voxcpm2.config import VoxCpm2Config
@@ -34,6 +35,7 @@ from seko_export.speech.description import kv_pool
 from seko_export.speech.recording import LEAST
 from seko_export.speech.workload import WORKLOAD
 from seko_runtime import open_artifact
+from seko_runtime.backends.cuda_memory import ENGINE_ALIGNMENT, CudaMemory
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import Weight
 from seko_runtime.speech import contract, golden
@@ -292,6 +294,27 @@ def weight_table(config: SpeechBuild) -> list[tuple[str, tuple[int, ...], str]]:
                     name = name.removesuffix("[pass]")
                     found[name] = (name, (*steps, *argument.shape), dtype_name(argument.dtype))
     return list(found.values())
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp4"])
+def test_each_layers_cache_begins_where_an_engine_may_write_it(kv: str, tmp_path: Path) -> None:
+    """In memory as on a GPU, where engines copy misaligned inputs and lose what they write there."""
+    folder = tmp_path / "model"
+    write_folder(folder, WIDE)
+    options = {"fp4_kv": True} if kv == "fp4" else {"kv": kv}
+    config = resolve_speech(BuildOptions(folder, target="cpu", positions=POSITIONS, **options)).config
+    graph, memory = graph_of(config), cast(CudaMemory, SimpleNamespace(device=torch.device("cpu")))
+    tensors = {buffer.name: CudaMemory.allocate(memory, buffer) for buffer in graph.buffers}
+    layers = [
+        tensors[argument.ref.removeprefix("buffer:").removesuffix(OF_LAYER)][layer]
+        for piece in graph.pieces.values()
+        for argument in piece.inputs
+        if argument.ref.endswith(OF_LAYER) and argument.ref.startswith("buffer:")
+        for layer in piece.served
+    ]
+    sizes = {layer.numel() * layer.itemsize % ENGINE_ALIGNMENT for layer in layers}
+    assert sizes != {0}  # otherwise nothing would be tested: scales of this model end between two multiples
+    assert [layer.data_ptr() % ENGINE_ALIGNMENT for layer in layers] == [0] * len(layers)
 
 
 def test_quantised_caches_need_heads_of_whole_groups() -> None:

@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.blocks import CALLS_IN_FLIGHT, block_offsets
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
+from seko_runtime.backends.device_tensor import aligned_strides
 from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, ResultBlocks, Upload
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResults, host_array, torch_dtype
 from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
-from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.releasing import release_after_error, release_all
 
 _cuda: Any = torch.cuda  # torch.cuda's streams, events and pools have no types
-# alignment in bytes that compiled kernels expect; they would copy a misaligned input at each call
+# Alignment in bytes that compiled kernels expect. An engine copies a misaligned input at each call, and what the engine
+# writes to that input in place is lost with the copy.
 ENGINE_ALIGNMENT = 16
 MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it once
 
@@ -52,9 +54,15 @@ class CudaMemory(CpuMemory):
         self._idle_blocks: dict[int, list[torch.Tensor]] = {}  # free pinned blocks, by size
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
+        """Return a zero-filled tensor in which each layer begins at a multiple of `ENGINE_ALIGNMENT`; there may be
+        unused bytes between layers."""
         # The CPU's error conversion is not used: all CUDA errors are RuntimeErrors, and `ordered` picks those that
         # mean too little memory.
-        return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
+        dtype, layers = torch_dtype(spec.dtype), spec.row_axis if isinstance(spec, Buffer) else 0
+        in_bytes = aligned_strides(spec.shape, spec.dtype, layers, ENGINE_ALIGNMENT)
+        strides = [stride // dtype.itemsize for stride in in_bytes]
+        numbers = strides[0] * spec.shape[0] if spec.shape else 1
+        return torch.zeros(numbers, dtype=dtype, device=self.device).as_strided(spec.shape, strides)
 
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
         """Begin to copy all tensors into one allocation on the device."""

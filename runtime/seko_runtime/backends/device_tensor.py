@@ -81,6 +81,29 @@ def contiguous_strides(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
+def aligned_strides(shape: Sequence[int], dtype: str, indexed: int, alignment: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of a tensor whose parts begin at multiples of an alignment.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        The tensor's shape.
+    dtype : str
+        The manifest's dtype name.
+    indexed : int
+        Number of leading axes that engines' arguments index. A part is what an index on these axes selects; parts are
+        contiguous, and there may be unused bytes behind each.
+    alignment : int
+        The alignment in bytes, a multiple of the size of a number.
+    """
+    strides = [*contiguous_strides(shape, dtype)]
+    if 0 < indexed < len(shape):
+        strides[indexed - 1] = -(-strides[indexed - 1] // alignment) * alignment
+        for axis in reversed(range(indexed - 1)):
+            strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
 @dataclass(frozen=True)
 class Rows:
     """A two-dimensional copy of ``height`` runs of ``width`` bytes, with an offset and a pitch for source and

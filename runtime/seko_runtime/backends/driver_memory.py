@@ -15,6 +15,7 @@ from seko_runtime.backends.blocks import ALIGNMENT, CALLS_IN_FLIGHT, block_offse
 from seko_runtime.backends.cuda_driver import CudaDriver
 from seko_runtime.backends.device_tensor import (
     DeviceTensor,
+    aligned_strides,
     contiguous_strides,
     host_dtype,
     to_bytes,
@@ -67,10 +68,8 @@ class DriverMemory:
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
         """Return a zero-filled tensor in which the layers, and the rows that lanes use, are aligned as engines need
         it."""
-        strides = contiguous_strides(spec.shape, spec.dtype)
-        by_part = isinstance(spec, Buffer) and (spec.row_axis or spec.role == "lane")
-        if by_part and len(spec.shape) > 1:
-            strides = (-(-strides[0] // ALIGNMENT) * ALIGNMENT, *strides[1:])
+        indexed = (spec.row_axis or int(spec.role == "lane")) if isinstance(spec, Buffer) else 0
+        strides = aligned_strides(spec.shape, spec.dtype, indexed, ALIGNMENT)
         nbytes = strides[0] * spec.shape[0] if spec.shape else spec.nbytes
         block = Block(self.driver, nbytes)
         self.driver.fill(block.address, 0, max(nbytes, 1), self.queue.stream)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
-from seko_runtime.format.manifest import Manifest
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import Buffer, Manifest
 from seko_runtime.host.faults import captured
 from seko_runtime.sessions.loaded import Loaded
 
@@ -46,8 +48,11 @@ class Device:
         self._state_rows, self._memory = manifest.state_rows, memory
         self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "host"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
+        indexed = _indexed_axes(loaded.programs)
         self.buffers: dict[str, Tensor] = {
-            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "host"
+            spec.name: memory.allocate(_cut_as_indexed(spec.on_device, indexed))
+            for spec in manifest.buffers
+            if spec.role != "host"
         }
         self.buffers.update(self.host.tensors)
         self.layers = CacheOffload(manifest, loaded.programs, units, self.buffers, memory)
@@ -132,3 +137,21 @@ class Device:
         self.buffers.clear()
         self.layers.drop()
         del self.host
+
+
+def _indexed_axes(programs: Programs) -> Mapping[str, int]:
+    """Return the number of leading axes that every reference to a buffer indexes, by the buffer's name."""
+    indexed: dict[str, int] = {}
+    for runs in programs.values():
+        for calls in runs:
+            for call in calls:
+                for ref in (*call.inputs, *call.outputs):
+                    if ref.kind == "buffer":
+                        indexed[ref.name] = min(len(ref.index), indexed.get(ref.name, len(ref.index)))
+    return indexed
+
+
+def _cut_as_indexed(spec: Buffer, indexed: Mapping[str, int]) -> Buffer:
+    """Return the buffer for `Memory.allocate`, which may leave unused bytes between layers: a tensor that an engine
+    takes with several layers must have none."""
+    return replace(spec, row_axis=min(spec.row_axis, indexed.get(spec.name, spec.row_axis)))
