@@ -45,30 +45,33 @@ def test_an_upload_that_waits_for_no_copy_is_a_race(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "row_axis"),
+    ("shape", "dtype", "row_axis", "role"),
     [
-        ((3, 5, 7), "uint8", 1),
-        ((2, 3, 5, 1), "bfloat16", 2),
-        ((2, 4, 8), "float32", 1),
-        ((3, 5), "float32", 0),
+        ((3, 5, 7), "uint8", 1, "cache"),
+        ((2, 3, 5, 1), "bfloat16", 2, "cache"),
+        ((2, 4, 8), "float32", 1, "cache"),
+        ((3, 5), "float32", 0, "cache"),
+        ((3, 5), "bfloat16", 0, "lane"),
     ],
     ids=str,
 )
-def test_each_layer_of_a_buffer_begins_where_an_engine_may_write_it(
-    world: World, shape: tuple[int, ...], dtype: str, row_axis: int
+def test_each_part_of_a_buffer_begins_where_an_engine_may_write_it(
+    world: World, shape: tuple[int, ...], dtype: str, row_axis: int, role: str
 ) -> None:
-    """An engine copies a misaligned input, and what it writes there is lost."""
+    """A part is a layer, or a row that lanes use. An engine copies a misaligned input, and what it writes there is
+    lost."""
     memory = FakeMemory(world)
-    whole = memory.allocate(Buffer("kv", shape, dtype, "cache", row_axis=row_axis))
+    whole = memory.allocate(Buffer("kv", shape, dtype, role, row_axis=row_axis))
     assert not whole.any()
     numbers = torch.arange(whole.numel()).reshape(shape)
-    for index in np.ndindex(*shape[:row_axis]):
+    indexed = 1 if role == "lane" else row_axis
+    for index in np.ndindex(*shape[:indexed]):
         layer = memory.index(whole, index)
         assert layer.data_ptr() % cuda_memory.ENGINE_ALIGNMENT == 0
         assert layer.is_contiguous()
         memory.copy(layer, numbers[index].to(layer.dtype))
     assert torch.equal(whole.to(torch.int64), numbers)
-    if row_axis == 0 or layer.numel() * layer.itemsize % cuda_memory.ENGINE_ALIGNMENT == 0:
+    if indexed == 0 or layer.numel() * layer.itemsize % cuda_memory.ENGINE_ALIGNMENT == 0:
         assert whole.is_contiguous()  # no byte is spent where none is needed
 
 

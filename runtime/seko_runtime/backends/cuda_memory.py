@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.blocks import CALLS_IN_FLIGHT, block_offsets
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
-from seko_runtime.backends.device_tensor import aligned_strides
+from seko_runtime.backends.device_tensor import aligned_strides, indexed_axes
 from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, ResultBlocks, Upload
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResults, host_array, torch_dtype
 from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
-from seko_runtime.format.manifest import Buffer, TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.releasing import release_after_error, release_all
 
@@ -54,12 +54,12 @@ class CudaMemory(CpuMemory):
         self._idle_blocks: dict[int, list[torch.Tensor]] = {}  # free pinned blocks, by size
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
-        """Return a zero-filled tensor in which each layer begins at a multiple of `ENGINE_ALIGNMENT`; there may be
-        unused bytes between layers."""
+        """Return a zero-filled tensor in which the layers, and the rows that lanes use, begin at multiples of
+        `ENGINE_ALIGNMENT`; there may be unused bytes between them."""
         # The CPU's error conversion is not used: all CUDA errors are RuntimeErrors, and `ordered` picks those that
         # mean too little memory.
-        dtype, layers = torch_dtype(spec.dtype), spec.row_axis if isinstance(spec, Buffer) else 0
-        in_bytes = aligned_strides(spec.shape, spec.dtype, layers, ENGINE_ALIGNMENT)
+        dtype = torch_dtype(spec.dtype)
+        in_bytes = aligned_strides(spec.shape, spec.dtype, indexed_axes(spec), ENGINE_ALIGNMENT)
         strides = [stride // dtype.itemsize for stride in in_bytes]
         numbers = strides[0] * spec.shape[0] if spec.shape else 1
         return torch.zeros(numbers, dtype=dtype, device=self.device).as_strided(spec.shape, strides)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import ArtifactError
-from seko_runtime.format.manifest import DTYPE_BYTES
+from seko_runtime.format.manifest import DTYPE_BYTES, Buffer, TensorSpec
 
 # dtypes that numpy lacks, with a numpy dtype of the same size that carries their bits
 _RAW = {"float8_e4m3fn": "uint8"}
@@ -79,6 +79,12 @@ def contiguous_strides(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
     for size in shape[:0:-1]:
         strides.append(strides[-1] * size)
     return tuple(reversed(strides)) if shape else ()
+
+
+def indexed_axes(spec: TensorSpec) -> int:
+    """Return the number of leading axes that engines' arguments index: the layers of a buffer, or the rows that lanes
+    use."""
+    return (spec.row_axis or int(spec.role == "lane")) if isinstance(spec, Buffer) else 0
 
 
 def aligned_strides(shape: Sequence[int], dtype: str, indexed: int, alignment: int) -> tuple[int, ...]:

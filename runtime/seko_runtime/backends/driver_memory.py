@@ -18,6 +18,7 @@ from seko_runtime.backends.device_tensor import (
     aligned_strides,
     contiguous_strides,
     host_dtype,
+    indexed_axes,
     to_bytes,
     to_floats,
 )
@@ -39,7 +40,7 @@ from seko_runtime.backends.driver_lane import DriverLane
 from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, Upload
 from seko_runtime.backends.uploads import STAGING_BUFFERS, STAGING_BYTES, BlockLayout, StagedUpload
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Buffer, TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.releasing import release_all
 
@@ -68,8 +69,7 @@ class DriverMemory:
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
         """Return a zero-filled tensor in which the layers, and the rows that lanes use, are aligned as engines need
         it."""
-        indexed = (spec.row_axis or int(spec.role == "lane")) if isinstance(spec, Buffer) else 0
-        strides = aligned_strides(spec.shape, spec.dtype, indexed, ALIGNMENT)
+        strides = aligned_strides(spec.shape, spec.dtype, indexed_axes(spec), ALIGNMENT)
         nbytes = strides[0] * spec.shape[0] if spec.shape else spec.nbytes
         block = Block(self.driver, nbytes)
         self.driver.fill(block.address, 0, max(nbytes, 1), self.queue.stream)

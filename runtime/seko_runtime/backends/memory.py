@@ -185,8 +185,8 @@ class Memory(Protocol):
     warm_up_runs: int  # how often each program runs when rows are opened, before a capture or the first call
 
     def allocate(self, spec: TensorSpec) -> Tensor:
-        """Return a zero-filled tensor. Each layer of a buffer is contiguous and has the alignment that engines need, so
-        there may be unused bytes between layers; any other tensor is contiguous."""
+        """Return a zero-filled tensor. Each layer of a buffer, and each row that lanes use, is contiguous and has the
+        alignment that engines need, so there may be unused bytes between them; any other tensor is contiguous."""
         ...
 
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
