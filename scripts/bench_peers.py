@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")]
 
+from scripts.bench import built  # noqa: E402
+from scripts.bench.built import add_prepare  # noqa: E402
 from scripts.bench.peers import figures, plot, running  # noqa: E402
 from scripts.bench.peers.peers import PEERS  # noqa: E402
 from scripts.bench.peers.shapes import SHAPES, Shape  # noqa: E402
@@ -64,6 +66,8 @@ class Comparison:
         shapes = [SHAPES[name] for name in self.options.shapes]
         self.runner.forget_caches()
         self._prepare([shape for shape in shapes if not _large(shape)])
+        if self.options.prepare:
+            return self._report()
         for shape in shapes:
             self._measure_figures(shape)
         for shape in shapes:
@@ -143,9 +147,13 @@ class Comparison:
 
     def _reference(self, shape: Shape) -> None:
         file = self._reference_file(shape)
-        file.unlink(missing_ok=True)  # an older one must not be compared with if this one fails
         job = {"kind": "reference", "shape": shape.name, "reference": str(file)}
-        self.runner.measure(f"{shape.name} reference", job)
+        if built.known(file, job) is not None:
+            return
+        built.forget(file)
+        file.unlink(missing_ok=True)  # an older one must not be compared with if this one fails
+        if self.runner.measure(f"{shape.name} reference", job) is not None:
+            built.mark(file, job)
 
     def _checkpoint(self, preset: str) -> None:
         import torch
@@ -158,9 +166,13 @@ class Comparison:
 
     def _build(self, shape: Shape, engine: str, suffix: str = "", *more: str) -> None:
         checkpoint, output = self.options.work / f"{shape.preset}.pt", self._artifact(shape, engine, suffix)
-        shutil.rmtree(output, ignore_errors=True)  # an older one must not be measured if this build fails
         arguments = running.build_arguments(shape, engine, checkpoint, output, *more)
-        self.runner.build(f"{shape.name} build {engine}{suffix}", arguments)
+        if built.known(output, arguments) is not None:
+            return
+        built.forget(output)
+        shutil.rmtree(output, ignore_errors=True)  # an older one must not be measured if this build fails
+        if self.runner.build(f"{shape.name} build {engine}{suffix}", arguments) is not None:
+            built.mark(output, arguments)
 
     def _peer(self, shape: Shape, name: str) -> None:
         self._job(shape, name, caches=f"{shape.name}-{name}", kind="peer", peer=name)
@@ -250,6 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--seconds", type=float, default=480, help="nothing begins, and all ends, after these"
     )
     parser.add_argument("--chunks", type=int, default=20, help="steady chunks to time")
+    add_prepare(parser)
     parser.add_argument("--plot", type=Path, help="where the picture goes; else into --work")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from vae_engines import random_weights as random_vae  # noqa: E402
 
+from scripts.bench.built import add_prepare  # noqa: E402
 from seko_export.artifact.describe import describe  # noqa: E402
 from seko_export.artifact.writer import hash_files  # noqa: E402
 from seko_export.backends import EAGER, export_backend  # noqa: E402
@@ -146,6 +147,10 @@ def eager_engines(config: VideoBuild) -> dict[str, Engine]:
     return {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
 
 
+class PreparedError(Exception):
+    """Ends a part behind its builds, with ``--prepare``."""
+
+
 @dataclass
 class FullModelBench:
     """The options of a bench, its engines and its sessions.
@@ -202,6 +207,9 @@ class FullModelBench:
                     future.result()
                 self.say("engines compiled")
 
+            if self.options.prepare:
+                wait()
+                raise PreparedError
             yield wait
             for future in running:
                 future.result()
@@ -338,6 +346,7 @@ def full_model_parser(
     parser.add_argument("--parts", default=default, help=f"some of {','.join(parts)}, with commas")
     parser.add_argument("--chunks", type=int, default=8, help="steady chunks to time")
     parser.add_argument("--seconds", type=float, default=540, help="no part begins behind these")
+    add_prepare(parser)
     parser.add_argument(
         "--eager", action="store_true", help="engines as they are, uncompiled: to try the script"
     )
@@ -360,6 +369,8 @@ def measure(bench: FullModelBench, parts: Mapping[str, Callable[[Any], None]]) -
         began = bench.elapsed
         try:
             parts[name](bench)
+        except PreparedError:
+            pass
         except Exception as fault:  # the other parts' rows are worth their time
             traceback.print_exc()
             failed[name] = f"{type(fault).__name__}: {fault}"[:500]

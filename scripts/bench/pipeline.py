@@ -11,7 +11,9 @@ script; its rows say so.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import statistics
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +23,10 @@ from typing import Any
 from children import last_json, run_python
 from rows import append_row
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
+
+from scripts.bench import built
+from scripts.bench.built import add_prepare
 from seko_export.tools.inspection import percentile
 
 SAMPLE = "sample: 96x96, chunk 3, ring 9, B=1, fp4"
@@ -115,17 +121,19 @@ def main() -> None:
     parser.add_argument(
         "--small", action="store_true", help="tiny models, which a CPU runs: to try the script"
     )
+    add_prepare(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     for name in options.models.split(","):
         if name == "sample":
-            artifact = options.work / "sample"
-            last_json("-m", "seko_export", "build", "--fp4-kv", "-o", str(artifact), "--force", "--json")
-            measure(artifact, SAMPLE, options)
+            artifact, shape, figure = _built(options.work / "sample", "--fp4-kv"), SAMPLE, None
         else:
             model = FULL[name].trial if options.small else FULL[name]
             device = "cpu" if options.small else "cuda"
-            measure(_full_size(options.work, model, device), model.shape, options, model.fps_figure)
+            artifact = _full_size(options.work, model, device)
+            shape, figure = model.shape, model.fps_figure
+        if not options.prepare:
+            measure(artifact, shape, options, figure)
 
 
 def measure(artifact: Path, shape: str, options: argparse.Namespace, fps_figure: str | None = None) -> None:
@@ -193,13 +201,24 @@ def _full_size(work: Path, model: FullSize, device: str) -> Path:
     """Build a model with its VAE, both of random weights; builds of one model share its checkpoint."""
     checkpoint, vae = work / f"{model.preset}.pt", work / f"{model.vae}.pth"
     artifact, make = work / f"{model.preset}-{model.vae}", "scripts/make_checkpoint.py"
-    if not checkpoint.exists():
-        run_python(make, "--preset", model.preset, "--format", "self-forcing", "--device", device, "-o",
-                   str(checkpoint))  # fmt: skip
-    if not vae.exists():
-        run_python(make, "--vae", model.vae, "-o", str(vae))
-    last_json("-m", "seko_export", "build", str(checkpoint), "--preset", model.preset, *model.options, "--vae",
-              str(vae), "--no-text", "-o", str(artifact), "--force", "--json")  # fmt: skip
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may make the same checkpoint
+        if not checkpoint.exists():
+            run_python(make, "--preset", model.preset, "--format", "self-forcing", "--device", device, "-o",
+                       str(checkpoint))  # fmt: skip
+        if not vae.exists():
+            run_python(make, "--vae", model.vae, "-o", str(vae))
+    return _built(
+        artifact, str(checkpoint), "--preset", model.preset, *model.options, "--vae", str(vae), "--no-text"
+    )
+
+
+def _built(artifact: Path, *arguments: str) -> Path:
+    """Build an artifact, unless this commit has done so."""
+    if built.known(artifact, arguments) is None:
+        built.forget(artifact)
+        last_json("-m", "seko_export", "build", *arguments, "-o", str(artifact), "--force", "--json")
+        built.mark(artifact, arguments)
     return artifact
 
 

@@ -210,7 +210,8 @@ def _picture(config: VideoBuild) -> str:
 
 
 def _encode(bench: Bench) -> None:
-    encode(bench.options.rows)
+    if not bench.options.prepare:  # it builds nothing
+        encode(bench.options.rows)
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

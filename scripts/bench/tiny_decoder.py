@@ -22,6 +22,7 @@ from vae_engines import DECODERS, DecodeSession, build, forget, rms, timed
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
 
+from scripts.bench.built import add_prepare
 from scripts.random_vae import random_vae
 from seko_export.config.video import VideoBuild
 from seko_export.media.taehv.config import TaehvConfig
@@ -42,10 +43,13 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--width", type=int, default=832)
     parser.add_argument("--repeats", type=int, default=50, help="steady chunks to time")
+    add_prepare(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     config, tiny = decoder_config(options.preset, options.height, options.width)
     build_s = build(config, options.work)
+    if options.prepare:
+        return
     weights = random_vae(tiny, seed=0, dtype=torch.float32) | latent_statistics(tiny, torch.float32)
     latents = some_latents(config, CHUNKS).to(config.target.device)
     usual = options.preset == PRESET and (options.height, options.width) == (480, 832)

@@ -32,6 +32,7 @@ from vae_engines import (
     timed,
 )
 
+from scripts.bench.built import add_prepare
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
@@ -109,10 +110,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, help="default: 832, or 1280 for wan-2.2")
     parser.add_argument("--fp8", action="store_true", help="fp8 convolutions, as --vae-fp8 builds them")
     parser.add_argument("--repeats", type=int, default=20, help="steady chunks to time")
+    add_prepare(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     config, vae = build_config(options.height, options.width, options.vae, fp8=options.fp8)
     build_s = build(config, options.work)
+    if options.prepare:
+        return
     weights = random_weights(vae) | latent_statistics(vae, torch.float32)
     latents = some_latents(config, CHUNKS).to(config.target.device)
     with torch.no_grad():

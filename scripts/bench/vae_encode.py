@@ -32,6 +32,7 @@ from vae_engines import (
     timed,
 )
 
+from scripts.bench.built import add_prepare
 from seko_export.config.video import VideoBuild
 from seko_export.families.wan_i2v.presets import I2V, PRESETS
 from seko_export.media.wan_vae.config import WAN_2_1, WAN_2_2
@@ -93,10 +94,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=832)
     parser.add_argument("--repeats", type=int, default=20, help="calls to time")
     parser.add_argument("--eager", action="store_true", help="engines uncompiled: to try the script")
+    add_prepare(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     config = encode_config(options.height, options.width, options.vae)
     build_s = {} if options.eager else build(config, options.work, ENCODERS)
+    if options.prepare:
+        return
     with torch.no_grad():
         measure(config, options, build_s)
 

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # The figures that only a GPU gives, on a GPU box with its own torch; each appends its rows to docs/benchmarks/ itself.
-#     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [SECTION...]       without: all, in this order
+#     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [--prepare] [SECTION...]    without: all, in this order
+# --prepare only builds what the sections measure, four sections side by side; run the same without it afterwards. While
+# a section measures, nothing should be built on its GPU: that has doubled the times of eager models.
 # Sections of one lane run one after another; lanes are dealt out to the GPUs that there are. SEKO_SECONDS bounds each
 # section (default 480). Builds of several lanes at a time want 16 cores a lane: a section that they starve runs out of time.
 # peers_vae_fp8 and vae_fp8 want fp8 rows of this GPU in tuned_conv.json, which vae_kernels writes.
@@ -11,9 +13,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+prepare=() preparable=" vae vae_fp8 vae_encode vae22 tiny_decoder pipeline fps5 fps5_tiny peers peers_tiny peers_vae_fp8 parts peers3 peers5 lingbot lingbot_key lingbot_720p i2v seko_talk serve serve_misses serve_s3 serve_key "
+[ "${1:-}" != --prepare ] || { prepare=(--prepare) && shift; }
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
+    [ ${#prepare[@]} -eq 0 ] || [ $# -eq 0 ] || [[ $preparable == *" $name "* ]] || { echo "section $name builds nothing ahead" >&2 && exit 2; }
 done
 source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
@@ -23,8 +28,12 @@ work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480} rows=docs/benchm
 mkdir -p "$work"
 
 limit=(timeout --kill-after=10 "$seconds" "$PYTHON")
+bench() { # SCRIPT OPTIONS...: a bench that can build ahead
+    "${limit[@]}" "$@" "${prepare[@]}"
+}
+
 compare() { # SECTION SHAPE OPTIONS...: peers and engines at one shape
-    "${limit[@]}" scripts/bench_peers.py --shapes "$2" "${@:3}" --seconds $((seconds - 20)) --work "$work/$1" --rows "$rows"
+    bench scripts/bench_peers.py --shapes "$2" "${@:3}" --seconds $((seconds - 20)) --work "$work/$1" --rows "$rows"
 }
 
 pool_of() { # FOLDER FIGURES OPTIONS...: builds a pool with an FP4 cache and measures it
@@ -38,7 +47,7 @@ full_size() { # a checkpoint of the 1.3B model's size
 }
 
 serve_full() { # PARTS OPTIONS...: the server over full-size models; needs starlette, uvicorn, websockets, av, prometheus-client
-    "${limit[@]}" scripts/bench/serve_full.py --work "$work/serve" --rows "$rows" --parts "$@"
+    bench scripts/bench/serve_full.py --work "$work/serve" --rows "$rows" --parts "$@"
 }
 
 section() { # NAME
@@ -53,10 +62,10 @@ section() { # NAME
     quality) "${limit[@]}" -m scripts.kv_quality --sample seko_export/sample --rows docs/benchmarks/kv-quality.jsonl \
         --pictures docs/images --prompts 200 --chunks 7,20,100 --batch 200 --device cuda ;;
     peers5) compare "$1" S6 --engines fp4_fp8,fp4_fp8_resident --peers B3 --extras '' --chunks 8 ;;
-    vae22) "${limit[@]}" scripts/bench/vae.py --vae wan-2.2 --work "$work/vae22" --rows "$rows" ;;
-    fps5) "${limit[@]}" scripts/bench/pipeline.py --models 5b --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
-    fps5_tiny) "${limit[@]}" scripts/bench/pipeline.py --models 5b-tiny --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
-    pipeline) "${limit[@]}" scripts/bench/pipeline.py --models sample,1.3b --work "$work/pipeline" --rows "$rows" ;;
+    vae22) bench scripts/bench/vae.py --vae wan-2.2 --work "$work/vae22" --rows "$rows" ;;
+    fps5) bench scripts/bench/pipeline.py --models 5b --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
+    fps5_tiny) bench scripts/bench/pipeline.py --models 5b-tiny --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
+    pipeline) bench scripts/bench/pipeline.py --models sample,1.3b --work "$work/pipeline" --rows "$rows" ;;
     stream) "${limit[@]}" scripts/bench/long_stream.py "$work/pipeline/sample" --rows "$rows" --picture docs/images/long-stream.png ;;
     pool) pool_of "$work/pool" busy,slope,soak --no-text --no-vae --sessions 12 --batch 1,2,4 ;;
     threads) "${limit[@]}" scripts/bench/thread_soak.py --chunks 20000 --fp4-kv --rows "$rows" ;;
@@ -66,18 +75,18 @@ section() { # NAME
     fit) "${limit[@]}" scripts/bench/sessions_fit.py --preset self-forcing-1.3b --work "$work/fit" --rows "$rows" ;;
     fit14) "${limit[@]}" scripts/bench/sessions_fit.py --preset wan-14b --kv fp4 --work "$work/fit14" --rows "$rows" ;;
     step) "${limit[@]}" scripts/bench/main_job.py --work "$work/step" --rows "$rows" ;;
-    vae_fp8) "${limit[@]}" scripts/bench/vae.py --fp8 --work "$work/vae-fp8" --rows "$rows" ;;
-    vae) "${limit[@]}" scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
-    vae_encode) "${limit[@]}" scripts/bench/vae_encode.py --work "$work/vae-encode" --rows "$rows" ;;
+    vae_fp8) bench scripts/bench/vae.py --fp8 --work "$work/vae-fp8" --rows "$rows" ;;
+    vae) bench scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
+    vae_encode) bench scripts/bench/vae_encode.py --work "$work/vae-encode" --rows "$rows" ;;
     vae_kernels) "${limit[@]}" scripts/bench/vae_kernels.py --fp8 --seconds $((seconds - 40)) \
         --admit kernels/seko_kernels/tuned_conv.json ;; # before vae, whose engines read the table
-    tiny_decoder) "${limit[@]}" scripts/bench/tiny_decoder.py --work "$work/tiny-decoder" --rows "$rows" ;;
-    lingbot) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts chunk,compiled,share ;;
-    lingbot_key) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;
-    lingbot_720p) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts fits ;;
+    tiny_decoder) bench scripts/bench/tiny_decoder.py --work "$work/tiny-decoder" --rows "$rows" ;;
+    lingbot) bench scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts chunk,compiled,share ;;
+    lingbot_key) bench scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;
+    lingbot_720p) bench scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts fits ;;
     lora) "${limit[@]}" scripts/bench/lora_build.py --folder "$work/lora" --device cuda --rows "$rows" ;;
-    i2v) "${limit[@]}" scripts/bench/i2v.py --work "$work/i2v" --rows "$rows" ;;
-    seko_talk) "${limit[@]}" scripts/bench/seko_talk.py --work "$work/seko-talk" --rows "$rows" ;;
+    i2v) bench scripts/bench/i2v.py --work "$work/i2v" --rows "$rows" ;;
+    seko_talk) bench scripts/bench/seko_talk.py --work "$work/seko-talk" --rows "$rows" ;;
     serve) serve_full s1,s3,encode --misses-of 350 --misses-s3-of 800 ;; # all of these rows in one call, of fewer chunks
     serve_misses) serve_full misses ;;                                   # 480 s of video: SEKO_SECONDS=590
     serve_s3) serve_full s3 ;;
@@ -104,6 +113,20 @@ lane() { # GPU NAMES...: its sections that are wanted, one after another; return
     done
     return "$failed"
 }
+
+if [ ${#prepare[@]} -gt 0 ]; then
+    failed=0 pids=()
+    for name in $preparable; do
+        [[ $wanted == *" $name "* ]] || continue
+        [ "$(jobs -rp | wc -l)" -lt 4 ] || wait -n || true
+        (wanted=" $name " && lane 0 "$name") &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do
+        wait "$pid" || failed=$((failed + $?))
+    done
+    exit "$failed"
+fi
 
 dealt=() turn=0 # by GPU, the sections of its lanes
 for one in "${lanes[@]}"; do

@@ -15,6 +15,7 @@ import pytest
 from scripts import bench_peers
 from scripts.bench.peers import figures, plot, running
 from scripts.bench.peers.shapes import BF16_FLOPS, SHAPES
+from scripts.bench.rows import COMMIT
 
 pytestmark = pytest.mark.slow
 
@@ -306,6 +307,22 @@ def test_an_fp8_decoder_is_built_and_measured_where_it_is_asked_for(tmp_path, ca
     assert [name for name in built if "--vae-fp8" in built[name]] == ["S1 build fp4-e2e_fp8"]
     assert {name for name in built if "--vae" in built[name]} == {"S1 build fp4-e2e", "S1 build fp4-e2e_fp8"}
     assert called.count("S1 eager VAE") == 1
+
+
+def test_what_was_prepared_is_not_built_again(tmp_path, canned, monkeypatch):
+    compare, called = canned
+    asked = ("--shapes", "S1", "--engines", "exact,fp4", "--peers", "B3", "--extras", "e2e")
+    monkeypatch.setenv(COMMIT, "abc")
+    code, rows = compare(tmp_path, quick, *asked, "--prepare")
+    builds = {name for name in called if " build " in name}
+    assert builds == {"S1 build exact", "S1 build fp4", "S1 build fp4-e2e"}
+    assert (code, rows) == (0, [])
+    assert "S1 B3" not in called
+    called.clear()
+    code, rows = compare(tmp_path, quick, *asked)
+    assert code == 0
+    assert {"s1_fp4_vs_b3", "e2e_s1_vs_b3"} <= {row["figure"] for row in rows}
+    assert not any(" build " in name for name in called)
 
 
 def test_a_wrong_peer_fails_the_comparison_and_gives_no_row(tmp_path, canned, capsys):
