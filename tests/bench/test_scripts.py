@@ -167,11 +167,18 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
     monkeypatch.setattr(script.FullModelBench, "folder", lambda _, __: folder)
     folder.mkdir(parents=True)
     (folder / "half an engine").touch()
-    bench = script.FullModelBench(argparse.Namespace(eager=False))
+    bench = script.FullModelBench(argparse.Namespace(prepare=False, eager=False))
     bench.compile(["a build"])
     bench.compile(["a build"])
     assert compiled == ["a build"]
     assert {file.name for file in folder.iterdir()} == {"engine.pt2", "done"}
+
+    def part(bench: Any) -> None:
+        bench.compile(["a build"])
+        pytest.fail("with --prepare nothing is measured")
+
+    options = argparse.Namespace(eager=False, prepare=True, parts="part", work=tmp_path, seconds=60)
+    assert script.measure(script.FullModelBench(options), {"part": part}) == 0
 
 
 @pytest.mark.usefixtures("neighbours")
