@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")]
 
 from scripts.bench import built  # noqa: E402
-from scripts.bench.built import add_prepare  # noqa: E402
 from scripts.bench.peers import figures, plot, running  # noqa: E402
 from scripts.bench.peers.peers import PEERS  # noqa: E402
 from scripts.bench.peers.shapes import SHAPES, Shape  # noqa: E402
@@ -262,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--seconds", type=float, default=480, help="nothing begins, and all ends, after these"
     )
     parser.add_argument("--chunks", type=int, default=20, help="steady chunks to time")
-    add_prepare(parser)
+    built.add_prepare(parser)
     parser.add_argument("--plot", type=Path, help="where the picture goes; else into --work")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,6 @@ from rows import append_row
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
 
 from scripts.bench import built
-from scripts.bench.built import add_prepare
 from seko_export.tools.inspection import percentile
 
 SAMPLE = "sample: 96x96, chunk 3, ring 9, B=1, fp4"
@@ -121,7 +120,7 @@ def main() -> None:
     parser.add_argument(
         "--small", action="store_true", help="tiny models, which a CPU runs: to try the script"
     )
-    add_prepare(parser)
+    built.add_prepare(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     for name in options.models.split(","):

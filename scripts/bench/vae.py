@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vae_engines import (
     DECODERS,
     DecodeSession,
+    Reference,
     build,
     clip_times,
     diffusers_vae,
@@ -82,22 +83,6 @@ CASES = {
     "lightvae": replace(_WAN_2_1, title="Wan VAE, base_dim 24"),
     WAN_2_2: Case("wan-5b", 4, 704, 1280, "vae22_vs_eager", 0.45, "Wan 2.2 VAE"),
 }
-
-
-@dataclass(frozen=True)
-class Reference:
-    """An eager decoder of whole clips.
-
-    Parameters
-    ----------
-    name : str
-        What it is, for the row.
-    decode : callable
-        Latents [1, z, F, h, w] float32, normalised, to video [1, 3, T, H, W] in -1..1.
-    """
-
-    name: str
-    decode: Callable[[Tensor], Tensor]
 
 
 def main() -> None:
@@ -228,12 +213,12 @@ def differences(
         False  # the truth is in whole float32
     )
     truth = eager_reference(config, weights, torch.float32)
-    wanted = levels(truth.decode(latents))
+    wanted = levels(truth.run(latents))
     name = truth.name
     del truth
     forget()
     same = eager_reference(config, weights, config.target.dtype)
-    beside = levels(same.decode(latents))
+    beside = levels(same.run(latents))
     del same
     forget()
     error, allowed = rms(pictures.double(), wanted), rms(beside, wanted)
@@ -256,7 +241,8 @@ def differences(
 
 
 def eager_reference(config: VideoBuild, weights: dict[str, Tensor], dtype: torch.dtype) -> Reference:
-    """Return diffusers' decoder with these weights, or ours called as diffusers calls its own."""
+    """Return diffusers' decoder with these weights, or ours called as diffusers calls its own: of latents
+    [1, z, F, h, w] float32, normalised, to video [1, 3, T, H, W] in -1..1."""
     vae, device = config.workload.vae or WanVaeConfig(), config.target.device
     statistics = {n: t.to(device).view(-1, 1, 1, 1) for n, t in latent_statistics(vae, torch.float32).items()}
 
@@ -296,7 +282,7 @@ def own_decoder(
 def eager_times(reference: Reference, latents: Tensor, repeats: int) -> tuple[dict[str, float], int]:
     """Return milliseconds of a first and of a steady chunk, and the most that was allocated; see `clip_times`."""
     chunk = latents.shape[2] // CHUNKS
-    first, steady, peak = clip_times(reference.decode, latents, chunk, CHUNKS - 1, repeats)
+    first, steady, peak = clip_times(reference.run, latents, chunk, CHUNKS - 1, repeats)
     return dict(zip(DECODERS, (first, steady), strict=True)), peak
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from vae import CASES, build_config
 from vae_engines import (
     EngineSession,
+    Reference,
     build,
     clip_times,
     diffusers_vae,
@@ -46,22 +47,6 @@ CALLS = dict(zip(ENCODERS, ("first call: 1 frame", "later call: 4 frames"), stri
 LATER = 4  # later calls, for the difference and for eager's time
 ROUNDING = 1e-5  # of the latents' spread: by this much sums in float32 may differ with their order
 LATENTS = dict(zip(ENCODERS, ("buffer:picture.first", "buffer:picture.later[{layer}]"), strict=True))
-
-
-@dataclass(frozen=True)
-class Reference:
-    """An eager encoder of whole clips.
-
-    Parameters
-    ----------
-    name : str
-        What it is, for the row.
-    encode : callable
-        Video [1, 3, 1 + 4n, H, W] float32 in -1..1 to latents [1, z, 1 + n, h, w] float32, normalised.
-    """
-
-    name: str
-    encode: Callable[[Tensor], Tensor]
 
 
 class EncodeSession(EngineSession):
@@ -131,7 +116,7 @@ def measure(config: VideoBuild, options: argparse.Namespace, build_s: Mapping[st
         del session
         forget()
         reference = eager_encoder(config, weights, config.target.dtype)
-        *eager, eager_peak = clip_times(reference.encode, clip, 1, LATER, max(2, options.repeats // 4))
+        *eager, eager_peak = clip_times(reference.run, clip, 1, LATER, max(2, options.repeats // 4))
         name = reference.name
         del reference
         forget()
@@ -175,11 +160,11 @@ def compared(
     # the truth is in whole float32; times are taken with torch's own settings
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     truth = eager_encoder(config, weights, torch.float32)
-    wanted, name = truth.encode(clip)[0].double(), truth.name
+    wanted, name = truth.run(clip)[0].double(), truth.name
     del truth
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = settings
     forget()
-    same = eager_encoder(config, weights, config.target.dtype).encode(clip)[0].double()
+    same = eager_encoder(config, weights, config.target.dtype).run(clip)[0].double()
     forget()
     wrong = []
     for call, part in zip(ENCODERS, (slice(0, 1), slice(1, None)), strict=True):
@@ -205,7 +190,8 @@ def compared(
 
 
 def eager_encoder(config: VideoBuild, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Reference:
-    """Return diffusers' encoder with these weights, or ours called as diffusers calls its own."""
+    """Return diffusers' encoder with these weights, or ours called as diffusers calls its own: of video
+    [1, 3, 1 + 4n, H, W] float32 in -1..1 to latents [1, z, 1 + n, h, w] float32, normalised."""
     vae, device = config.workload.vae, config.target.device
     assert vae is not None
     found = diffusers_vae(vae, weights)

@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,22 @@ from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
 
 DECODERS = ("vae_decode_first", "vae_decode")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An eager decoder or encoder of whole clips.
+
+    Parameters
+    ----------
+    name : str
+        What it is, for the row.
+    run : callable
+        From latents to video, or from video to latents.
+    """
+
+    name: str
+    run: Callable[[Tensor], Tensor]
 
 
 def build(config: VideoBuild, work: Path, names: Sequence[str] = DECODERS) -> dict[str, float]:

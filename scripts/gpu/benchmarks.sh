@@ -114,17 +114,21 @@ lane() { # GPU NAMES...: its sections that are wanted, one after another; return
     return "$failed"
 }
 
-if [ ${#prepare[@]} -gt 0 ]; then
-    failed=0 pids=()
-    for name in $preparable; do
-        [[ $wanted == *" $name "* ]] || continue
-        [ "$(jobs -rp | wc -l)" -lt 4 ] || wait -n || true
-        (wanted=" $name " && lane 0 "$name") &
-        pids+=($!)
-    done
+failed=0 pids=()
+wait_all() { # counts what failed
     for pid in "${pids[@]}"; do
         wait "$pid" || failed=$((failed + $?))
     done
+}
+
+if [ ${#prepare[@]} -gt 0 ]; then
+    for name in $preparable; do
+        [[ $wanted == *" $name "* ]] || continue
+        [ "$(jobs -rp | wc -l)" -lt 4 ] || wait -n || true
+        lane 0 "$name" &
+        pids+=($!)
+    done
+    wait_all
     exit "$failed"
 fi
 
@@ -136,14 +140,11 @@ for one in "${lanes[@]}"; do
         break
     done
 done
-failed=0 pids=()
 for i in "${!dealt[@]}"; do
     read -ra names <<<"${dealt[i]}"
     lane "$i" "${names[@]}" &
     pids+=($!)
 done
-for pid in "${pids[@]}"; do
-    wait "$pid" || failed=$((failed + $?))
-done
+wait_all
 "$PYTHON" scripts/bench/table.py
 exit "$failed"

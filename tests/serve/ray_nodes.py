@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from seko_serve.fleet.config import FleetConfig, ModelConfig
 from tests.shared import made_once
 
 from .artifacts import ENVIRONMENT, make_film
+from .test_server import http
 
 LIMIT_S = 900.0
 
@@ -51,6 +53,18 @@ def port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def fleet_of(model: ModelConfig, tmp_path: Path, directory: str, port: int, **more: Any) -> FleetConfig:
+    """Return the configuration of a fleet on these nodes, which saves each chunk; its directory is a Redis server."""
+    fixed: dict[str, Any] = {"box_host": "127.0.0.1", "opens_per_second": 1e4, "snapshot_every": 1}
+    return FleetConfig((model,), str(tmp_path / "store"), directory, port=port, **fixed, **more)
+
+
+def ready_boxes(url: str) -> int:
+    """Return the number of boxes that a gateway knows."""
+    status, table = http(f"{url}/ready")
+    return int(table["boxes"]) if status == 200 else 0
 
 
 async def until(wanted: Callable[[], bool]) -> None:

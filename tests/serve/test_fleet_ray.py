@@ -18,10 +18,21 @@ import pytest
 from seko_runtime import open_artifact
 from seko_runtime.video.artifact import video_artifact
 from seko_serve.client import AsyncClient
-from seko_serve.fleet.config import FleetConfig, ModelConfig
+from seko_serve.fleet.config import ModelConfig
 
 from .fleet_soak import Viewer, holder, nothing_left, run
-from .ray_nodes import LIMIT_S, below, cluster, film, port, raylet, replicas, until
+from .ray_nodes import (
+    LIMIT_S,
+    below,
+    cluster,
+    film,
+    fleet_of,
+    port,
+    raylet,
+    ready_boxes,
+    replicas,
+    until,
+)
 from .test_fleet_directory import RedisServer, redis_server
 from .test_fleet_gateway import to_the_end
 from .test_server import http
@@ -50,24 +61,12 @@ def test_sessions_of_a_fleet_outlive_their_boxes(
     first = ModelConfig(str(film / "artifact"), boxes=2, gpus=0, cpus=0.5, device="cpu")
     shutil.copytree(film / "artifact", tmp_path / "next")
     second = replace(first, artifact=str(tmp_path / "next"), boxes=1)
-    config = FleetConfig(
-        (first,),
-        str(tmp_path / "store"),
-        redis_server.url,
-        port=port,
-        box_host="127.0.0.1",
-        opens_per_second=1e4,
-        snapshot_every=1,
-    )
+    config = fleet_of(first, tmp_path, redis_server.url, port)
     url = f"http://127.0.0.1:{config.port}"
-
-    def has_boxes(count: int) -> bool:
-        status, table = http(f"{url}/ready")
-        return status == 200 and table["boxes"] == count
 
     async def test() -> None:
         await asyncio.to_thread(apply, config)
-        await until(lambda: has_boxes(2))
+        await until(lambda: ready_boxes(url) == 2)
         async with AsyncClient(url) as client:
             viewer = await Viewer(client, 0).open()
             done = False
@@ -85,13 +84,13 @@ def test_sessions_of_a_fleet_outlive_their_boxes(
             await goes_on()
             assert len(viewer.waits) == 1
             assert await holder(redis_server.url, viewer.session) != killed
-            await until(lambda: has_boxes(2))  # Ray has started another one
+            await until(lambda: ready_boxes(url) == 2)  # Ray has started another one
 
             rolled = replace(config, models=(replace(first, retired=True), second))
             await asyncio.to_thread(apply, rolled)
             status, opened = await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": "a b"})
             assert status == 201
-            await until(lambda: has_boxes(1))
+            await until(lambda: ready_boxes(url) == 1)
             sessions = (await asyncio.to_thread(http, f"{url}/v1/sessions"))[1]["data"]
             sockets = {session["id"]: session["url"].partition("/v1")[0] for session in sessions}
             assert sockets[opened["id"]] != sockets[viewer.session]
@@ -115,24 +114,14 @@ def test_killed_gateways_and_nodes_cost_sessions_a_moment_at_most(
     from seko_serve.fleet.deployments import apply, remove
 
     model = ModelConfig(str(film / "artifact"), boxes=2, gpus=1, cpus=0.5, device="cpu")  # one on each node
-    config = FleetConfig(
-        (model,),
-        str(tmp_path / "store"),
-        redis_server.url,
-        gateways=2,
-        port=port,
-        box_host="127.0.0.1",
-        opens_per_second=1e4,
-        snapshot_every=1,
-    )
+    config = fleet_of(model, tmp_path, redis_server.url, port, gateways=2)
     url = f"http://127.0.0.1:{config.port}"
 
     def has_boxes(count: int) -> bool:
         try:
-            status, table = http(f"{url}/ready")
+            return ready_boxes(url) == count
         except (OSError, ValueError):  # no proxy, or its own words
             return False
-        return status == 200 and table["boxes"] == count
 
     async def test() -> None:
         await asyncio.to_thread(apply, config)

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from seko_serve.client import AsyncClient
-from seko_serve.fleet.config import FleetConfig, ModelConfig
+from seko_serve.fleet.config import ModelConfig
 
 from .fleet_soak import Viewer, holder, number, rows, run
-from .ray_nodes import LIMIT_S, cluster, film, port, replicas, until
+from .ray_nodes import LIMIT_S, cluster, film, fleet_of, port, ready_boxes, replicas, until
 from .test_fleet_directory import RedisServer, redis_server
-from .test_server import http
 
 pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.filterwarnings("ignore")]  # Ray's own
 pytest.importorskip("ray", reason="needs seko-serve[ray]")
@@ -63,12 +62,6 @@ class Watched:
         assert [packet.first for packet in media] == list(range(len(media)))
 
 
-def ready_boxes(url: str) -> int:
-    """Return the number of boxes that a gateway knows."""
-    status, table = http(f"{url}/ready")
-    return int(table["boxes"]) if status == 200 else 0
-
-
 def applications() -> int:
     """Return the number of Ray Serve's applications that are boxes."""
     from ray import serve
@@ -83,16 +76,7 @@ def test_a_queue_adds_boxes_and_boxes_end_once_they_have_no_session(
 
     del cluster
     model = ModelConfig(str(film / "artifact"), boxes=1, max_boxes=3, gpus=0, cpus=0.5, device="cpu")
-    config = FleetConfig(
-        (model,),
-        str(tmp_path / "store"),
-        redis_server.url,
-        port=port,
-        box_host="127.0.0.1",
-        opens_per_second=1e4,
-        snapshot_every=1,
-        shrink_after=3.0,
-    )
+    config = fleet_of(model, tmp_path, redis_server.url, port, shrink_after=3.0)
     url = f"http://127.0.0.1:{config.port}"
 
     async def box_of(watched: Watched) -> int:
@@ -155,16 +139,7 @@ def test_a_killed_scaler_ends_no_session_and_adds_and_ends_boxes_again(
     from seko_serve.fleet.deployments import apply, remove
 
     model = ModelConfig(str(film / "artifact"), boxes=1, max_boxes=2, gpus=0, cpus=0.5, device="cpu")
-    config = FleetConfig(
-        (model,),
-        str(tmp_path / "store"),
-        redis_server.url,
-        port=port,
-        box_host="127.0.0.1",
-        opens_per_second=1e4,
-        snapshot_every=1,
-        shrink_after=3.0,
-    )
+    config = fleet_of(model, tmp_path, redis_server.url, port, shrink_after=3.0)
     url = f"http://127.0.0.1:{config.port}"
 
     async def test() -> None:
