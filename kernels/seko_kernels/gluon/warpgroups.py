@@ -42,10 +42,10 @@ def next_stage(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-d
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def previous_stage(stage, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the stage of the tile before in the ring buffer.
+    """Return the stage of the previous tile in the ring buffer.
 
-    A loop that sets ``before = stage`` for its next round would not do: Triton 3.6 compares objects to find what a loop
-    carries, and a name that stood for the same object before the loop keeps its first value.
+    Do not carry it from one round of a loop to the next as ``before = stage``. Triton 3.6 takes a variable for
+    unchanged if it is assigned the object that it already names when the loop is compiled, and keeps its first value.
     """
     return gl.where(stage == 0, STAGES - 1, stage - 1)
 

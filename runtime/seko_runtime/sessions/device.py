@@ -48,9 +48,9 @@ class Device:
         self._state_rows, self._memory = manifest.state_rows, memory
         self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "host"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
-        indexed = _indexed_axes(loaded.programs)
+        fewest = _fewest_indices(loaded.programs)
         self.buffers: dict[str, Tensor] = {
-            spec.name: memory.allocate(_cut_as_indexed(spec.on_device, indexed))
+            spec.name: memory.allocate(_cut_as_indexed(spec.on_device, fewest))
             for spec in manifest.buffers
             if spec.role != "host"
         }
@@ -139,19 +139,19 @@ class Device:
         del self.host
 
 
-def _indexed_axes(programs: Programs) -> Mapping[str, int]:
-    """Return the number of leading axes that every reference to a buffer indexes, by the buffer's name."""
-    indexed: dict[str, int] = {}
+def _fewest_indices(programs: Programs) -> Mapping[str, int]:
+    """Return, by a buffer's name, how many leading axes a reference to it indexes at least."""
+    fewest: dict[str, int] = {}
     for runs in programs.values():
         for calls in runs:
             for call in calls:
                 for ref in (*call.inputs, *call.outputs):
                     if ref.kind == "buffer":
-                        indexed[ref.name] = min(len(ref.index), indexed.get(ref.name, len(ref.index)))
-    return indexed
+                        fewest[ref.name] = min(len(ref.index), fewest.get(ref.name, len(ref.index)))
+    return fewest
 
 
-def _cut_as_indexed(spec: Buffer, indexed: Mapping[str, int]) -> Buffer:
-    """Return the buffer for `Memory.allocate`, which may leave unused bytes between layers: a tensor that an engine
-    takes with several layers must have none."""
-    return replace(spec, row_axis=min(spec.row_axis, indexed.get(spec.name, spec.row_axis)))
+def _cut_as_indexed(spec: Buffer, fewest: Mapping[str, int]) -> Buffer:
+    """Return a buffer as `Memory.allocate` shall see it: with as many axes of layers as every engine's argument
+    indexes. `allocate` may leave unused bytes between layers, and a tensor of several layers must have none."""
+    return replace(spec, row_axis=min(spec.row_axis, fewest.get(spec.name, spec.row_axis)))
