@@ -5,10 +5,12 @@ after a lost socket.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, Self, TypeVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -99,18 +101,29 @@ class AsyncClient:
         ------
         ServeError
             If the server refuses the request, with the server's code and message.
+
+        After any error, also a cancellation, the server has no session of this call.
         """
+        self._hello = {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}
         queue, opened = JOIN if wait else "", None
-        while opened is None:
-            try:
-                opened = await self._ask("/v1/sessions", session, queue)
-            except ServeError as refused:
-                queue = str(refused.facts.get("queue_token", ""))
-                if not queue:
-                    raise
-                await asyncio.sleep(refused.retry_after or 1.0)
-        self._id, self._hello = str(opened["id"]), {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}
-        await self._connect(str(opened["url"]), f"{TICKET_PREFIX}{opened['ticket']}")
+        try:
+            while opened is None:
+                asked = asyncio.create_task(self._ask("POST", "/v1/sessions", session, queue))
+                try:
+                    opened = await asyncio.shield(asked)
+                except ServeError as refused:
+                    queue = str(refused.facts.get("queue_token", ""))
+                    if not queue:
+                        raise
+                    await asyncio.sleep(refused.retry_after or 1.0)
+            self._id = str(opened["id"])
+            await self._connect(str(opened["url"]), f"{TICKET_PREFIX}{opened['ticket']}")
+        except BaseException:  # also a cancelled request is answered, and may have made a session
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_S):
+                    await self.drop()
+                    await self._ask("DELETE", f"/v1/sessions/{(await asked)['id']}")
+            raise
         return self
 
     async def resume(self) -> None:
@@ -118,7 +131,7 @@ class AsyncClient:
         servers is asked first which of them has the session, or can continue it.
         """
         if self._stream.startswith("ws"):  # a gateway gave the whole address, of another server
-            self._stream = str((await self._ask(f"/v1/sessions/{self._id}"))["url"])
+            self._stream = str((await self._ask("GET", f"/v1/sessions/{self._id}"))["url"])
         seen = "" if self._serial == NONE_SEEN else self._serial
         await self._connect(self._stream, f"{RESUME_PREFIX}{self._resume}.{seen}")
 
@@ -208,31 +221,34 @@ class AsyncClient:
         return table
 
     async def _ask(
-        self, path: str, body: Mapping[str, object] | None = None, queue: str = ""
+        self, method: str, path: str, body: Mapping[str, object] | None = None, queue: str = ""
     ) -> dict[str, Any]:
         """Return the answer to a request, as `_answer` does."""
         headers = {"content-type": "application/json", QUEUE_HEADER: queue}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         content = None if body is None else json.dumps(body).encode()
-        return await asyncio.to_thread(_answer, Request(f"{self._url}{path}", content, headers))
+        return await asyncio.to_thread(
+            _answer, Request(f"{self._url}{path}", content, headers, method=method)
+        )
 
 
 def _answer(request: Request) -> dict[str, Any]:
     """Return the answer to a request; ServeError if it is a refusal, with the code ``internal`` if a proxy before the
     server, or another server, answered.
     """
+    try:
+        with urlopen(request, timeout=ANSWER_S) as answer:
+            status, content = answer.status, answer.read()
+    except HTTPError as refused:
+        status, content = refused.code, refused.read()
+    refusal = ServeError("internal", f"a proxy answered {status}")
     with suppress(ValueError, KeyError, TypeError):  # such as a proxy's page
-        try:
-            with urlopen(request, timeout=ANSWER_S) as answer:
-                status = answer.status
-                fields: dict[str, Any] = json.load(answer)
-                return fields
-        except HTTPError as refused:
-            status = refused.code
-            refusal = ServeError.of_body(json.load(refused)["error"])
-        raise refusal
-    raise ServeError("internal", f"a proxy answered {status}")
+        fields: dict[str, Any] = json.loads(content or "{}")
+        if status < HTTPStatus.MULTIPLE_CHOICES:
+            return fields
+        refusal = ServeError.of_body(fields["error"])
+    raise refusal
 
 
 class Client:
@@ -276,7 +292,7 @@ class Client:
         coming = self._client.messages()
         with suppress(StopAsyncIteration):
             while True:
-                yield self._wait(anext(coming))  # type: ignore[arg-type]
+                yield self._wait(anext(coming))
 
     def send(self, kind: str, **fields: object) -> str:
         """Send a message to the server; see `AsyncClient.send`."""
@@ -294,10 +310,23 @@ class Client:
         """End the session on the server; see `AsyncClient.close`."""
         self._wait(self._client.close())
 
-    def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _wait(self, work: Awaitable[ResultT]) -> ResultT:
+        """Return the result of work in the client's thread. After an interrupt, such as Ctrl-C, the work is cancelled,
+        and has ended when the interrupt is raised.
+        """
+        running: list[asyncio.Task[Any]] = []
+
+        async def run() -> ResultT:
+            running.extend(filter(None, [asyncio.current_task()]))
+            return await work
+
+        async def cancel() -> None:  # begins after `run` began
+            running[0].cancel()
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
             return future.result()
-        except BaseException:  # such as Ctrl-C: the call must not go on, nor read the next message
-            future.cancel()
+        except BaseException:
+            asyncio.run_coroutine_threadsafe(cancel(), self._loop)
+            concurrent.futures.wait([future])
             raise

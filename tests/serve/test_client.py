@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -16,7 +17,7 @@ from seko_serve.client import AsyncClient, Client
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
 
-from .conftest import Starter
+from .conftest import Running, Starter
 from .test_server import LIMIT_S, PROMPT, alone, http, pictures
 
 
@@ -135,6 +136,108 @@ def test_after_an_interrupt_the_client_goes_on(start: Starter) -> None:
         media += watched(client, 2, told)
     assert [message["type"] for message in told if message.get("id") == name][:1] == ["received"]
     assert np.array_equal(pictures(media), alone(9, {0: PROMPT})[: len(media)])
+
+
+def open_and_close(url: str, codec: str) -> None:
+    """Open a session with the blocking client, outside a context."""
+    client = Client(url)
+    try:
+        client.open(codecs=[codec], prompt=PROMPT)
+    finally:
+        client.drop()
+
+
+def open_asynchronously(url: str, codec: str) -> None:
+    """Open a session with the asynchronous client, outside a context."""
+    asyncio.run(asyncio.wait_for(AsyncClient(url).open(codecs=[codec], prompt=PROMPT), LIMIT_S))
+
+
+@pytest.mark.parametrize("opens", [open_and_close, open_asynchronously])
+@pytest.mark.parametrize(
+    ("ticket", "codec", "code"), [("", "theora", "unsupported"), ("a", "vp8", "unauthorized")]
+)
+def test_a_session_whose_socket_is_refused_ends(
+    start: Starter, opens: Callable[[str, str], None], ticket: str, codec: str, code: str
+) -> None:
+    server = start(max_sessions=1)
+    if ticket:
+        server.manager.tickets.issue = lambda _: ticket  # type: ignore[method-assign]
+    for _ in range(2):  # the second one has the row
+        with pytest.raises(ServeError) as refused:
+            opens(server.url, codec)
+        assert refused.value.kind.code == code
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+
+
+class Held:
+    """An asynchronous function of a server that notes that it was called, and waits before it goes on."""
+
+    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
+        self.called, self._released, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self._function = function
+
+    async def __call__(self, *arguments: Any) -> Any:
+        self.called.set()
+        await asyncio.to_thread(self._released.wait)
+        try:
+            return await self._function(*arguments)
+        finally:
+            self.ended.set()
+
+    def release_soon(self) -> None:
+        """Go on after a client had time to act."""
+        threading.Timer(0.1, self._released.set).start()
+
+
+@pytest.fixture(params=["before the session", "before ready"])
+def held(request: pytest.FixtureRequest, start: Starter) -> tuple[Running, Held]:
+    """A server that waits before it makes a session, or before it sends `ready` on the session's socket."""
+    server = start()
+    place, name = (
+        (server.manager, "open")
+        if request.param == "before the session"
+        else (server.manager.saving, "token")
+    )
+    waiting = Held(getattr(place, name))
+    setattr(place, name, waiting)
+    return server, waiting
+
+
+def test_a_cancelled_opening_leaves_no_session(held: tuple[Running, Held]) -> None:
+    server, waiting = held
+
+    async def test() -> None:
+        opening = asyncio.create_task(AsyncClient(server.url).open(codecs=["vp8"], prompt=PROMPT))
+        await asyncio.to_thread(waiting.called.wait)
+        opening.cancel()
+        waiting.release_soon()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+    assert waiting.ended.wait(LIMIT_S)
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+
+
+def test_an_interrupted_opening_leaves_no_session(held: tuple[Running, Held]) -> None:
+    server, waiting = held
+
+    def interrupt() -> None:
+        waiting.called.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+        waiting.release_soon()
+
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            Client(server.url).open(codecs=["vp8"], prompt=PROMPT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert waiting.ended.wait(LIMIT_S)
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
 
 
 def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> None:
