@@ -5,10 +5,10 @@ after a lost socket.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Self, TypeVar
@@ -27,12 +27,10 @@ from seko_serve.protocol import (
     JOIN,
     NONE_SEEN,
     QUEUE_HEADER,
-    RESUME_PREFIX,
-    SUBPROTOCOL,
-    TICKET_PREFIX,
-    Codec,
+    Entrance,
     Media,
     message,
+    sound_message,
 )
 
 ANSWER_S, CLOSE_S = 30.0, 10.0  # for the server's answer to a request, and to a close
@@ -104,7 +102,7 @@ class AsyncClient:
 
         After any error, also a cancellation, the server has no session of this call.
         """
-        self._hello = {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}
+        self._hello, self._serial = {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}, NONE_SEEN
         queue, opened = JOIN if wait else "", None
         try:
             while opened is None:
@@ -117,7 +115,7 @@ class AsyncClient:
                         raise
                     await asyncio.sleep(refused.retry_after or 1.0)
             self._id = str(opened["id"])
-            await self._connect(str(opened["url"]), f"{TICKET_PREFIX}{opened['ticket']}")
+            await self._connect(str(opened["url"]), Entrance(ticket=opened["ticket"]))
         except BaseException:  # also a cancelled request is answered, and may have made a session
             with suppress(Exception):
                 async with asyncio.timeout(CLOSE_S):
@@ -132,8 +130,7 @@ class AsyncClient:
         """
         if self._stream.startswith("ws"):  # a gateway gave the whole address, of another server
             self._stream = str((await self._ask("GET", f"/v1/sessions/{self._id}"))["url"])
-        seen = "" if self._serial == NONE_SEEN else self._serial
-        await self._connect(self._stream, f"{RESUME_PREFIX}{self._resume}.{seen}")
+        await self._connect(self._stream, Entrance(resume=self._resume, last_serial=self._serial))
 
     async def messages(self) -> AsyncIterator[Received]:
         """Yield media and JSON messages as they arrive, until the socket is lost or closed.
@@ -154,7 +151,7 @@ class AsyncClient:
         A message ``ack`` with the number of a ``chunk`` that was shown lets the server make more chunks. A message to a
         socket that has closed is lost, and `messages` says why the socket closed.
         """
-        if any(name == "id" for name, _ in CONTROLS[kind].required):
+        if CONTROLS[kind].takes_id:
             self._controls += 1
             fields["id"] = str(self._controls)
         await self._deliver(message(kind, **fields))
@@ -165,9 +162,8 @@ class AsyncClient:
         message's id.
         """
         self._controls += 1
-        payload = samples.astype("<i2").tobytes()
-        piece = Media(Codec.PCM, self._controls, 0, 0, 0, len(samples), payload, last=last)
-        await self._deliver(piece.pack())
+        pcm16 = samples.astype("<i2").tobytes()
+        await self._deliver(sound_message(pcm16, len(samples), self._controls, last=last))
         return str(self._controls)
 
     async def drop(self) -> None:
@@ -189,13 +185,13 @@ class AsyncClient:
         with suppress(ConnectionClosed):  # `messages` yields what came before, and says why
             await self._opened().send(content)
 
-    async def _connect(self, url: str, entrance: str) -> None:
+    async def _connect(self, url: str, entrance: Entrance) -> None:
         """Open the session's socket at an address, or at a path of this server, with a ticket or resume token."""
         await self.drop()
         self._stream = url
         self._socket = await connect(
             url if url.startswith("ws") else f"ws{self._url.removeprefix('http')}{url}",
-            subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
+            subprotocols=[Subprotocol(name) for name in entrance.subprotocols()],
             max_size=MOST_BYTES,
             max_queue=None,  # acknowledgements bound it; a full queue would hide pings and the server's close
             compression=None,
@@ -314,19 +310,17 @@ class Client:
         """Return the result of work in the client's thread. After an interrupt, such as Ctrl-C, the work is cancelled,
         and has ended when the interrupt is raised.
         """
-        running: list[asyncio.Task[Any]] = []
+        task: futures.Future[asyncio.Task[Any] | None] = futures.Future()
 
         async def run() -> ResultT:
-            running.extend(filter(None, [asyncio.current_task()]))
+            task.set_result(asyncio.current_task())
             return await work
 
-        async def cancel() -> None:  # begins after `run` began
-            running[0].cancel()
-
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        result = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
-            return future.result()
+            return result.result()
         except BaseException:
-            asyncio.run_coroutine_threadsafe(cancel(), self._loop)
-            concurrent.futures.wait([future])
+            if running := task.result():
+                self._loop.call_soon_threadsafe(running.cancel)
+            futures.wait([result])
             raise

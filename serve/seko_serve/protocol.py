@@ -237,6 +237,11 @@ class Shape:
     required: tuple[tuple[str, Check], ...] = ()
     optional: tuple[tuple[str, Check], ...] = ()
 
+    @property
+    def takes_id(self) -> bool:
+        """Whether the control has an id, which the server's receipts name."""
+        return _ID in self.required
+
 
 CONTROLS: Mapping[str, Shape] = {
     "hello": Shape(
@@ -292,6 +297,12 @@ def parse_control(message: str | bytes) -> Control:
     return Control(str(kind), fields.pop("id", ""), fields)
 
 
+def sound_message(pcm16: bytes, count: int, number: int, *, last: bool) -> bytes:
+    """Return a client's binary message with ``count`` voice samples of each speaker, as `parse_sound` reads it; its
+    number is the id of the control."""
+    return Media(Codec.PCM, number, 0, 0, 0, count, pcm16, last=last).pack()
+
+
 def parse_sound(message: bytes) -> Control:
     """Parse a client's binary message with voice samples; return it as the control ``audio``, whose id is the
     message's serial.
@@ -339,6 +350,13 @@ class Entrance:
     ticket: str = ""
     resume: str = ""
     last_serial: int = NONE_SEEN
+
+    def subprotocols(self) -> tuple[str, str]:
+        """Return the subprotocols that a client offers, as `parse_subprotocols` reads them."""
+        if self.ticket:
+            return SUBPROTOCOL, f"{TICKET_PREFIX}{self.ticket}"
+        serial = "" if self.last_serial == NONE_SEEN else self.last_serial
+        return SUBPROTOCOL, f"{RESUME_PREFIX}{self.resume}.{serial}"
 
 
 def parse_subprotocols(offered: Sequence[str]) -> Entrance:

@@ -22,6 +22,7 @@ from seko_serve.protocol import (
     parse_control,
     parse_sound,
     parse_subprotocols,
+    sound_message,
 )
 
 unsigned = st.integers(0, (1 << 32) - 1)
@@ -78,7 +79,9 @@ def test_a_binary_message_of_a_client_is_a_piece_of_its_voice_or_refused(sent: M
         with pytest.raises(ServeError, match="expected PCM"):
             parse_sound(sent.pack())
         return
-    control = parse_sound(sent.pack())
+    message = sound_message(sent.payload, sent.count, sent.serial, last=sent.last)
+    control = parse_sound(message)
+    assert control == parse_sound(sent.pack())
     assert (control.type, control.id) == ("audio", str(sent.serial))
     assert control.fields == {"pcm16": sent.payload, "last": sent.last}
 
@@ -155,6 +158,7 @@ def test_errors_tell_nothing_that_a_user_wrote() -> None:
 )
 def test_the_entrance_is_read_from_subprotocols(offered: list[str], entrance: Entrance) -> None:
     assert parse_subprotocols(offered) == entrance
+    assert sorted(entrance.subprotocols()) == sorted(offered)
 
 
 @pytest.mark.parametrize(
