@@ -163,11 +163,11 @@ def clean(text: str, known: set[str]) -> str:
     }
     plain |= {"None", "object", "list", "dict", "tuple", "self", "True", "False", "Any"}
 
-    def one(match: re.Match[str]) -> str:
+    def plain_or_any(match: re.Match[str]) -> str:
         return match[0] if match[0].partition(".")[0] in plain else "Any"
 
     return re.sub(
-        r"(?<=[:>\[,|] )[A-Z][\w.]*|^[A-Z][\w.]*|(?<=\[)[A-Z][\w.]*", one, text.replace("->", "-> ")
+        r"(?<=[:>\[,|] )[A-Z][\w.]*|^[A-Z][\w.]*|(?<=\[)[A-Z][\w.]*", plain_or_any, text.replace("->", "-> ")
     )
 
 

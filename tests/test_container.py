@@ -97,7 +97,7 @@ def _install_faults(run: str, arguments: dict[str, str], pinned: dict[str, Speci
     return objections
 
 
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda one: one.name)
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_a_reader_has_no_objection(path):
     assert faults(path) == []
 

@@ -130,7 +130,7 @@ def compiled_engines(config: VideoBuild, *, without: Collection[str] = ()) -> di
             False  # finding out takes half a minute, and a GPU has no use for it
         )
 
-    def one(piece: Any) -> Engine:
+    def compiled(piece: Any) -> Engine:
         run = torch.compile(trace(piece, config.target.device).module(check_guards=False))
 
         def engine(inputs: list[Tensor]) -> Sequence[Tensor]:
@@ -139,7 +139,7 @@ def compiled_engines(config: VideoBuild, *, without: Collection[str] = ()) -> di
 
         return engine
 
-    return {name: one(piece) for name, piece in graph_of(config).pieces.items() if name not in without}
+    return {name: compiled(piece) for name, piece in graph_of(config).pieces.items() if name not in without}
 
 
 def eager_engines(config: VideoBuild) -> dict[str, Engine]:

@@ -253,7 +253,7 @@ def offload(load: Load, rows: Path, shape: str, repeats: int = 10) -> None:
     }  # the first one pins
     append_row(
         rows, "offload_bandwidth_share", shape, min(shares.values()), "of a plain pinned copy, the worse way", None,
-        floor=0.85, shares=shares, plain_gb_s={way: one / 1e9 for way, one in plain.items()}, session_bytes=size,
+        floor=0.85, shares=shares, plain_gb_s={way: speed / 1e9 for way, speed in plain.items()}, session_bytes=size,
     )  # fmt: skip
 
 

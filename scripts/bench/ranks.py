@@ -121,18 +121,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def artifacts(options: argparse.Namespace, one: Path, several: Path) -> None:
+def artifacts(options: argparse.Namespace, single: Path, several: Path) -> None:
     """Compare two artifacts: as a caller sees them, then without the control channel."""
     manifest, _ = read_manifest(several)
     ranks, passes = manifest.ranks, manifest.workload.schedule.denoise_passes + manifest.has_context
     shape = f"{manifest.name}, {ranks} GPUs"
-    seen = [called(one, options.chunks, 0), called(several, options.chunks, options.busy)]
+    seen = [called(single, options.chunks, 0), called(several, options.chunks, options.busy)]
     steps = [statistics.median(report["chunk_ms"]) / passes for report in seen]
     more: dict[str, Any] = {"open_s": seen[1]["open_s"], "graph_launches": seen[1]["graph_launches"]}
     try:
         reports = [
             run_ranks(options, name, count, {"artifact": str(folder.absolute())})
-            for name, count, folder in (("one", 1, one), ("several", ranks, several))
+            for name, count, folder in (("one", 1, single), ("several", ranks, several))
         ]
         more |= compared(*reports, ranks)
         append_skew(options.rows, f"sp{ranks}_s1_rank_skew_ms", shape, reports[1])
@@ -316,11 +316,11 @@ def _wait_for(processes: Sequence[subprocess.Popen[bytes]], words: Sequence[tupl
 
 
 def compared(
-    one: Sequence[Mapping[str, Any]], several: Sequence[Mapping[str, Any]], ranks: int
+    single: Sequence[Mapping[str, Any]], several: Sequence[Mapping[str, Any]], ranks: int
 ) -> dict[str, Any]:
     """Return the times of a step on one GPU and on rank 0, and by kind of kernel what exceeds a rank's share."""
-    both = {"one": one[0], "several": several[0]}
-    passes = one[0]["passes"]
+    both = {"one": single[0], "several": several[0]}
+    passes = single[0]["passes"]
     ms = {
         name: {how: round(statistics.median(times) / passes, 3) for how, times in report["ms"].items()}
         for name, report in both.items()
@@ -328,9 +328,9 @@ def compared(
     return {
         "ms": ms,
         "ratios": {how: round(ms["one"][how] / ms["several"][how], 3) for how in ms["one"]},
-        "peak_bytes": [report["peak_bytes"] for report in (*one, *several)],
-        "ready_s": [report["ready_s"] for report in (*one, *several)],
-    } | ({} if "profile" not in one[0] else _profiled(both, passes, ranks))
+        "peak_bytes": [report["peak_bytes"] for report in (*single, *several)],
+        "ready_s": [report["ready_s"] for report in (*single, *several)],
+    } | ({} if "profile" not in single[0] else _profiled(both, passes, ranks))
 
 
 def _profiled(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) -> dict[str, Any]:
@@ -380,10 +380,10 @@ def append_skew(rows: Path, figure: str, shape: str, several: Sequence[Mapping[s
 
 
 def append_equal(
-    rows: Path, shape: str, one: Sequence[NDArray[np.float32]], several: Sequence[NDArray[np.float32]]
+    rows: Path, shape: str, single: Sequence[NDArray[np.float32]], several: Sequence[NDArray[np.float32]]
 ) -> None:
     """Append how far the latents of two runs lie apart."""
-    pairs = [*zip(one, several, strict=True)]
+    pairs = [*zip(single, several, strict=True)]
     errors = [float(np.linalg.norm(b - a) / np.linalg.norm(a)) for a, b in pairs]
     append_row(
         rows,

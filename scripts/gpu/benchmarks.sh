@@ -133,10 +133,10 @@ if [ ${#prepare[@]} -gt 0 ]; then
 fi
 
 dealt=() turn=0 # by GPU, the sections of its lanes
-for one in "${lanes[@]}"; do
-    for name in $one; do
+for lane_sections in "${lanes[@]}"; do
+    for name in $lane_sections; do
         [[ $wanted == *" $name "* ]] || continue
-        dealt[turn++ % SEKO_GPUS]+=" $one"
+        dealt[turn++ % SEKO_GPUS]+=" $lane_sections"
         break
     done
 done

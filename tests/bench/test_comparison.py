@@ -143,28 +143,30 @@ def runner(tmp_path, seconds=60.0):
 
 
 def test_children_that_fail_are_named_with_what_they_said(tmp_path):
-    one, seen = runner(tmp_path)
-    assert one.script("good", "-c", "print('noise'); print('{\"a\": 1}')") == {"a": 1}
-    assert one.script("bad", "-c", "raise SystemExit('the disk is full')") is None
-    assert one.script("mute", "-c", "pass") is None
-    assert "the disk is full" in one.failed["bad"]
-    assert "no JSON" in one.failed["mute"]
+    children, seen = runner(tmp_path)
+    assert children.script("good", "-c", "print('noise'); print('{\"a\": 1}')") == {"a": 1}
+    assert children.script("bad", "-c", "raise SystemExit('the disk is full')") is None
+    assert children.script("mute", "-c", "pass") is None
+    assert "the disk is full" in children.failed["bad"]
+    assert "no JSON" in children.failed["mute"]
     assert list(seen) == ["good"]
-    assert one.skipped == []
+    assert children.skipped == []
 
 
 def test_the_time_ends_children_and_begins_no_more(tmp_path):
-    one, _ = runner(tmp_path, seconds=1.0)
+    children, _ = runner(tmp_path, seconds=1.0)
     woken = tmp_path / "woken"
     inner = f"import pathlib, time; time.sleep(60); pathlib.Path({str(woken)!r}).touch()"
     assert (
-        one.script("slow", "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])")
+        children.script(
+            "slow", "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+        )
         is None
     )
     assert not woken.exists()  # its pipes are the grandchild's too, and end with that
-    assert one.script("late", "-c", "print('{}')") is None
-    assert one.skipped == ["slow", "late"]
-    assert one.failed == {}
+    assert children.script("late", "-c", "print('{}')") is None
+    assert children.skipped == ["slow", "late"]
+    assert children.failed == {}
 
 
 def test_a_signal_ends_the_children_too(tmp_path):
@@ -194,11 +196,11 @@ def test_a_signal_ends_the_children_too(tmp_path):
 
 
 def test_the_compilers_caches_are_the_works_own(tmp_path):
-    one, _ = runner(tmp_path)
+    children, _ = runner(tmp_path)
     show = (
         "import json, os; print(json.dumps({n: os.environ.get(n, '') for n in ('TORCHINDUCTOR_CACHE_DIR',)}))"
     )
-    assert one._run("a", ("-c", show), "S1-B3") == {
+    assert children._run("a", ("-c", show), "S1-B3") == {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiler-caches/S1-B3")
     }
 

@@ -155,9 +155,9 @@ def test_what_lies_behind_the_fill_is_never_seen(scheme):
         # Codes 0x77 and scale 0x77 are large and finite in FP4; 1e4 is far above any key.
         cache.fill_(0x77 if cache.dtype == torch.uint8 else 1e4)
     for number in range(4):
-        one, other = (s.run_chunk([2 * number] * 2, [1, 2]) for s in (clean, stale))
-        assert one[0].velocity.isfinite().all()
-        assert same_bytes(one[0].velocity, other[0].velocity), number
+        expected, found = (s.run_chunk([2 * number] * 2, [1, 2]) for s in (clean, stale))
+        assert expected[0].velocity.isfinite().all()
+        assert same_bytes(expected[0].velocity, found[0].velocity), number
         assert same_bytes(clean.buffers["latents"], stale.buffers["latents"])
 
 
@@ -170,8 +170,8 @@ def test_a_full_cache_needs_no_mask():
     for number in range(6):
         if 2 * number + 2 >= config.workload.stream.cache_frames:
             full.engines["block"] = unmasked
-        one, other = (s.run_chunk([2 * number], [1]) for s in (masked, full))
-        assert relative_error(other[0].velocity, one[0].velocity) <= STEP[torch.float32]
+        expected, found = (s.run_chunk([2 * number], [1]) for s in (masked, full))
+        assert relative_error(found[0].velocity, expected[0].velocity) <= STEP[torch.float32]
     assert full.engines["block"] is unmasked
 
 
@@ -217,16 +217,16 @@ def test_every_piece_traces_and_equals_itself(name, scheme, batch):
     with torch.no_grad():
         wanted, got = FlatModule(piece)(*eager), program.module()(*traced)
     assert len(wanted) == len(got) == len(piece.outputs)
-    for argument, one, other in zip(piece.outputs, wanted, got, strict=True):
-        assert tuple(one.shape) == argument.shape, argument.name
-        assert one.dtype == argument.dtype, argument.name
-        assert not one.dtype.is_floating_point or one.isfinite().all()
-        assert same_bytes(one, other), argument.name
+    for argument, expected, found in zip(piece.outputs, wanted, got, strict=True):
+        assert tuple(expected.shape) == argument.shape, argument.name
+        assert expected.dtype == argument.dtype, argument.name
+        assert not expected.dtype.is_floating_point or expected.isfinite().all()
+        assert same_bytes(expected, found), argument.name
     untouched = random_inputs(piece, stream)
-    for argument, one, other, before in zip(piece.signature, eager, traced, untouched, strict=True):
-        assert same_bytes(one, other), argument.name
+    for argument, expected, found, before in zip(piece.signature, eager, traced, untouched, strict=True):
+        assert same_bytes(expected, found), argument.name
         written = argument.name in piece.mutates and not argument.name.endswith("_sink")  # long full
-        assert same_bytes(one, before) == (not written), argument.name
+        assert same_bytes(expected, before) == (not written), argument.name
 
 
 def test_pieces_take_every_weight_once():

@@ -85,7 +85,7 @@ def test_the_names_of_caches_are_those_of_the_kernels():
         ["--rope-max-frames", "9" * 30, "--window-positions"],
         ["--height", "16000000000", "--width", "16000000000"],
     ],
-    ids=lambda one: one[0],
+    ids=lambda arguments: arguments[0],
 )
 def test_numbers_that_would_overflow_are_named(arguments, invoke):
     done = invoke("plan", "--gpu", "h200", "--preset", "tiny", *arguments)

@@ -151,7 +151,7 @@ def test_several_gpus_are_told_of_where_there_are_some(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reached and one != other)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, peer: reached and device != peer)
     checks = environment.several_gpus()
     assert [(check.ok, check.found) for check in checks] == ([] if ok is None else [(ok, finding)])
     assert all(bool(check.advice) == (not check.ok or "not" in check.found) for check in checks)

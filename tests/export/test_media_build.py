@@ -104,14 +104,14 @@ def test_engine_equals_its_module(media, name):
         loader = torch._C._aoti.AOTIModelPackageLoader(package, "model", True, 1, -1)
         got = loader.boxed_run(list(inputs))
     assert not loader.get_constant_fqns()
-    for argument, one, other in zip(piece.outputs, got, wanted, strict=True):
-        assert (tuple(one.shape), one.dtype) == (argument.shape, argument.dtype)
-        assert one.is_contiguous()
-        if one.dtype == torch.uint8:
-            assert (one.int() - other.int()).abs().max() <= 1
-            assert (one != other).float().mean() <= 1e-3
+    for argument, found, expected in zip(piece.outputs, got, wanted, strict=True):
+        assert (tuple(found.shape), found.dtype) == (argument.shape, argument.dtype)
+        assert found.is_contiguous()
+        if found.dtype == torch.uint8:
+            assert (found.int() - expected.int()).abs().max() <= 1
+            assert (found != expected).float().mean() <= 1e-3
         else:
-            assert relative_error(one, other) <= 10 * VAE_BAR[torch.float32], argument.name
+            assert relative_error(found, expected) <= 10 * VAE_BAR[torch.float32], argument.name
     assert all(map(torch.equal, inputs, untouched))
 
 

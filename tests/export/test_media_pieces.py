@@ -60,11 +60,11 @@ def test_every_piece_traces_and_equals_itself(name):
     with torch.no_grad():
         wanted, got = FlatModule(piece)(*inputs), program.module()(*inputs)
     assert len(wanted) == len(got) == len(piece.outputs)
-    for argument, one, other in zip(piece.outputs, wanted, got, strict=True):
-        assert tuple(one.shape) == argument.shape, argument.name
-        assert one.dtype == argument.dtype, argument.name
-        assert one.is_contiguous(), argument.name
-        assert same_bytes(one, other), argument.name
+    for argument, expected, found in zip(piece.outputs, wanted, got, strict=True):
+        assert tuple(expected.shape) == argument.shape, argument.name
+        assert expected.dtype == argument.dtype, argument.name
+        assert expected.is_contiguous(), argument.name
+        assert same_bytes(expected, found), argument.name
     assert all(map(same_bytes, inputs, untouched))
 
 

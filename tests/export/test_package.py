@@ -68,15 +68,15 @@ def test_equal_code_gives_equal_bytes(shared_object, tmp_path):
         (tmp_path / folder).mkdir()
         code = shared_object if folder != "three" else shared_object.replace(b"x.cpp", b"y.cpp")
         slim_package(write_package(tmp_path / folder / "block.pt2", code, serial), [HOME])
-    one, two, three = ((tmp_path / f / "block.pt2").read_bytes() for f in ("one", "two", "three"))
-    assert one == two
+    first, second, third = ((tmp_path / f / "block.pt2").read_bytes() for f in ("one", "two", "three"))
+    assert first == second
     serials = []
     for folder in ("one", "three"):
         with zipfile.ZipFile(tmp_path / folder / "block.pt2") as package:
             serials.append(package.read("block/.data/serialization_id"))
     assert all(len(serial) == 40 and serial.isdigit() for serial in serials)
     assert serials[0] != serials[1]
-    assert one != three
+    assert first != third
 
 
 def test_no_offset_moves_when_paths_are_blanked():

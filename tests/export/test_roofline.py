@@ -92,13 +92,13 @@ def test_a_step_on_two_gpus_is_near_its_newest_row():
 @pytest.mark.slow
 def test_each_rank_has_its_share_of_a_quantised_cache_and_of_decoding():
     build = BuildOptions(preset="tiny", kv="fp4", kernels="plain", height=480, width=832)
-    one, two = (predict(PlanRequest(replace(build, ranks=ranks), "h200")) for ranks in (1, 2))
+    whole, half = (predict(PlanRequest(replace(build, ranks=ranks), "h200")) for ranks in (1, 2))
     assert (
-        0.5 <= two["session_bytes"]["kv"] / one["session_bytes"]["kv"] <= 0.501
+        0.5 <= half["session_bytes"]["kv"] / whole["session_bytes"]["kv"] <= 0.501
     )  # the host's numbers are whole
     latents = 4 * 16 * 3 * 60 * 104  # whole on each
-    assert 2 * (two["session_bytes"]["decode"] - latents) == one["session_bytes"]["decode"] - latents
-    assert 0.5 < two["decode_s"] / one["decode_s"] < 0.65
+    assert 2 * (half["session_bytes"]["decode"] - latents) == whole["session_bytes"]["decode"] - latents
+    assert 0.5 < half["decode_s"] / whole["decode_s"] < 0.65
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])

@@ -127,7 +127,7 @@ def test_the_noise_of_a_compiled_kernel_is_the_formulas():
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("key", "other_key"),
     [
         ((0, 0, 0), (1, 0, 0)),
         ((0, 0, 0), (2**32, 0, 0)),
@@ -141,9 +141,9 @@ def test_the_noise_of_a_compiled_kernel_is_the_formulas():
         ((1, 0, 0), (0, 1, 0)),
     ],
 )
-def test_different_keys_give_unrelated_noise(one, other):
+def test_different_keys_give_unrelated_noise(key, other_key):
     shape = (16, 20, 20)
-    a, b = (draw_noise([seed], [[frame]], draw, shape).flatten() for seed, frame, draw in (one, other))
+    a, b = (draw_noise([seed], [[frame]], draw, shape).flatten() for seed, frame, draw in (key, other_key))
     assert (a != b).float().mean() > 0.99
     assert abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1])) < 5 / math.sqrt(a.numel())  # 5 sigma
 

@@ -152,8 +152,8 @@ def pad_id_behind_the_text_engines_table(bases: Bases, folder: Path) -> None:
 @named(4)
 def two_engines_files_swapped(bases: Bases, folder: Path) -> None:
     def change(tree: Tree) -> None:
-        one, other = engine(tree, "step"), engine(tree, "prompt")
-        one["file"], other["file"] = other["file"], one["file"]
+        step, prompt = engine(tree, "step"), engine(tree, "prompt")
+        step["file"], prompt["file"] = prompt["file"], step["file"]
 
     opened(bases.artifacts["streamed"], folder, change)
 
@@ -161,8 +161,8 @@ def two_engines_files_swapped(bases: Bases, folder: Path) -> None:
 @named(4)
 def two_engines_files_of_the_sample_swapped(bases: Bases, folder: Path) -> None:
     def change(tree: Tree) -> None:
-        one, other = engine(tree, "head"), engine(tree, "noise")
-        one["file"], other["file"] = other["file"], one["file"]
+        head, noise = engine(tree, "head"), engine(tree, "noise")
+        head["file"], noise["file"] = noise["file"], head["file"]
 
     opened(bases.artifacts["sample"], folder, change)
 

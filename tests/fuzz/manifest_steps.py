@@ -40,9 +40,9 @@ def _number_of(tree: Tree, random: Random) -> str:
 
 
 def _engine_files(tree: Tree, random: Random) -> str:
-    one, other = random.sample(tree["engines"], 2)
-    one["file"], other["file"] = other["file"], one["file"]
-    return f"files of engines {one['name']} and {other['name']} are swapped"
+    first, second = random.sample(tree["engines"], 2)
+    first["file"], second["file"] = second["file"], first["file"]
+    return f"files of engines {first['name']} and {second['name']} are swapped"
 
 
 def _called_engine(tree: Tree, random: Random) -> str:

@@ -135,9 +135,9 @@ def test_a_write_touches_its_own_tokens_only(form: NumberFormat, data: st.DataOb
     parts[0] = parts[0].view(form.code_dtype)
     for token in data.draw(st.permutations(range(tokens))):
         before = [part.clone() for part in parts]
-        one = slice(token, token + 1)
+        here = slice(token, token + 1)
         scales = parts[1] if form.group else None
-        kv_write(form, x[one], index[one], parts[0], scales, g)
+        kv_write(form, x[here], index[here], parts[0], scales, g)
         others = [place for place in range(9) if place != index[token]]
         assert all(torch.equal(old[others], new[others]) for old, new in zip(before, parts, strict=True))
     for found, wanted in zip(parts, once, strict=False):
@@ -305,8 +305,8 @@ def module_arguments(dtype: torch.dtype, forms: tuple[NumberFormat, ...], head_d
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether the bytes are equal."""
-    one, other = (x.cpu().contiguous().view(torch.uint8) for x in (a, b))
-    return torch.equal(one, other)
+    a_bytes, b_bytes = (x.cpu().contiguous().view(torch.uint8) for x in (a, b))
+    return torch.equal(a_bytes, b_bytes)
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ def test_gpu_package_and_its_capture_write_in_place_without_a_copy(
     forms: tuple[NumberFormat, ...], head_dim: int, package_runner: Callable[..., Any]
 ) -> None:
     eager = module_arguments(torch.bfloat16, forms, head_dim)
-    arguments = [one.cuda() for one in eager]
+    arguments = [argument.cuda() for argument in eager]
     engine = package_runner(WriteAndExpand(forms), tuple(argument.clone() for argument in arguments))
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()

@@ -170,18 +170,18 @@ def test_a_long_turn_stays_a_rotation() -> None:
 @given(rows, st.integers(0, 6))
 @settings(max_examples=30)
 def test_a_state_goes_on_where_it_was_taken(keys, chunks) -> None:
-    one, other = (KeyboardCamera(64, 96, 2, keys=keys) for _ in range(2))
-    one.press("wl")
+    camera, loaded = (KeyboardCamera(64, 96, 2, keys=keys) for _ in range(2))
+    camera.press("wl")
     for _ in range(chunks):
-        one.next_chunk()
-    one.press("k")
-    one.release("l")
-    other.load(json.loads(json.dumps(one.state())))
+        camera.next_chunk()
+    camera.press("k")
+    camera.release("l")
+    loaded.load(json.loads(json.dumps(camera.state())))
     for _ in range(3):
-        assert np.array_equal(one.next_chunk()["camera"], other.next_chunk()["camera"])
-    one.reset()
+        assert np.array_equal(camera.next_chunk()["camera"], loaded.next_chunk()["camera"])
+    camera.reset()
     again = KeyboardCamera(64, 96, 2, keys=keys)
-    assert np.array_equal(one.next_chunk()["camera"], again.next_chunk()["camera"])
+    assert np.array_equal(camera.next_chunk()["camera"], again.next_chunk()["camera"])
 
 
 @pytest.mark.parametrize(

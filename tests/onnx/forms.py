@@ -88,11 +88,11 @@ def runner(model: ModelProto) -> Callable[..., list[Tensor]]:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    names = [one.name for one in session.get_inputs()]
+    names = [value.name for value in session.get_inputs()]
 
     def run(*tensors: Tensor) -> list[Tensor]:
         feed: dict[str, Any] = {n: t.contiguous().numpy() for n, t in zip(names, tensors, strict=True)}
-        return [torch.from_numpy(np.asarray(one)) for one in session.run(None, feed)]
+        return [torch.from_numpy(np.asarray(output)) for output in session.run(None, feed)]
 
     return run
 

@@ -106,9 +106,9 @@ def test_a_pass_is_whole_small_and_shares_the_artifacts_weights(built: Built, pr
     manifest = parse_video_manifest((built.folder / "manifest.json").read_bytes())
     files = {weight.name: weight.file for weight in manifest.weights}
     assert model.graph.initializer
-    for one in model.graph.initializer:
-        assert one.data_location == TensorProto.EXTERNAL
-        assert {e.key: e.value for e in one.external_data}["location"] == files[one.name]
+    for tensor in model.graph.initializer:
+        assert tensor.data_location == TensorProto.EXTERNAL
+        assert {e.key: e.value for e in tensor.external_data}["location"] == files[tensor.name]
     called = [node.op_type for node in model.graph.node]
     assert called.count("block") == manifest.model["layers"]
     assert len([f for f in model.functions if f.name == "block"]) == 1
@@ -132,14 +132,14 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
         def run(name: str, turn: int) -> None:
-            one = passes[name]
+            session = passes[name]
             feed = {
                 i.name: _given(i.name, state, live.buffers, artifact.engines.loaded.weights, turn)
-                for i in one.get_inputs()
+                for i in session.get_inputs()
             }
-            results = one.run(None, feed)
+            results = session.run(None, feed)
             state.update(
-                {o.name.removeprefix("next."): r for o, r in zip(one.get_outputs(), results, strict=True)}
+                {o.name.removeprefix("next."): r for o, r in zip(session.get_outputs(), results, strict=True)}
             )
 
         for _ in range(3):
@@ -200,7 +200,7 @@ def test_what_onnxruntime_cannot_read_is_refused(copy: Path) -> None:
 
 def test_data_outside_of_the_file_are_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx.load(copy / "engines/head.onnx")
-    inner = next(one for one in model.graph.initializer)
+    inner = next(tensor for tensor in model.graph.initializer)
     content = onnx.numpy_helper.to_array(inner).tobytes()
     inner.ClearField("raw_data")
     inner.data_location = TensorProto.EXTERNAL

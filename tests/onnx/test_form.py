@@ -103,11 +103,11 @@ def test_the_newest_opset_gives_the_same_numbers() -> None:
     old, new = (forms.model_of("fp4", ROWS, "block", opset) for opset in (OPSET, NEWEST_OPSET))
     assert {entry.domain: entry.version for entry in new.opset_import}[""] == NEWEST_OPSET
     inputs = [*block_inputs()]
-    for one, other in zip(forms.run_model(old, *inputs), forms.run_model(new, *inputs), strict=True):
-        if one.dtype == torch.uint8:
-            assert torch.equal(one, other)
+    for expected, found in zip(forms.run_model(old, *inputs), forms.run_model(new, *inputs), strict=True):
+        if expected.dtype == torch.uint8:
+            assert torch.equal(expected, found)
         else:
-            assert relative_error(one, other) <= 1e-6
+            assert relative_error(expected, found) <= 1e-6
 
 
 def block_inputs() -> Iterator[torch.Tensor]:

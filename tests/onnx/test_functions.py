@@ -132,7 +132,7 @@ def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte() -> None:
 @pytest.mark.parametrize("x", ["zeros", "constant", "outliers", "ties", "tiny"])
 def test_hard_numbers_are_written_with_equal_bytes(x: str) -> None:
     model = as_model(forms.model_of("fp4", ROWS, "block"), "nvfp4_write")
-    shapes = [[axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in model.graph.input]
+    shapes = [[axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in model.graph.input]
     generator = torch.Generator().manual_seed(3)
     numbers = {
         "zeros": torch.zeros(shapes[0]),
@@ -175,7 +175,7 @@ def value_sizes(function: FunctionProto) -> Iterator[tuple[str, list[int]]]:
 
 def test_attention_is_torchs_own_within_rounding() -> None:
     model = as_model(forms.model_of("fp32", ROWS, "block"), "attention")
-    shapes = [[axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in model.graph.input]
+    shapes = [[axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in model.graph.input]
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(s, generator=generator) for s in shapes[:3])
     bias = torch.zeros(shapes[3])

@@ -24,7 +24,7 @@ class Meeting:
         """Return what each rank's thread hands in here, by rank; ``x`` is this one's."""
         self.sent[rank] = x
         self.barrier.wait(30)
-        parts = [self.sent[one] for one in range(self.ranks)]
+        parts = [self.sent[source] for source in range(self.ranks)]
         self.barrier.wait(30)
         return parts
 
@@ -44,7 +44,7 @@ class InThreads(RankSplit):
     meeting: Meeting
 
     def _exchanged(self, x: Tensor) -> Tensor:
-        return torch.stack([one[self.rank] for one in self.meeting.of_all(self.rank, x)])
+        return torch.stack([parts[self.rank] for parts in self.meeting.of_all(self.rank, x)])
 
     def _gathered(self, x: Tensor) -> Tensor:
         return torch.stack(self.meeting.of_all(self.rank, x))

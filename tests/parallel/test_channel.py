@@ -46,8 +46,8 @@ def assert_same(found: object, expected: object) -> None:
     """Check that a part of a message arrived as it was."""
     if isinstance(expected, dict):
         assert [*found] == [*expected]
-        for name, one in expected.items():
-            assert_same(found[name], one)
+        for name, value in expected.items():
+            assert_same(found[name], value)
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for pair in zip(found, expected, strict=True):

@@ -67,7 +67,7 @@ def test_a_kill_at_any_moment_ends_one_group_and_no_other(two: Built) -> None:
     with beside(two.folder) as wrong:
         killed = [kill_once(two.folder, rank, delay) for rank, delay in ((0, 0.0), (1, 0.5))]
     assert wrong == []
-    assert [one["error"][:11] for one in killed] == ["rank 0 of 2", "rank 1 of 2"]
+    assert [report["error"][:11] for report in killed] == ["rank 0 of 2", "rank 1 of 2"]
 
 
 def test_closing_ends_all_processes_and_another_thread_is_not_disturbed(two: Built) -> None:

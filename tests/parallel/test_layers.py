@@ -61,18 +61,18 @@ def test_two_ranks_make_what_one_makes(case: str, size: str) -> None:
     stream = replace(tiny.stream, height=height, width=width, **LAYOUT)
     config = VideoBuild(tiny.model, VideoConfig(stream, Schedule.warped(), "fp32"), TargetConfig("cpu"))
     config = config.changed(**CASES[case])
-    one = layer_engines(config)
+    single = layer_engines(config)
     several = config.changed(ranks=RANKS)
     split = rank_split(several)
     assert split.padding == (size == "padded")
     ranks = [layer_engines(several) for _ in range(RANKS)]
-    assert one
-    assert [[*engines] for engines in ranks] == [[*one]] * RANKS
-    state = tensors_of(config, one)
+    assert single
+    assert [[*engines] for engines in ranks] == [[*single]] * RANKS
+    state = tensors_of(config, single)
     shares = [{} for _ in range(RANKS)]
     for frame in (0, 2):  # the second chunk has a past
         whole = inputs_of_chunk(config, state, frame)
-        for name, piece in one.items():
+        for name, piece in single.items():
             made = run(piece, whole)
             meeting = Meeting(RANKS, Barrier(RANKS))
             with ThreadPoolExecutor(RANKS) as pool:
@@ -117,13 +117,13 @@ def tensors_of(config: VideoBuild, engines: dict[str, Piece]) -> dict[str, Tenso
         if ".0." in name
     }
     for piece in engines.values():
-        for one in piece.signature:
-            if one.name.startswith(("caches.", "window.")):
-                known.setdefault(one.name, torch.zeros(one.shape, dtype=one.dtype))
-            elif one.name not in known and one.dtype in (torch.float32, FP8):
-                width = one.shape[-1] if one.name.startswith("weights.") else 1.0
-                numbers = torch.randn(one.shape, generator=generator) / width**0.5
-                known[one.name] = numbers.to(one.dtype)
+        for spec in piece.signature:
+            if spec.name.startswith(("caches.", "window.")):
+                known.setdefault(spec.name, torch.zeros(spec.shape, dtype=spec.dtype))
+            elif spec.name not in known and spec.dtype in (torch.float32, FP8):
+                width = spec.shape[-1] if spec.name.startswith("weights.") else 1.0
+                numbers = torch.randn(spec.shape, generator=generator) / width**0.5
+                known[spec.name] = numbers.to(spec.dtype)
     return known
 
 
@@ -141,7 +141,7 @@ def inputs_of_chunk(config: VideoBuild, state: dict[str, Tensor], frame: int) ->
 def run(piece: Piece, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """Call a piece."""
     with torch.no_grad():
-        return FlatModule(piece)(*(tensors[one.name] for one in piece.signature))
+        return FlatModule(piece)(*(tensors[spec.name] for spec in piece.signature))
 
 
 def run_rank(
@@ -155,16 +155,16 @@ def run_rank(
     """Call a piece as one rank, with its tokens and heads; ``own`` keeps its caches."""
     piece.module.split = InThreads(*astuple(split), rank, meeting)
     number = torch.tensor([rank])
-    for one in piece.signature:
-        if one.name.startswith(("caches.", "window.")):
-            own.setdefault(one.name, torch.zeros(one.shape, dtype=one.dtype))
+    for spec in piece.signature:
+        if spec.name.startswith(("caches.", "window.")):
+            own.setdefault(spec.name, torch.zeros(spec.shape, dtype=spec.dtype))
     shared = {name: tensor for name, tensor in whole.items() if not name.startswith(("caches.", "window."))}
-    for one in piece.signature:
-        if one.name in shared and shared[one.name].shape != one.shape:
-            tokens = split.own_tokens(by_token(one.name, shared[one.name]), number)
+    for spec in piece.signature:
+        if spec.name in shared and shared[spec.name].shape != spec.shape:
+            tokens = split.own_tokens(by_token(spec.name, shared[spec.name]), number)
             tokens = tokens.where(is_token(split, tokens, rank), torch.nan)
-            shared[one.name] = by_token(one.name, tokens)
-            assert shared[one.name].shape == one.shape, one.name
+            shared[spec.name] = by_token(spec.name, tokens)
+            assert shared[spec.name].shape == spec.shape, spec.name
     shared["token_index"] = split.as_exchanged(shared["token_index"], 1)
     return run(piece, shared | own | {"rank": number})
 

@@ -63,7 +63,7 @@ def opened(programs: Path) -> Iterator[OpenArtifact]:
 
 
 @pytest.fixture
-def one(programs: Path, opened: OpenArtifact) -> Iterator[Pool]:
+def single(programs: Path, opened: OpenArtifact) -> Iterator[Pool]:
     """The pool of the same build on one GPU: its modules, eager."""
     with (
         torch.no_grad(),
@@ -122,24 +122,26 @@ def life(pool: Pool) -> list[tuple[np.ndarray, np.ndarray]]:
     return made
 
 
-def test_sessions_of_a_pool_are_those_of_one_gpu(one: Pool, several: Pool) -> None:
+def test_sessions_of_a_pool_are_those_of_one_gpu(single: Pool, several: Pool) -> None:
     bound = several.manifest.workload.golden.tolerance  # that of engines against the eager model
-    for found, expected in zip(life(several), life(one), strict=True):
+    for found, expected in zip(life(several), life(single), strict=True):
         assert near(found, expected, bound)
-    assert several.session_bytes == one.session_bytes
-    assert several.stats.chunks == one.stats.chunks
+    assert several.session_bytes == single.session_bytes
+    assert several.stats.chunks == single.stats.chunks
     with pytest.raises(UsageError, match="text has shape"):
         several.open_session(text=np.zeros((1, 2, 3), np.float32))
     assert several.free == 2
 
 
-def test_a_snapshot_is_the_same_file_from_two_ranks_and_one(one: Pool, several: Pool, tmp_path: Path) -> None:
+def test_a_snapshot_is_the_same_file_from_two_ranks_and_one(
+    single: Pool, several: Pool, tmp_path: Path
+) -> None:
     with several.open_session(seed=1, text=text_of(several, 1)) as session:
         for _ in range(CHUNKS):
             session.run_chunk()
         session.save(tmp_path / "two")
         expected = seen(session.run_chunk())
-    with one.restore(tmp_path / "two") as session:
+    with single.restore(tmp_path / "two") as session:
         session.save(tmp_path / "one")
         assert near(seen(session.run_chunk()), expected, several.manifest.workload.golden.tolerance)
     with several.restore(tmp_path / "one") as session:
@@ -147,12 +149,14 @@ def test_a_snapshot_is_the_same_file_from_two_ranks_and_one(one: Pool, several: 
         assert all(map(np.array_equal, seen(session.run_chunk()), expected))
     files = {name: load_file(tmp_path / name) for name in ("two", "one", "again")}
     assert (tmp_path / "two").read_bytes() == (tmp_path / "again").read_bytes()
-    heads = files["one"]["kv.k"].reshape(one.manifest.buffers[0].shape[0], -1, 2, 128 * 4)
+    heads = files["one"]["kv.k"].reshape(single.manifest.buffers[0].shape[0], -1, 2, 128 * 4)
     assert heads[:, :, 0].any()
     assert heads[:, :, 1].any()
     held = [buffer for buffer in several.manifest.buffers if buffer.rank_axis and buffer.role == "lane"]
-    assert {one.name for one in held} >= {"vae.cache.00", "video.first", "video"}
-    assert all(files["one"][one.name].size == 2 * one.nbytes // several.manifest.rows for one in held)
+    assert {buffer.name for buffer in held} >= {"vae.cache.00", "video.first", "video"}
+    assert all(
+        files["one"][buffer.name].size == 2 * buffer.nbytes // several.manifest.rows for buffer in held
+    )
     told = {"seko.snapshot", "seko.sha256"}  # which artifact saved it, and the hash of that
     assert all(np.array_equal(files["one"][name], files["two"][name]) for name in files["two"].keys() - told)
 

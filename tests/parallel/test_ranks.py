@@ -45,24 +45,24 @@ def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenAr
     text, other = golden_text(config), torch.flip(golden_text(config), (1,))
     bound = opened.manifest.workload.golden.tolerance  # that of engines against the eager model
     with (
-        eager_session(config, weights, text, SEEDS) as one,
+        eager_session(config, weights, text, SEEDS) as single,
         open_stacked(opened, SEEDS, text) as several,
     ):
         for number in range(CHUNKS):
             if number == 4:
-                one.set_text(other, recache=True)
+                single.set_text(other, recache=True)
                 several.set_text(other, recache=True)
-            expected, found = one.run_chunk(), several.run_chunk()
+            expected, found = single.run_chunk(), several.run_chunk()
             assert found.index == number
             assert np.array_equal(found.frames, expected.frames)
             assert relative(found.to_host(), expected.to_host()) <= bound
             assert same_pictures(found.video(), expected.video())
-        one.restart_row(0, seed=5)
+        single.restart_row(0, seed=5)
         several.restart_row(0, seed=5)
-        found, expected = several.run_chunk(), one.run_chunk()
+        found, expected = several.run_chunk(), single.run_chunk()
         assert relative(found.to_host(), expected.to_host()) <= bound
         assert all(map(same_pictures, found.video_rows(), expected.video_rows()))
-        caches = one.cache_sample(1), several.cache_sample(1)
+        caches = single.cache_sample(1), several.cache_sample(1)
         assert all(relative(caches[1][name], caches[0][name]) <= bound for name in caches[0])
         assert several.stats.chunks == CHUNKS + 1
 
@@ -74,13 +74,13 @@ def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
     text, image = golden_text(config), np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     bound = opened.manifest.workload.golden.tolerance
     with (
-        eager_session(config, weights, text, SEEDS) as one,
+        eager_session(config, weights, text, SEEDS) as single,
         open_stacked(opened, SEEDS, text, image=image) as several,
     ):
-        plain = one.run_chunk().to_host()
-        one.restart_row(0, image=image)
-        one.restart_row(1, image=image)
-        expected, found = one.run_chunk().to_host(), several.run_chunk().to_host()
+        plain = single.run_chunk().to_host()
+        single.restart_row(0, image=image)
+        single.restart_row(1, image=image)
+        expected, found = single.run_chunk().to_host(), several.run_chunk().to_host()
         assert relative(found, expected) <= bound < relative(plain, expected)
     with open_rank(two.folder, rank=0) as first, open_rank(two.folder, rank=1) as second:
         ours, others = first.engines.loaded, second.engines.loaded
@@ -112,7 +112,7 @@ def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.C
     assert video.stat().st_size > SIDE * SIDE * 21
     told = json.loads(capsys.readouterr().out)
     assert (told["chunks"], told["video_frames"]) == (2, 21)
-    assert all(one["golden"] <= one["tolerance"] for one in told["errors"])
+    assert all(error["golden"] <= error["tolerance"] for error in told["errors"])
 
 
 def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(

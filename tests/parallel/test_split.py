@@ -65,13 +65,15 @@ def test_split_and_joined_is_as_before_and_padding_never_arrives(
         own = split.own_tokens(q, rank)
         assert torch.equal(own == 0, ~real.expand_as(own))
         made = split.to_heads([own.where(real, torch.nan), own.where(real, torch.nan).neg()])
-        for factor, one in zip((1, -1), made, strict=True):
-            assert torch.equal(one, factor * q[:, order].unflatten(2, (split.ranks, -1)).select(2, int(rank)))
+        for factor, heads in zip((1, -1), made, strict=True):
+            assert torch.equal(
+                heads, factor * q[:, order].unflatten(2, (split.ranks, -1)).select(2, int(rank))
+            )
         mine = split.to_tokens(made[0].flatten(2))
         assert torch.equal(mine, own.flatten(2))
         return split.every_token(mine.where(real.flatten(2), torch.nan))
 
-    assert all(torch.equal(one, q.flatten(2)) for one in on_all(split, there_and_back))
+    assert all(torch.equal(joined, q.flatten(2)) for joined in on_all(split, there_and_back))
 
 
 @given(
@@ -89,7 +91,7 @@ def test_what_is_cached_stands_where_the_token_index_says(split: RankSplit, rows
         return split.to_heads([own])[0].flatten()
 
     ordered = split.as_exchanged(index, rows)
-    assert all(torch.equal(one, ordered) for one in on_all(split, cached))
+    assert all(torch.equal(tokens, ordered) for tokens in on_all(split, cached))
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
@@ -107,7 +109,7 @@ def test_one_row_is_sent_as_it_is_written_and_read_as_it_is_received(parts: int)
     heads = split.to_heads([torch.randn(1, F * N // 2, H, D) for _ in range(parts)])
     y = torch.randn(1, F * N, H // 2 * D)
     split.to_tokens(y)
-    assert all(one.is_contiguous() for one in seen)
+    assert all(part.is_contiguous() for part in seen)
     assert all(head.untyped_storage().data_ptr() == seen[0].untyped_storage().data_ptr() for head in heads)
     assert seen[1].data_ptr() == y.data_ptr()
 

@@ -72,7 +72,7 @@ def opened(built: Path) -> Iterator[OpenArtifact]:
 
 
 @pytest.fixture
-def one(built: Path, opened: OpenArtifact) -> Iterator[Pool]:
+def single(built: Path, opened: OpenArtifact) -> Iterator[Pool]:
     """The pool of the same build on one GPU: its modules, eager."""
     weights = weights_of(built / "artifact")
     with torch.no_grad(), eager_pool(config_of(built / "hubert"), weights, opened.manifest) as pool:
@@ -125,9 +125,9 @@ def life(pool: Pool, config: VideoBuild) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_sessions_that_hear_are_those_of_one_gpu(built: Path, one: Pool, several: Pool) -> None:
+def test_sessions_that_hear_are_those_of_one_gpu(built: Path, single: Pool, several: Pool) -> None:
     config = config_of(built / "hubert")
-    expected, found = life(one, config), life(several, config)
+    expected, found = life(single, config), life(several, config)
     errors = [relative_error(*map(torch.from_numpy, pair)) for pair in zip(found, expected, strict=True)]
     assert max(errors) <= BAR
     assert relative_error(*map(torch.from_numpy, (expected[-1], expected[-3]))) > 100 * BAR  # another voice
@@ -135,7 +135,7 @@ def test_sessions_that_hear_are_those_of_one_gpu(built: Path, one: Pool, several
 
 @pytest.mark.slow
 def test_a_snapshot_of_two_ranks_opens_on_one_and_back(
-    built: Path, one: Pool, several: Pool, tmp_path: Path
+    built: Path, single: Pool, several: Pool, tmp_path: Path
 ) -> None:
     config, pushed = config_of(built / "hubert"), voices()
     with begin(several, config) as session:
@@ -152,7 +152,7 @@ def test_a_snapshot_of_two_ranks_opens_on_one_and_back(
             session.push_audio(pushed[:, needed:], at=needed)
             return session.run_chunk().to_host()
 
-    assert relative_error(*map(torch.from_numpy, (heard(one, "two", "one"), expected))) <= BAR
+    assert relative_error(*map(torch.from_numpy, (heard(single, "two", "one"), expected))) <= BAR
     assert np.array_equal(heard(several, "one", "again"), expected)
     assert (tmp_path / "two").read_bytes() == (tmp_path / "again").read_bytes()
     caches = [name for name in load_file(tmp_path / "two") if name.startswith("kv.")]
@@ -164,8 +164,8 @@ def test_the_family_splits_what_belongs_to_tokens(built: Path) -> None:
     """A rank keeps the gates of its own tokens, its heads of the caches, and whole keys and values of the voices."""
     config = config_of(built / "hubert")
     whole, parts = (
-        {spec.name: spec.shape for spec in FAMILY.graph(one).buffers}
-        for one in (config, config.changed(ranks=2))
+        {spec.name: spec.shape for spec in FAMILY.graph(build).buffers}
+        for build in (config, config.changed(ranks=2))
     )
     changed = {name for name, shape in whole.items() if parts[name] != shape}
     caches = {name for name in whole if name.startswith("kv.") and name.endswith((".k", ".v"))}

@@ -115,11 +115,11 @@ def test_ranks_decode_the_rows_of_one(
         with torch.no_grad():
             video, *kept = halves[number == 0](latents, *caches)
         caches = tuple(kept)
-        found = [one[number] for one in shares]
-        assert relative_error(torch.cat([one[0] for one in found], 3), video) <= VAE[torch.float32]
+        found = [share[number] for share in shares]
+        assert relative_error(torch.cat([part[0] for part in found], 3), video) <= VAE[torch.float32]
         for slot, whole in enumerate(caches):
-            joined = torch.cat([one[1 + slot] for one in found], 2)
-            assert all(one[1 + slot].is_contiguous() for one in found)
+            joined = torch.cat([part[1 + slot] for part in found], 2)
+            assert all(part[1 + slot].is_contiguous() for part in found)
             assert joined.shape == whole.shape
             # Caches of the first chunks hold zeros where nothing came before.
             error = relative_error(joined, whole) if whole.any() else float(joined.abs().max())
@@ -151,7 +151,7 @@ def test_a_build_shares_pictures_or_says_why_not(ranks: int, vae: WanVaeConfig, 
         assert buffers["video"].rank_axis == buffers["vae.cache.31"].rank_axis == (0 if why else 2)
         assert buffers["decode.latents"].shape[-2:] == (60, 104)
         for name, first in (("vae_decode_first", True), ("vae_decode", False)):
-            taken = [one.name for one in pieces[name].inputs]
+            taken = [spec.name for spec in pieces[name].inputs]
             assert ("rank" in taken) is (why is None)
             assert len(taken) == 1 + (why is None) + (0 if first else 32)
 
@@ -160,9 +160,9 @@ def weights_of(half: VaeDecode) -> dict[str, Tensor]:
     """Return random weights that keep activations near 1, and the latents' statistics."""
     generator = torch.Generator().manual_seed(0)
     made = dict(latent_statistics(CONFIG, torch.float32))
-    for name, one in half.named_parameters():
+    for name, parameter in half.named_parameters():
         if name not in made:
-            noise = torch.randn(one.shape, generator=generator)
-            fan_in = math.prod(one.shape[1:])
+            noise = torch.randn(parameter.shape, generator=generator)
+            fan_in = math.prod(parameter.shape[1:])
             made[name] = 1 + 0.1 * noise if fan_in == 1 else noise * fan_in**-0.5
     return made

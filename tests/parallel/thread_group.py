@@ -62,7 +62,7 @@ class EagerRank:
     ) -> None:
         self.manifest = manifest_of(config, weights)
         # Calling a piece puts weights into its module: each thread has its own.
-        pieces = [replace(one, module=deepcopy(one.module)) for one in graph_of(config).pieces.values()]
+        pieces = [replace(piece, module=deepcopy(piece.module)) for piece in graph_of(config).pieces.values()]
         split = rank_split(config)
         for piece in pieces:
             if split is not None and getattr(piece.module, "split", None) is not None:
@@ -93,9 +93,10 @@ class ThreadGroup:
     def __init__(self, config: VideoBuild, weights: Mapping[str, Tensor], tokenizer: Path | None) -> None:
         meeting = Meeting(config.target.ranks, threading.Barrier(config.target.ranks))
         ranks = range(config.target.ranks)
-        made = [EagerRank(config, weights, tokenizer, rank, meeting) for rank in ranks]
+        members = [EagerRank(config, weights, tokenizer, rank, meeting) for rank in ranks]
         self._commands = [
-            RankCommands(rank, one.manifest, one.open_rows, RANK_COMMANDS) for rank, one in enumerate(made)
+            RankCommands(rank, member.manifest, member.open_rows, RANK_COMMANDS)
+            for rank, member in enumerate(members)
         ]
         self._pool = ThreadPoolExecutor(config.target.ranks)
         pairs = [channel_pair() for _ in ranks]
@@ -168,8 +169,8 @@ def random_weights(config: VideoBuild) -> dict[str, Tensor]:
             if name not in made:
                 noise = torch.randn(shape, generator=generator)
                 fan_in = noise[0].numel()
-                one = 1 + 0.1 * noise if "norm" in name and "weight" in name else 0.1 * noise
-                made[name] = noise / fan_in**0.5 if fan_in > 1 and "modulation" not in name else one
+                near_constant = 1 + 0.1 * noise if "norm" in name and "weight" in name else 0.1 * noise
+                made[name] = noise / fan_in**0.5 if fan_in > 1 and "modulation" not in name else near_constant
     return made | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 

@@ -55,11 +55,11 @@ def test_verify_meets_the_golden_and_tells_a_changed_weight(built_toy: Path) -> 
 def test_sessions_of_one_artifact_share_its_weights_without_touching_the_files(built_toy: Path) -> None:
     before = {path: path.read_bytes() for path in built_toy.rglob("*") if path.is_file()}
     with open_artifact(built_toy) as artifact:
-        one, two = artifact.open_session(), artifact.open_session()
-        got = [one.run_chunk().to_host().tobytes(), two.run_chunk().to_host().tobytes()]
+        first, second = artifact.open_session(), artifact.open_session()
+        got = [first.run_chunk().to_host().tobytes(), second.run_chunk().to_host().tobytes()]
         assert got[0] == got[1]
-    assert one.closed
-    assert two.closed
+    assert first.closed
+    assert second.closed
     with pytest.raises(SessionClosedError, match="artifact is closed"):
         artifact.open_session()
     assert {path: path.read_bytes() for path in built_toy.rglob("*") if path.is_file()} == before

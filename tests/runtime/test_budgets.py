@@ -127,7 +127,7 @@ def deep_paths() -> VideoManifest:
         (many_written_inputs, ArtifactError, "is not in"),
         (deep_paths, ManifestError, "at most 16 parts"),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_manifest_that_asks_for_too_much_work_is_refused_at_once(
     tmp_path: Path, made: Callable[[], VideoManifest], error: type[SekoRuntimeError], words: str
@@ -250,7 +250,7 @@ def more_file_bytes(count: int) -> VideoManifest:
         (more_calls, budgets.MAX_CALLS, "the calls to"),
         (more_references, budgets.MAX_REFERENCES, "the references to"),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_each_budget_is_taken_to_its_end_and_no_further(
     manifest_with: Callable[[int], VideoManifest], most: int, words: str
@@ -328,7 +328,7 @@ def with_sparse_file(folder: Path, path: str, size: int) -> bytes:
 @pytest.mark.parametrize(
     ("path", "size"),
     [(LISTED, 320 << 20), (WEIGHTS, 320 << 20), (ENGINE, 140 << 20)],
-    ids=lambda one: str(one),
+    ids=lambda value: str(value),
 )
 def test_a_file_is_hashed_in_memory_that_does_not_grow_with_it_or_is_read_once(
     tmp_path: Path, path: str, size: int

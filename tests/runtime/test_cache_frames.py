@@ -44,7 +44,10 @@ HUGE = 1 << 31
 def test_frames_that_the_caches_do_not_hold_are_refused_before_anything_is_loaded(
     whole_folder: Path, edit_manifest: Edit, change: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit_manifest(whole_folder, lambda one: toy.changed(one, stream=replace(one.workload.stream, **change)))
+    edit_manifest(
+        whole_folder,
+        lambda manifest: toy.changed(manifest, stream=replace(manifest.workload.stream, **change)),
+    )
     assert main(["verify", str(whole_folder)]) == 4
     assert "cache buffer" in capsys.readouterr().err
 
@@ -111,7 +114,9 @@ def test_a_buffer_of_rows_that_is_said_to_be_of_layers_is_refused(name: str) -> 
 def test_a_pad_id_beyond_the_text_engines_table_is_refused(
     whole_folder: Path, edit_manifest: Edit, pad_id: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit_manifest(whole_folder, lambda one: toy.changed(one, text=replace(toy_whole.TABLE, pad_id=pad_id)))
+    edit_manifest(
+        whole_folder, lambda manifest: toy.changed(manifest, text=replace(toy_whole.TABLE, pad_id=pad_id))
+    )
     assert main(["verify", str(whole_folder)]) == 4
     assert f"text.pad_id is {pad_id}, the text engine looks up ids below 12" in capsys.readouterr().err
 

@@ -27,7 +27,7 @@ def test_verify_ends_with_verified(whole_folder: Path, capsys: Said) -> None:
 def missed(folder: Path, edit_manifest: Edit) -> None:
     """Recorded chunks that no engine meets."""
     golden = replace(toy_whole.GOLDEN, bounds=(), tolerance=1e-30, seeds=(1,))
-    edit_manifest(folder, lambda one: toy.changed(one, golden=golden))
+    edit_manifest(folder, lambda manifest: toy.changed(manifest, golden=golden))
 
 
 def test_a_missed_golden_is_no_success(whole_folder: Path, edit_manifest: Edit, capsys: Said) -> None:

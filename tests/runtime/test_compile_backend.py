@@ -83,7 +83,9 @@ def test_it_meets_the_golden_never_recompiles_and_starts_warm_from_its_cache(
     cold = replay(folder, tmp_path / "cold", str(tmp_path / "compiler.cache"), says="the artifact carries no")
     assert cold["compiler_cache_loaded"] == 0
     (tmp_path / "compiler.cache").rename(folder / "engines" / "compiler.cache")
-    edit_manifest(folder, lambda one: replace(one, extra={"compiler_cache": "engines/compiler.cache"}))
+    edit_manifest(
+        folder, lambda manifest: replace(manifest, extra={"compiler_cache": "engines/compiler.cache"})
+    )
     warm = replay(folder, tmp_path / "warm", says=None)
     assert warm["compiler_cache_loaded"] == 1
     assert warm["compiler_cache_misses"] == 0

@@ -81,7 +81,7 @@ KINDS = [
 
 @pytest.mark.parametrize("name", ["begin", "step", "text", "vae_decode"])
 @pytest.mark.parametrize(
-    ("fault", "error", "words"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30])
+    ("fault", "error", "words"), KINDS, ids=lambda value: getattr(value, "__name__", repr(value)[:30])
 )
 def test_what_an_engine_raises_is_an_error_of_ours_with_its_name(
     name: str, fault: Exception, error: type[errors.SekoRuntimeError], words: str
@@ -117,7 +117,7 @@ def test_what_ends_the_process_passes(kind: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "words"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30])
+    ("fault", "error", "words"), KINDS, ids=lambda value: getattr(value, "__name__", repr(value)[:30])
 )
 @pytest.mark.parametrize("command", ["run", "verify"])
 def test_the_command_line_ends_with_the_errors_exit_code(

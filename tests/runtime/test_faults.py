@@ -218,8 +218,10 @@ def test_two_hundred_opens_leave_no_file_no_thread_and_no_memory(built_toy, tmp_
 
 def test_two_artifacts_open_at_once_have_engines_of_their_own(built_toy):
     """A loader serves one open at a time; the next open of the same bytes takes over what is done."""
-    with open_artifact(built_toy) as one, open_artifact(built_toy) as two:
-        ones, twos = ([id(loader) for _, loader in opened.engines.backend._loaders] for opened in (one, two))
+    with open_artifact(built_toy) as first, open_artifact(built_toy) as second:
+        ones, twos = (
+            [id(loader) for _, loader in opened.engines.backend._loaders] for opened in (first, second)
+        )
         assert len(set(ones + twos)) == len(ones) + len(twos)
     with open_artifact(built_toy) as three:
         assert {id(loader) for _, loader in three.engines.backend._loaders} <= {*ones, *twos}

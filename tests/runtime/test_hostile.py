@@ -198,7 +198,9 @@ def test_another_target(
     error: type[errors.ArtifactError],
     words: str,
 ) -> None:
-    edit_manifest(artifact, lambda one: replace(one, target=replace(one.target, **{field: value})))
+    edit_manifest(
+        artifact, lambda manifest: replace(manifest, target=replace(manifest.target, **{field: value}))
+    )
     refused(artifact, error, words, loads)
 
 
@@ -217,7 +219,7 @@ def test_a_backend_that_cannot_run_here(
     artifact: Path, loads: list[str], edit_manifest: Edit, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_lean", None)  # it may be installed here
-    edit_manifest(artifact, lambda one: replace(one, backend=backend))
+    edit_manifest(artifact, lambda manifest: replace(manifest, backend=backend))
     with pytest.raises(errors.EnvironmentLacksError, match=backend):
         open_artifact(artifact)
     assert main(["verify", str(artifact)]) == 5
@@ -235,7 +237,7 @@ def test_a_backend_that_cannot_run_here(
         (ImportError("libcublas.so.13: cannot open"), r"is installed and cannot be loaded: libcublas"),
         (OSError("libcudnn.so.9: file too short"), r"is installed and cannot be loaded: libcudnn"),
     ],
-    ids=lambda one: one if isinstance(one, str) else type(one).__name__,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_library_that_cannot_be_imported_is_told_from_one_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, fault: Exception, told: str
@@ -272,14 +274,15 @@ def test_weights_that_are_not_the_manifests(artifact: Path, loads: list[str], ed
         (dtype, "gain in weights/0.safetensors is int32"),
     ):
         rewrite_weights(artifact, change)
-        edit_manifest(artifact, lambda one: one)  # the hashes are right again: only the tensors are wrong
+        # The hashes are right again: only the tensors are wrong.
+        edit_manifest(artifact, lambda manifest: manifest)
         refused(artifact, errors.ArtifactError, words, loads)
 
 
 def test_a_huge_weights_header(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
     content = (artifact / WEIGHTS).read_bytes()
     (artifact / WEIGHTS).write_bytes((1 << 60).to_bytes(8, "little") + content[8:])
-    edit_manifest(artifact, lambda one: one)
+    edit_manifest(artifact, lambda manifest: manifest)
     refused(artifact, errors.ArtifactError, "announces a header", loads)
 
 
@@ -287,7 +290,7 @@ def test_a_golden_of_another_shape(artifact: Path, loads: list[str], edit_manife
     toy.write_safetensors(
         artifact / toy.GOLDEN.file, {"text": toy.toy_text(), "latents.0": np.zeros(3, np.float32)}
     )
-    edit_manifest(artifact, lambda one: one)
+    edit_manifest(artifact, lambda manifest: manifest)
     refused(artifact, errors.ArtifactError, "latents.0", loads)
 
 
@@ -310,14 +313,14 @@ def test_an_engine_file_that_is_another_engine_is_refused_once_it_is_loaded(
 ) -> None:
     """Its inputs are counted when it is loaded, its outputs checked when it first runs: never called with less."""
     (artifact / ENGINE).write_bytes((artifact / "engines/copy.pt2").read_bytes())
-    edit_manifest(artifact, lambda one: one)
+    edit_manifest(artifact, lambda manifest: manifest)
     with pytest.raises(errors.ArtifactError, match="engine step takes 1 tensors, the manifest says 7"):
         open_artifact(artifact)
 
 
 def test_an_engine_file_that_is_no_package_is_an_artifact_error(artifact: Path, edit_manifest: Edit) -> None:
     (artifact / ENGINE).write_bytes(b"no zip at all")
-    edit_manifest(artifact, lambda one: one)
+    edit_manifest(artifact, lambda manifest: manifest)
     with pytest.raises(errors.ArtifactError, match="engine step"):
         open_artifact(artifact)
 

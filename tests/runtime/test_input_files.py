@@ -105,9 +105,12 @@ def camera_folder(whole_folder: Path, edit_manifest: Edit) -> Path:
     """The whole toy's artifact with an input that its engines do not look at."""
     spec = InputSpec("camera", (CHANNELS,), "float32", "input.camera", "chunk", "caller", "hold", "pose")
 
-    def with_camera(one: VideoManifest) -> VideoManifest:
-        buffers = (*one.buffers, Buffer("input.camera", (one.call_rows, CHANNELS), "float32", "host"))
-        return replace(one, inputs=(spec,), buffers=buffers)
+    def with_camera(manifest: VideoManifest) -> VideoManifest:
+        buffers = (
+            *manifest.buffers,
+            Buffer("input.camera", (manifest.call_rows, CHANNELS), "float32", "host"),
+        )
+        return replace(manifest, inputs=(spec,), buffers=buffers)
 
     edit_manifest(whole_folder, with_camera)
     return whole_folder

@@ -26,35 +26,35 @@ def alone(row: int) -> Stacked:
 
 def test_a_call_carries_all_sessions_in_any_order_and_says_so_otherwise() -> None:
     with toy_whole.open_whole(2, prompt=list(PROMPTS)) as both, alone(0) as first, alone(1) as second:
-        one, two = both.sessions
+        session_a, session_b = both.sessions
         with pytest.raises(
             UsageError, match=r"a call of 1 sessions; .* --batch 2 .* all 2 rows run together"
         ):
-            both.pool.run([one])
+            both.pool.run([session_a])
         with pytest.raises(UsageError, match="all 2 rows run together"):
-            one.run_chunk()
-        for sessions in ([one, two], [two, one], [one, two]):
+            session_a.run_chunk()
+        for sessions in ([session_a, session_b], [session_b, session_a], [session_a, session_b]):
             chunk_of = dict(zip(sessions, both.pool.run(sessions), strict=True))
-            for session, wanted in ((one, first), (two, second)):
+            for session, wanted in ((session_a, first), (session_b, second)):
                 assert np.array_equal(chunk_of[session].to_host(), wanted.run_chunk().to_host())
 
 
 def test_one_row_pauses_and_changes_its_prompt_and_the_other_does_not_notice() -> None:
     with toy_whole.open_whole(2, prompt=list(PROMPTS)) as both, alone(0) as first, alone(1) as second:
-        left, two = both.sessions
+        left, right = both.sessions
         for number in range(6):
             if number == 2:
                 left.pause()
                 with pytest.raises(UsageError, match="all 2 rows run together"):
-                    both.pool.run([two])
+                    both.pool.run([right])
                 left.resume()
             if number == 3:  # over kept chunks, beside a row whose cache stays
-                two.set_prompt("a green square", recache=True)
+                right.set_prompt("a green square", recache=True)
                 second.set_prompt("a green square", recache=True)
             if number == 4:
                 left.restart()
                 first.restart_row(0)
-            chunks = both.pool.run([left, two])
+            chunks = both.pool.run([left, right])
             for chunk, wanted in zip(chunks, (first.run_chunk(), second.run_chunk()), strict=True):
                 assert np.array_equal(chunk.to_host(), wanted.to_host())
                 assert np.array_equal(chunk.video(), wanted.video())
@@ -62,11 +62,11 @@ def test_one_row_pauses_and_changes_its_prompt_and_the_other_does_not_notice() -
 
 def test_due_times_are_served_once_all_rows_have_asked() -> None:
     with toy_whole.open_whole(2, prompt=list(PROMPTS)) as both:
-        one, two = both.sessions
-        two.request_chunk(time.monotonic())
+        session_a, session_b = both.sessions
+        session_b.request_chunk(time.monotonic())
         assert both.pool.serve_next() == []
-        one.request_chunk(time.monotonic() + 1)
-        assert [session for session, _ in both.pool.serve_next()] == [one, two]
+        session_a.request_chunk(time.monotonic() + 1)
+        assert [session for session, _ in both.pool.serve_next()] == [session_a, session_b]
         assert both.pool.serve_next() == []
 
 

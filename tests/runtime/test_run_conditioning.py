@@ -102,7 +102,9 @@ def test_a_prompt_that_may_not_be_cut_is_refused_first(
     refused: Refused, whole_folder: Path, edit_manifest: Edit
 ) -> None:
     pytest.importorskip("tokenizers")
-    edit_manifest(whole_folder, lambda one: toy.changed(one, text=replace(toy_whole.TABLE, truncate=False)))
+    edit_manifest(
+        whole_folder, lambda manifest: toy.changed(manifest, text=replace(toy_whole.TABLE, truncate=False))
+    )
     assert "the prompt has 7 tokens, this artifact takes 5" in refused(
         2, "--prompt", "a red disc bounces a disc"
     )

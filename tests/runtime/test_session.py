@@ -46,11 +46,11 @@ def chunks_of(session: Session, count: int) -> list[bytes]:
 
 
 def test_two_sessions_of_one_seed_give_equal_bytes_and_another_seed_does_not() -> None:
-    with open_toy(seeds=[5]) as one, open_toy(seeds=[5]) as two, open_toy(seeds=[6]) as other:
-        expected = chunks_of(one, 6)
-        assert chunks_of(two, 6) == expected
+    with open_toy(seeds=[5]) as first, open_toy(seeds=[5]) as second, open_toy(seeds=[6]) as other:
+        expected = chunks_of(first, 6)
+        assert chunks_of(second, 6) == expected
         assert not set(chunks_of(other, 6)) & set(expected)
-        assert one.stats.chunks == 6
+        assert first.stats.chunks == 6
 
 
 def test_frames_are_absolute_and_the_host_tensors_follow_the_ring() -> None:
@@ -209,12 +209,12 @@ def test_a_restarted_row_finds_its_cache_clean_and_the_other_rows_untouched() ->
 
 
 def test_set_text_runs_the_prompt_program_and_nothing_else_changes() -> None:
-    with open_toy() as one, open_toy() as two:
-        first = chunks_of(one, 1)
-        assert chunks_of(two, 1) == first
-        two.set_text(torch.tensor(toy.toy_text()) * 2)
-        assert chunks_of(one, 1) != chunks_of(two, 1)
-        two.set_text(toy.toy_text())
+    with open_toy() as changed, open_toy() as unchanged:
+        first = chunks_of(changed, 1)
+        assert chunks_of(unchanged, 1) == first
+        unchanged.set_text(torch.tensor(toy.toy_text()) * 2)
+        assert chunks_of(changed, 1) != chunks_of(unchanged, 1)
+        unchanged.set_text(toy.toy_text())
         with open_toy() as three:
             assert chunks_of(three, 1) == first
 

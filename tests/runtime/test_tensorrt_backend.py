@@ -141,11 +141,19 @@ def test_a_plan_with_another_signature(tmp_path: Path) -> None:
         (
             (
                 "inputs",
-                lambda one: one[1:],
+                lambda signature: signature[1:],
                 r"takes 6 tensors, the manifest says 7 \(not on both sides: latents\)",
             ),
-            ("inputs", lambda one: [[one[0][0], [1], one[0][2]], *one[1:]], r"takes latents as FLOAT \[1\]"),
-            ("outputs", lambda one: [[one[0][0], one[0][1], "INT64"], *one[1:]], r"gives out as INT64"),
+            (
+                "inputs",
+                lambda signature: [[signature[0][0], [1], signature[0][2]], *signature[1:]],
+                r"takes latents as FLOAT \[1\]",
+            ),
+            (
+                "outputs",
+                lambda signature: [[signature[0][0], signature[0][1], "INT64"], *signature[1:]],
+                r"gives out as INT64",
+            ),
         )
     ):
         changed = {side: change(plan[side])}

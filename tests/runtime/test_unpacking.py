@@ -395,17 +395,17 @@ MUTATIONS = st.lists(
 )
 
 
-def mutate(tar: bytes, kind: str, one: int, two: int) -> bytes:
+def mutate(tar: bytes, kind: str, at: int, detail: int) -> bytes:
     """Change a tar, mostly in whole blocks and in headers, where a reader can be led astray."""
     blocks = [tar[i : i + BLOCK_BYTES] for i in range(0, len(tar), BLOCK_BYTES)] or [b""]
-    a, b = one % len(blocks), two % len(blocks)
+    a, b = at % len(blocks), detail % len(blocks)
     if kind == "flip" and tar:
-        place = one % len(tar)
-        return tar[:place] + bytes([tar[place] ^ (1 << two % 8)]) + tar[place + 1 :]
+        place = at % len(tar)
+        return tar[:place] + bytes([tar[place] ^ (1 << detail % 8)]) + tar[place + 1 :]
     if kind == "cut":
-        return tar[: one % (len(tar) + 1)]
+        return tar[: at % (len(tar) + 1)]
     if kind == "insert":
-        return tar[: a * BLOCK_BYTES] + bytes([two % 256]) * (1 + two % 1024) + tar[a * BLOCK_BYTES :]
+        return tar[: a * BLOCK_BYTES] + bytes([detail % 256]) * (1 + detail % 1024) + tar[a * BLOCK_BYTES :]
     if kind == "drop block":
         del blocks[a]
     elif kind == "repeat block":
@@ -415,9 +415,9 @@ def mutate(tar: bytes, kind: str, one: int, two: int) -> bytes:
     elif kind == "octal":  # another name, size or type, with a checksum that is right
         heads = [i for i, block in enumerate(blocks) if block[257:262] == b"ustar" and len(block) == 512]
         if heads:
-            i = heads[one % len(heads)]
+            i = heads[at % len(heads)]
             raw = bytearray(blocks[i])
-            raw[[0, 3, 124, 130, 134, 156, 157, 345][two % 8]] = b"01234567./x\0"[two // 8 % 12]
+            raw[[0, 3, 124, 130, 134, 156, 157, 345][detail % 8]] = b"01234567./x\0"[detail // 8 % 12]
             raw[148:156] = b" " * 8
             raw[148:156] = b"%06o\0 " % sum(raw)
             blocks[i] = bytes(raw)
@@ -429,8 +429,8 @@ def mutate(tar: bytes, kind: str, one: int, two: int) -> bytes:
 def test_a_mutated_tar_is_refused_or_is_the_one_tar_of_another_manifest(packed, tmp_path, mutations):
     """A bit in the manifest's free text makes another artifact, whose digest says so; nothing else comes through."""
     tar = packed
-    for kind, one, two in mutations:
-        tar = mutate(tar, kind, one, two)
+    for kind, at, detail in mutations:
+        tar = mutate(tar, kind, at, detail)
     (tmp_path / "a.tar").write_bytes(tar)
     goal = tmp_path / "goal"
     try:

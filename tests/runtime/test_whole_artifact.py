@@ -79,7 +79,9 @@ def test_verify_compares_the_video_and_tells_another_decoder(
 
 
 def test_a_golden_video_of_another_shape_is_refused(whole_folder: Path, edit_manifest: Edit) -> None:
-    edit_manifest(whole_folder, lambda one: toy.changed(one, golden=replace(toy_whole.GOLDEN, video_step=3)))
+    edit_manifest(
+        whole_folder, lambda manifest: toy.changed(manifest, golden=replace(toy_whole.GOLDEN, video_step=3))
+    )
     with pytest.raises(errors.ArtifactError, match=r"video\.0"):
         open_artifact(whole_folder)
 
@@ -266,7 +268,7 @@ def test_a_missing_tokenizer_file_and_one_that_the_table_lacks(
     (whole_folder / toy_whole.TOKENIZER).unlink()
     with pytest.raises(errors.ArtifactError, match="tokenizer"):
         open_artifact(whole_folder)
-    edit_manifest(whole_folder, lambda one: one)
+    edit_manifest(whole_folder, lambda manifest: manifest)
     with pytest.raises(errors.ManifestError, match=r"tokenizer.json' is used but has no entry"):
         open_artifact(whole_folder)
     (whole_folder / "manifest.json").write_bytes(document)

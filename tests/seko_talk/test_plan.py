@@ -76,13 +76,13 @@ def test_sessions_with_a_cache_for_each_pass_fit_in_fp4(preset: str, frames: int
 def test_ranks_share_cache_and_layers_but_not_the_voice() -> None:
     """Of two GPUs each has half of the cache and all weights; layers exchange twice, the head once."""
     options = BuildOptions(preset="seko-talk-tiny", kv="bf16", kernels="plain", no_vae=True, no_text=True)
-    one, two = (predict(PlanRequest(replace(options, ranks=ranks), "h200")) for ranks in (1, 2))
-    assert two["weight_bytes"] == one["weight_bytes"]
-    slots = one["session_bytes"]["kv"] - 2 * two["session_bytes"]["kv"]
+    whole, half = (predict(PlanRequest(replace(options, ranks=ranks), "h200")) for ranks in (1, 2))
+    assert half["weight_bytes"] == whole["weight_bytes"]
+    slots = whole["session_bytes"]["kv"] - 2 * half["session_bytes"]["kv"]
     assert -8 * 6 <= slots <= 0  # which frame lies in each of six slots is known to both
-    assert "exchange" not in one["step"]
-    assert two["step"]["exchange"]["launches"] == 2 * 2 + 1
-    encoders = two | {"weight_bytes": two["weight_bytes"] | {"audio": 10**6, "image": 10**6}}
+    assert "exchange" not in whole["step"]
+    assert half["step"]["exchange"]["launches"] == 2 * 2 + 1
+    encoders = half | {"weight_bytes": half["weight_bytes"] | {"audio": 10**6, "image": 10**6}}
     table = show(encoders)
     assert "2 x " in table
     assert "audio encoder" in table

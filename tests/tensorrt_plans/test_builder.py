@@ -216,7 +216,7 @@ def test_a_plugin_library_that_tensorrt_does_not_load(
         PlanBuilder(RTX, Path("none.so"))
 
 
-@pytest.mark.parametrize("library", [DATA_CENTRE, RTX], ids=lambda one: one.backend)
+@pytest.mark.parametrize("library", [DATA_CENTRE, RTX], ids=lambda library: library.backend)
 def test_without_a_builder_the_error_says_what_to_install(
     library: TensorRt, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,8 +137,10 @@ def test_attention_of_the_past_is_a_plugin_with_the_memory_that_it_asks_for(plan
     assert all(f"{name}_entry".encode() in content for name in nodes)
     for node, field, number in (("attention_fp8", "launch", 3), ("attention_fp8", "scratch", 1)):
         broken = with_kernels(form, ARCHS).model
-        (one,) = (a for n in broken.graph.node if n.name == node for a in n.attribute if a.name == field)
-        one.ints[:] = one.ints[:number]  # too few: the plugin itself refuses
+        (attribute,) = (
+            a for n in broken.graph.node if n.name == node for a in n.attribute if a.name == field
+        )
+        attribute.ints[:] = attribute.ints[:number]  # too few: the plugin itself refuses
         with pytest.raises(
             LoweringError, match=r"cannot read engine .block_context.: .*PtxKernel attention_fp8"
         ):

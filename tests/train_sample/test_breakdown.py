@@ -44,12 +44,12 @@ def test_a_stream_is_alive_if_it_still_shows_what_it_showed():
 
 
 def test_failures_are_told_by_number_of_shapes_and_by_motion():
-    one, two = Description((RED,), "dark"), Description((RED, BLUE), "dark")
+    single, double = Description((RED,), "dark"), Description((RED, BLUE), "dark")
     bounced = Figure("red", "ring", "bounce", "small")
     rows = [
-        Judged(one, verdict((RED,)), verdict((RED,), "motion")),
-        Judged(two, verdict((RED,), "count", "colour"), verdict((RED, BLUE))),
-        Judged(two, verdict((bounced, BLUE), "shape", "motion"), verdict((RED, BLUE))),
+        Judged(single, verdict((RED,)), verdict((RED,), "motion")),
+        Judged(double, verdict((RED,), "count", "colour"), verdict((RED, BLUE))),
+        Judged(double, verdict((bounced, BLUE), "shape", "motion"), verdict((RED, BLUE))),
     ]
     told = report_of(rows)
     assert told["by_count"] == {

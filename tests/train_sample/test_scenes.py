@@ -37,11 +37,11 @@ DESCRIPTIONS = st.builds(
 
 
 def test_equal_seeds_draw_equal_scenes_and_pictures():
-    one, other = draw_scenes(6, 3), draw_scenes(6, 3)
+    scenes, again = draw_scenes(6, 3), draw_scenes(6, 3)
     times = torch.tensor([0.0, 5.5, 100_000.0])
-    video = render(one, times)
+    video = render(scenes, times)
     assert video.shape == (6, 3, 3, 96, 96)
-    assert torch.equal(video, render(other, times))
+    assert torch.equal(video, render(again, times))
     assert not torch.equal(video, render(draw_scenes(6, 4), times))
     assert video.min() >= -1
     assert video.max() <= 1
@@ -147,10 +147,10 @@ def test_the_judge_sees_what_was_drawn(sigma, noise, clips, bar):
 
 
 def test_the_judge_is_not_pleased_by_another_scene():
-    one, other = draw_scenes(8, 20), draw_scenes(8, 21)
-    said = describe(one)
+    scenes, others = draw_scenes(8, 20), draw_scenes(8, 21)
+    said = describe(scenes)
     for index in range(8):
-        video = render(other[slice(index, index + 1)], torch.arange(17))[0]
+        video = render(others[slice(index, index + 1)], torch.arange(17))[0]
         assert not judge(video, said[index]).followed
     assert look(torch.full((3, 17, 96, 96), -0.85)).figures == ()
 

@@ -55,7 +55,7 @@ def forcing(folder: Path, share: float) -> SelfForcing:
 @pytest.mark.parametrize("turn", TURNS)
 def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path, monkeypatch):
     """At its last pass each chunk's x0 in one masked sequence is what the rollout made behind its cache."""
-    one, seen = forcing(tmp_path, share), {}
+    trainer, seen = forcing(tmp_path, share), {}
 
     def rolled(*arguments, **more):
         seen["rolled"] = roll_out(*arguments, **more)
@@ -64,13 +64,13 @@ def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path
     def predicted(forward, clean, noisy, sigma, *rest):
         if "made" not in seen:
             last = seen["rolled"].inputs[-1]
-            at_last = torch.full_like(sigma, one.config.sigmas[-1])
+            at_last = torch.full_like(sigma, trainer.config.sigmas[-1])
             seen["made"] = predict_clean(forward, clean, last, at_last, *rest).detach()
         return predict_clean(forward, clean, noisy, sigma, *rest)
 
     monkeypatch.setattr(self_forcing, "roll_out", rolled)
     monkeypatch.setattr(self_forcing, "predict_clean", predicted)
-    one.take_step(turn, torch.Generator().manual_seed(3))
+    trainer.take_step(turn, torch.Generator().manual_seed(3))
     made = seen["rolled"].latents
     assert made.shape[0] == 2
     assert made.shape[2] == {"near": 12, "far": 9}[turn]
@@ -142,12 +142,14 @@ class WrongInFrame0(nn.Module):
 def test_a_given_frame_is_judged_by_nobody(wrong, tmp_path):
     told = {}
     for share in (0.0, 1.0):
-        one = forcing(tmp_path / str(share), share)
+        trainer = forcing(tmp_path / str(share), share)
         if wrong == "fake":
-            one.fake = WrongInFrame0(one.fake)
+            trainer.fake = WrongInFrame0(trainer.fake)
         else:
-            one.guided = dataclasses.replace(one.guided, forward=WrongInFrame0(one.guided.forward))
-        gap, fake, _ = one.take_step("near", torch.Generator().manual_seed(1))
+            trainer.guided = dataclasses.replace(
+                trainer.guided, forward=WrongInFrame0(trainer.guided.forward)
+            )
+        gap, fake, _ = trainer.take_step("near", torch.Generator().manual_seed(1))
         told[share] = {"gap": gap.item(), "fake": fake.item()}
     assert told[0.0]["gap"] > 1e4
     assert told[1.0]["gap"] < 1e2
@@ -179,7 +181,7 @@ def test_the_last_chunk_has_no_context_pass_and_the_others_have(monkeypatch):
 # The compiler itself looks at the gradients of what it takes in.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
 def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
-    compiled, one = [], forcing(tmp_path, 0.5)
+    compiled, trainer = [], forcing(tmp_path, 0.5)
 
     def compiler(module: torch.fx.GraphModule, _: list[Tensor]):
         compiled.append(module)
@@ -188,12 +190,12 @@ def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
     torch._dynamo.reset()
     # The limit as `compile_layers` has it. Not by monkeypatch: what that puts back the configuration then denies.
     with torch._dynamo.config.patch(recompile_limit=64):
-        for network in (one.teacher.dit, one.student, one.fake):
+        for network in (trainer.teacher.dit, trainer.student, trainer.fake):
             for layer in network.blocks:
                 layer.compile(backend=compiler, dynamic=False, fullgraph=True)
         counts = []
         for step in range(4):
-            one.take_step(TURNS[step % 2], torch.Generator().manual_seed(step))
+            trainer.take_step(TURNS[step % 2], torch.Generator().manual_seed(step))
             counts.append(len(compiled))
     torch._dynamo.reset()
     assert counts[0] < counts[1] == counts[3]

@@ -190,9 +190,11 @@ def test_a_scenes_first_chunk_counts_more(dit):
 def test_a_switch_to_the_same_prompt_changes_nothing(dit, recache):
     """While every chunk since the first is kept, a rebuilt cache is the cache that there was."""
     text, frames = drawn(2, 4, 8), torch.arange(4 * SIZE).expand(2, -1)
-    one = roll_out(dit, text, frames, SIGMAS, torch.Generator().manual_seed(5)).latents
-    other = switched_stream(dit, text, text, 3, 4, SIGMAS, torch.Generator().manual_seed(5), recache=recache)
-    assert relative_error(other, one) <= BAR
+    plain = roll_out(dit, text, frames, SIGMAS, torch.Generator().manual_seed(5)).latents
+    switched = switched_stream(
+        dit, text, text, 3, 4, SIGMAS, torch.Generator().manual_seed(5), recache=recache
+    )
+    assert relative_error(switched, plain) <= BAR
 
 
 def test_the_runtimes_session_switches_as_the_judged_stream_does():
@@ -263,16 +265,16 @@ def test_more_orbits_are_drawn_as_asked_and_none_of_a_scene_that_is_held_out():
     few, many = (sum("orbit" in text for text in draw_captions(300, 5, share)) / 300 for share in (0.0, 0.9))
     assert few + 0.2 < many
     rng = random.Random(4)
-    made = [orbiting(one, rng) for one in describe(draw_scenes(300, 9))]
-    assert not any(held_out(one) for one in made)
-    assert sum(any(f.motion == "orbit" for f in one.figures) for one in made) > 240
+    scenes = [orbiting(scene, rng) for scene in describe(draw_scenes(300, 9))]
+    assert not any(held_out(scene) for scene in scenes)
+    assert sum(any(f.motion == "orbit" for f in scene.figures) for scene in scenes) > 240
 
 
 def test_what_is_altered_can_be_said_and_read():
     rng = random.Random(3)
-    one, other = describe(draw_scenes(2, 9))
+    scene, other_scene = describe(draw_scenes(2, 9))
     for _ in range(20):
-        near = altered(one, other, rng)
+        near = altered(scene, other_scene, rng)
         assert parse(caption(near, rng)).background == near.background
         assert len({f.colour for f in near.figures}) == len(near.figures)
 

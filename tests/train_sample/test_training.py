@@ -95,14 +95,14 @@ def interrupted(train, folder: Path, steps: int) -> Run:
     return train(folder, resume=True)
 
 
-def assert_same(one: Run, other: Run) -> None:
+def assert_same(run: Run, other: Run) -> None:
     """Both ended at the same step with the same bytes."""
-    assert one.step == other.step
-    assert one.finished
+    assert run.step == other.step
+    assert run.finished
     assert other.finished
-    for name, p in one.parameters.items():
+    for name, p in run.parameters.items():
         assert torch.equal(p, other.parameters[name]), name
-        assert torch.equal(one.ema[name], other.ema[name]), name
+        assert torch.equal(run.ema[name], other.ema[name]), name
 
 
 def losses(folder: Path, name: str) -> list[float]:

@@ -63,13 +63,13 @@ def test_rows_are_conditioning_frames_apart():
     """Row 1 begins with a clip while row 0 goes on: row 0's bytes are those of none given."""
     config = small_config(3, 1, 6, batch=2, passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
-    one, other = EagerStream(config, weights, text), EagerStream(config, weights, text)
-    latents = some_latents(one)
+    conditioned, plain = EagerStream(config, weights, text), EagerStream(config, weights, text)
+    latents = some_latents(conditioned)
     for number in range(3):
         firsts = [3 * number, 3 * max(0, number - 1)]
-        one.run_chunk(firsts, [7, 8], given=([0, 2 * (number == 1)], latents))
-        other.run_chunk(firsts, [7, 8])
-        assert same_bytes(one.buffers["latents"][0], other.buffers["latents"][0])
+        conditioned.run_chunk(firsts, [7, 8], given=([0, 2 * (number == 1)], latents))
+        plain.run_chunk(firsts, [7, 8])
+        assert same_bytes(conditioned.buffers["latents"][0], plain.buffers["latents"][0])
         if number == 1:
-            assert same_bytes(one.buffers["latents"][1, :, :2], latents[1, :, :2])
-            assert not torch.equal(one.buffers["latents"][1, :, 2], other.buffers["latents"][1, :, 2])
+            assert same_bytes(conditioned.buffers["latents"][1, :, :2], latents[1, :, :2])
+            assert not torch.equal(conditioned.buffers["latents"][1, :, 2], plain.buffers["latents"][1, :, 2])

@@ -89,18 +89,18 @@ def test_rows_at_different_chunks_agree_with_their_own_runs(worst):
     weights = random_wan_weights(config.model)
     text, later_text = random_text(config.model, 2), random_text(config.model, 1, seed=9)
     both = EagerStream(config, weights, text)
-    zero, one = EagerStream(alone, weights, text[:1]), EagerStream(alone, weights, later_text)
+    row_0, row_1 = EagerStream(alone, weights, text[:1]), EagerStream(alone, weights, later_text)
     naive = ShiftingDit(config.model, config.workload.stream, weights, later_text[0])
     for number in range(5):
         passes = both.run_chunk([3 * number] * 2, [11, 12])
-        zero.run_chunk([3 * number], [11], feed=[p.latents[:1] for p in passes])
+        row_0.run_chunk([3 * number], [11], feed=[p.latents[:1] for p in passes])
     both.set_text(torch.cat((text[:1], later_text)))
     for number in range(5, 11):
         first = [3 * number, 3 * (number - 5)]
         passes = both.run_chunk(first, [11, 13])
         own = [
             stream.run_chunk([first[row]], [0], feed=[p.latents[row : row + 1] for p in passes])
-            for row, stream in enumerate((zero, one))
+            for row, stream in enumerate((row_0, row_1))
         ]
         for i, done in enumerate(passes):
             velocity = naive.step(done.latents[1], done.timestep, first[1], commit=done.velocity is None)
@@ -111,7 +111,7 @@ def test_rows_at_different_chunks_agree_with_their_own_runs(worst):
                 worst("B=2 row against its B=1 run", error)
                 assert error <= BAR, (number, row)
             assert relative_error(done.velocity[1], velocity) <= BAR, number
-        for row, stream in enumerate((zero, one)):
+        for row, stream in enumerate((row_0, row_1)):
             for frame in range(max(0, first[row] - 3), first[row] + 3):
                 slot = both.ring.slot(frame)
                 for name, tokens in both.slot_tokens(row, slot).items():
@@ -125,14 +125,14 @@ def test_a_row_does_not_touch_the_other(scheme):
     config = small_config(2, 1, 3, batch=2, scheme=scheme, passes=1)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
     other_text = torch.cat((text[:1], random_text(config.model, 1, seed=5)))
-    one, other = EagerStream(config, weights, text), EagerStream(config, weights, other_text)
+    stream, changed = EagerStream(config, weights, text), EagerStream(config, weights, other_text)
     for number in range(5):
-        one.run_chunk([2 * number, 2 * number], [1, 2])
-        other.run_chunk([2 * number, 2 * max(0, number - 3)], [1, 99])
-        assert same_bytes(one.buffers["latents"][0], other.buffers["latents"][0])
-        assert not same_bytes(one.buffers["latents"][1], other.buffers["latents"][1])
-        for name, cache in one.cache_rows(0).items():
-            assert same_bytes(cache, other.cache_rows(0)[name])
+        stream.run_chunk([2 * number, 2 * number], [1, 2])
+        changed.run_chunk([2 * number, 2 * max(0, number - 3)], [1, 99])
+        assert same_bytes(stream.buffers["latents"][0], changed.buffers["latents"][0])
+        assert not same_bytes(stream.buffers["latents"][1], changed.buffers["latents"][1])
+        for name, cache in stream.cache_rows(0).items():
+            assert same_bytes(cache, changed.cache_rows(0)[name])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

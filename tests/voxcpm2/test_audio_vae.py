@@ -182,7 +182,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="audiovae"):
         load_audio_vae(tmp_path, CONFIG)
     file = tmp_path / "audiovae.safetensors"
-    save_file({name: one for name, one in stored.items() if name != "decoder.model.0.bias"}, file)
+    save_file({name: tensor for name, tensor in stored.items() if name != "decoder.model.0.bias"}, file)
     with pytest.raises(WeightKeysError, match=r"1 missing: decoder\.model\.0\.bias"):
         load_audio_vae(tmp_path, CONFIG)
     save_file(stored, file)

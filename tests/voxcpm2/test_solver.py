@@ -109,14 +109,14 @@ def test_the_solver_is_the_originals_with_guidance_for_each_row(
     span = torch.linspace(1, 0, steps + 1)
     span = span + (torch.cos(torch.pi / 2 * span) - 1 + span)
     for row in range(3):
-        one = slice(row, row + 1)
+        here = slice(row, row + 1)
         with torch.no_grad():
-            mu = torch.cat((model.lm_to_dit_proj(base[one]), model.res_to_dit_proj(residual[one])), dim=-1)
+            mu = torch.cat((model.lm_to_dit_proj(base[here]), model.res_to_dit_proj(residual[here])), dim=-1)
             wanted = model.feat_decoder.solve_euler(
-                noise[one].transpose(1, 2).contiguous(),
+                noise[here].transpose(1, 2).contiguous(),
                 span,
                 mu,
-                last[one].transpose(1, 2).contiguous(),
+                last[here].transpose(1, 2).contiguous(),
                 guidance[row],
             )
         error = relative_error(speech.values[f"buffer:{PATCH}"][row], wanted[0].T)

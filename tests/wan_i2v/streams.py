@@ -88,12 +88,12 @@ class Reference:
         self, config: VideoBuild, checkpoint: Mapping[str, Tensor], text: Tensor, last_frame: int
     ) -> None:
         s, z = config.workload.stream, config.model.out_channels
-        steady = {name: one[0].double() for name, one in FAMILY.golden_inputs(config, None).items()}
+        steady = {name: value[0].double() for name, value in FAMILY.golden_inputs(config, None).items()}
         table = steady[picture_condition.TABLE]
         self.first, self.last = table[4 : 4 + z], table[4 + z :] if len(table) > 4 + z else None
         self.last_frame, self.chunk_frames = last_frame, s.chunk_frames
         self.model = NaiveI2v(
-            {name: one.double() for name, one in checkpoint.items()},
+            {name: weight.double() for name, weight in checkpoint.items()},
             config.model.heads,
             Window(s.chunk_frames, s.sink_frames, s.ring_frames),
             text.double(),

@@ -69,7 +69,7 @@ def test_it_is_built_verified_and_run(
 ) -> None:
     """The last picture shows in the last chunk alone; a picture that is refused leaves no file."""
     with open_artifact(built.folder) as artifact:
-        kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
+        kinds = {spec.name: (spec.shape, spec.per, spec.kind) for spec in artifact.manifest.inputs}
         assert kinds == {
             "condition": ((36, 30, 4, 6), "session", "picture_condition"),
             "last_frame": ((1,), "session", "last_frame"),
@@ -89,9 +89,9 @@ def test_it_is_built_verified_and_run(
     assert run("last", "one.npy") == 0
     assert json.loads(capsys.readouterr().out)["chunks"] == 2
     assert run("other", "other.npy") == 0
-    one, other = (np.load(tmp_path / f"{name}.npy") for name in ("one", "other"))
-    assert np.isfinite(one).all()
-    assert not np.array_equal(one, other)
+    video, other_video = (np.load(tmp_path / f"{name}.npy") for name in ("one", "other"))
+    assert np.isfinite(video).all()
+    assert not np.array_equal(video, other_video)
     capsys.readouterr()
     assert run("pixel", "none.npy") == 3
     assert "--last-image" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_a_file_tells_what_it_is(kind: str, form: str, tmp_path: Path) -> None:
     told = {name: fact.value for name, fact in recognised.model.items()}
     assert (told["pictures"], told["image_dim"]) == (model.seen_pictures, getattr(model, "image_dim", None))
     loaded = load_checkpoint(tmp_path / "file", model)
-    assert {name: tuple(one.shape) for name, one in loaded.items()} == i2v_shapes(model)
+    assert {name: tuple(weight.shape) for name, weight in loaded.items()} == i2v_shapes(model)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,9 @@ def test_a_file_tells_what_it_is(kind: str, form: str, tmp_path: Path) -> None:
 def test_keys_are_strict(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     model = i2v_config(TWO).model
     write_random_checkpoint(tmp_path / "file", model, format="wan", seed=0, dtype=torch.float32)
-    stored = {name: one for name, one in (load_file(tmp_path / "file") | change).items() if one is not None}
+    stored = {
+        name: weight for name, weight in (load_file(tmp_path / "file") | change).items() if weight is not None
+    }
     save_file(stored, tmp_path / "odd")
     with pytest.raises(CheckpointError, match=said):
         load_checkpoint(tmp_path / "odd", model)
@@ -83,7 +85,7 @@ def test_a_lora_of_the_branch_is_merged(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "model", model, format="wan", seed=0, dtype=torch.float32)
     name = "blocks.1.cross_attn.k_img"
     down, up = torch.randn(2, model.dim), torch.randn(model.dim, 2)
-    pair = {f"diffusion_model.{name}.lora_{half}.weight": one for half, one in (("A", down), ("B", up))}
+    pair = {f"diffusion_model.{name}.lora_{half}.weight": matrix for half, matrix in (("A", down), ("B", up))}
     save_file(pair, tmp_path / "lora.safetensors")
     loras = [LoraFile(tmp_path / "lora.safetensors")]
     plain = load_checkpoint(tmp_path / "model", model)[f"{name}.weight"]
@@ -91,7 +93,7 @@ def test_a_lora_of_the_branch_is_merged(tmp_path: Path) -> None:
     assert torch.allclose(merged, plain + up @ down, atol=1e-6)
     bare = i2v_config(BARE).model
     write_random_checkpoint(tmp_path / "bare", bare, format="wan", seed=0, dtype=torch.float32)
-    query = {key.replace("k_img", "q"): one for key, one in pair.items()}
-    save_file(pair | {key: one.clone() for key, one in query.items()}, tmp_path / "both.safetensors")
+    query = {key.replace("k_img", "q"): matrix for key, matrix in pair.items()}
+    save_file(pair | {key: matrix.clone() for key, matrix in query.items()}, tmp_path / "both.safetensors")
     loaded = load_checkpoint(tmp_path / "bare", bare, loras=[LoraFile(tmp_path / "both.safetensors")])
     assert any("k_img" in note or "image branch" in note for note in loaded.notes), loaded.notes

@@ -54,7 +54,7 @@ def small_vae() -> dict[str, torch.Tensor]:
     """Return the weights of `VaeOracle`."""
     oracle = VaeOracle(torch.float32)
     halves = (oracle.half(half, first=True, frames=1) for half in (VaeEncode, VaeDecode))
-    return {name: one for half in halves for name, one in half.state_dict().items()}
+    return {name: weight for half in halves for name, weight in half.state_dict().items()}
 
 
 def build(kind: str, clip_file: Path | None = None) -> tuple[VideoBuild, dict[str, torch.Tensor]]:
@@ -131,8 +131,8 @@ def test_clip_sees_the_whole_picture_squashed(
         features = seen_by(model, torch.from_numpy(photo)).numpy()
         with opened(bare, bare_weights, image=start, inputs={FEATURES: features}) as session:
             wanted.append(torch.from_numpy(session.run_chunk().to_host().copy()))
-    for one, right in zip((made, other), wanted, strict=True):
-        error = relative_error(one, right)
+    for found, expected in zip((made, other), wanted, strict=True):
+        error = relative_error(found, expected)
         worst("a session that sees its first picture", error)
         assert error <= STREAM_BAR
     assert relative_error(wanted[0], wanted[1]) > 100 * STREAM_BAR

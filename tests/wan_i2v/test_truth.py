@@ -46,8 +46,8 @@ def test_a_last_picture_shows_in_its_frame_and_where_that_is_seen() -> None:
     streams = [begun(config, checkpoint, text, frame) for frame in (LAST_FRAME, 0)]
     frames = config.workload.stream.chunk_frames
     for number in range(4):
-        one, other = (stream.run_chunk([number * frames], [3])[-1].latents for stream in streams)
-        assert torch.equal(one, other) == (number < LAST_FRAME // frames)
+        with_last, without_last = (stream.run_chunk([number * frames], [3])[-1].latents for stream in streams)
+        assert torch.equal(with_last, without_last) == (number < LAST_FRAME // frames)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,12 +44,12 @@ class Reusing:
     def __init__(self) -> None:
         self._given: list[weakref.ref[Any]] = []
 
-    def address(self, one: Any) -> int:
+    def address(self, item: Any) -> int:
         """Return where it lies."""
         lists = [reference() for reference in self._given]
-        places = [place for wanted in (one, None) for place, other in enumerate(lists) if other is wanted]
+        places = [place for wanted in (item, None) for place, other in enumerate(lists) if other is wanted]
         place = places[0] if places else len(lists)
-        self._given[place : place + 1] = [weakref.ref(one)]
+        self._given[place : place + 1] = [weakref.ref(item)]
         return place
 
 
