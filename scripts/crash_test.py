@@ -195,7 +195,7 @@ class _Wanted:
 
     def wrongs(self, ending: Ending) -> list[str]:
         """Look at what a run left, then at what the next use makes of it."""
-        wrongs = [f"{ending.how}: {ending.told}"] if ending.how == "broken" else []
+        wrongs = [f"{ending.how}: {ending.message}"] if ending.how == "broken" else []
         left = os.listdir(self._place)
         clean = ending.how != "killed" and ending.struck not in REMOVING and not self._scenario.put_back
         if clean and sorted(left) not in (sorted(self._old_names), sorted(self._new_names)):

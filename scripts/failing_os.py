@@ -38,13 +38,13 @@ class Ending:
         ``killed``; ``done``; ``refused`` with an error of ours; ``raised`` an OSError; ``broken`` by anything else.
     struck : str
         The function that was made to fail; empty if the child made fewer calls, or was killed.
-    told : str
+    message : str
         The error's message.
     """
 
     how: str
     struck: str = ""
-    told: str = ""
+    message: str = ""
 
 
 class _Layer:
@@ -160,7 +160,7 @@ def run_failing(work: Callable[[], object], at: int, kind: str) -> Ending:
     if status == -signal.SIGKILL:
         return Ending("killed")
     if status or not text:
-        return Ending("broken", told=f"exit code {status}")
+        return Ending("broken", message=f"exit code {status}")
     return Ending(**json.loads(text))
 
 
@@ -182,9 +182,9 @@ def _ended(work: Callable[[], object]) -> Ending:
     try:
         work()
     except SekoRuntimeError as error:
-        return Ending("refused", told=str(error))
+        return Ending("refused", message=str(error))
     except OSError as error:
-        return Ending("raised", told=f"{type(error).__name__}: {error}")
+        return Ending("raised", message=f"{type(error).__name__}: {error}")
     except BaseException as error:
-        return Ending("broken", told=f"{type(error).__name__}: {error}")
+        return Ending("broken", message=f"{type(error).__name__}: {error}")
     return Ending("done")

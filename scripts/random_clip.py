@@ -65,7 +65,7 @@ def write_random_clip(
     weights = random_clip(config, seed=seed, dtype=dtype, device=device)
     if form == DIFFUSERS:
         tensors = diffusers_tensors(weights)
-        file, name = RandomFile({}, dtype, given=tensors), "model.safetensors"
+        file, name = RandomFile({}, dtype, tensors=tensors), "model.safetensors"
         write_random_folder(
             path, {name: file}, {CONFIG_FILE: diffusers_config(config)}, seed=seed, device=device
         )

@@ -77,7 +77,7 @@ def write_random_vae(
     weights = random_vae(config, seed=seed, dtype=dtype, device=device)
     if form == DIFFUSERS and isinstance(config, WanVaeConfig):
         names = vae_diffusers_names(config)
-        file = RandomFile({}, dtype, given={names[name]: weight for name, weight in weights.items()})
+        file = RandomFile({}, dtype, tensors={names[name]: weight for name, weight in weights.items()})
         documents = {CONFIG_FILE: vae_diffusers_config(config)}
         write_random_folder(path, {f"{STEM}.safetensors": file}, documents, seed=seed, device=device)
         return len(weights)

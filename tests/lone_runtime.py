@@ -52,8 +52,8 @@ def build_wheel(name: str, folder: Path) -> Path:
         shutil.copytree(ROOT / name, project, ignore=unbuilt)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
     subprocess.run([*pip, "-w", folder, project], check=True)
-    (made,) = folder.glob(f"seko_{name.removeprefix('seko_')}-*.whl")
-    return made
+    (wheel,) = folder.glob(f"seko_{name.removeprefix('seko_')}-*.whl")
+    return wheel
 
 
 def make_venv(folder: Path, *wheels: Path, linked: Sequence[str] = ("torch", "numpy")) -> None:

@@ -29,10 +29,10 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
     """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, made = shared / name, shared / f"{name}.made"
+    folder, marker = shared / name, shared / f"{name}.made"
     with FileLock(shared / f"{name}.lock"):
-        if not made.exists():
+        if not marker.exists():
             shutil.rmtree(folder, ignore_errors=True)  # of one that failed
             make(folder)
-            made.touch()
+            marker.touch()
     return folder

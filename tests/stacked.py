@@ -87,8 +87,8 @@ class Stacked:
     ) -> StackedChunk:
         """Make the next chunk of every row; inputs are [*shape] for all, or [B, *shape]."""
 
-        def run(given: Any) -> StackedChunk:
-            each = None if given is None else [_of_row(self.manifest, given, row) for row in self._all]
+        def run(inputs: Any) -> StackedChunk:
+            each = None if inputs is None else [_of_row(self.manifest, inputs, row) for row in self._all]
             return StackedChunk(self.pool.run(self.sessions, each))
 
         return steered(run, inputs, camera)

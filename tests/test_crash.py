@@ -75,8 +75,8 @@ def stumble(place: Path) -> None:
     ],
 )
 def test_what_is_not_whole_is_seen(tmp_path, work, words):
-    found = crash(Scenario(write_old, work, work), tmp_path / "place")
-    assert any(words in wrong for wrong in found.violations), found.violations
+    report = crash(Scenario(write_old, work, work), tmp_path / "place")
+    assert any(words in wrong for wrong in report.violations), report.violations
 
 
 def test_what_is_whole_is_not_blamed(tmp_path):
@@ -84,9 +84,9 @@ def test_what_is_whole_is_not_blamed(tmp_path):
         with whole_file(place / "goal", "writing", replace=True) as file:
             file.write(b"the new one")
 
-    found = crash(Scenario(write_old, write_whole, write_whole), tmp_path / "place")
-    assert found.violations == []
-    assert found.runs == 3 * (found.calls + 1)
+    report = crash(Scenario(write_old, write_whole, write_whole), tmp_path / "place")
+    assert report.violations == []
+    assert report.runs == 3 * (report.calls + 1)
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,13 @@ def test_the_lines_lead_from_a_build_to_a_video(fp4, lone_python, tmp_path):
     lines = [line for line in here if line not in (BUILD, COPY)]
     done = run(lines, build_box, scripts, PYTHONPATH=os.environ.get("PYTHONPATH", ""))
     assert done.returncode == 0, done.stderr
-    (told,) = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  maker.pub")]
+    (fingerprint,) = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  maker.pub")]
     for name in ("tiny.tar", "maker.pub"):
         shutil.copy(build_box / name, inference_box)
     site = tmp_path / "site"
     site.mkdir()
     link_distribution("cryptography", site)
-    lines = [line.replace("FINGERPRINT", told) for line in there if line != INSTALL]
+    lines = [line.replace("FINGERPRINT", fingerprint) for line in there if line != INSTALL]
     done = run(lines, inference_box, lone_python.parent, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     assert (inference_box / "out.y4m").read_bytes().startswith(b"YUV4MPEG2 ")

@@ -36,8 +36,8 @@ def test_every_wheel_brings_its_license_and_says_what_it_is(wheels):
         with zipfile.ZipFile(path) as opened:
             (license_file,) = [name for name in opened.namelist() if name.endswith("/licenses/LICENSE")]
             assert opened.read(license_file) == (ROOT / "LICENSE").read_bytes()
-            (told,) = [name for name in opened.namelist() if name.endswith(".dist-info/METADATA")]
-            metadata = email.message_from_bytes(opened.read(told))
+            (metadata_name,) = [name for name in opened.namelist() if name.endswith(".dist-info/METADATA")]
+            metadata = email.message_from_bytes(opened.read(metadata_name))
         assert metadata["License-Expression"] == "Apache-2.0"
         assert metadata["Keywords"]
         assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier")

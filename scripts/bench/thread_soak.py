@@ -126,7 +126,7 @@ def built(folder: Path, options: argparse.Namespace, more: list[str]) -> Path:
 def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
     """Tell stories alone, then in threads, and compare."""
     rng = random.Random(options.seed)
-    stories = [made(rng, number) for number in range(STORIES)]
+    stories = [random_story(rng, number) for number in range(STORIES)]
     with open_artifact(path) as artifact, artifact.open_pool() as pool:
         if pool.capacity < options.threads:
             raise SystemExit(f"{path} has a pool of {pool.capacity} sessions for {options.threads} threads")
@@ -167,7 +167,7 @@ def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
         )  # fmt: skip
 
 
-def made(rng: random.Random, number: int) -> Story:
+def random_story(rng: random.Random, number: int) -> Story:
     """Make up a story."""
     before = []
     for _ in range(STORY_CHUNKS):

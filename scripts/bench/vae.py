@@ -249,10 +249,10 @@ def eager_reference(config: VideoBuild, weights: dict[str, Tensor], dtype: torch
     def unnormalised(latents: Tensor) -> Tensor:
         return (latents * statistics["latents_std"] + statistics["latents_mean"]).to(dtype)
 
-    found = diffusers_vae(vae, weights)
-    if found is None:
+    named_model = diffusers_vae(vae, weights)
+    if named_model is None:
         return Reference(f"{OWN_MODULES}, eager, one latent a call", own_decoder(config, weights, dtype))
-    name, model = found
+    name, model = named_model
     model.to(device, dtype)
     return Reference(name, lambda latents: model.decode(unnormalised(latents)).sample)
 

@@ -194,10 +194,10 @@ def eager_encoder(config: VideoBuild, weights: Mapping[str, Tensor], dtype: torc
     [1, 3, 1 + 4n, H, W] float32 in -1..1 to latents [1, z, 1 + n, h, w] float32, normalised."""
     vae, device = config.workload.vae, config.target.device
     assert vae is not None
-    found = diffusers_vae(vae, weights)
-    if found is None:
+    named_model = diffusers_vae(vae, weights)
+    if named_model is None:
         return Reference(f"{OWN_MODULES}, eager, one latent a call", own_encoder(config, weights, dtype))
-    name, model = found
+    name, model = named_model
     model.to(device, dtype)
     statistics = latent_statistics(vae, torch.float32)
     mean, std = (statistics[n].to(device).view(-1, 1, 1, 1) for n in ("latents_mean", "latents_std"))

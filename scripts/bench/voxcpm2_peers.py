@@ -67,7 +67,13 @@ class Peer:
     """
 
     def __init__(
-        self, config: VoxCpm2Config, batch: int, held: int, length: int, device: str, dtype: torch.dtype
+        self,
+        config: VoxCpm2Config,
+        batch: int,
+        cached_positions: int,
+        length: int,
+        device: str,
+        dtype: torch.dtype,
     ) -> None:
         self.config, self.batch, self.device, self.dtype = config, batch, device, dtype
         d, width, latents = config.base.dim, config.decoder.dim, config.latent_dim
@@ -93,9 +99,9 @@ class Peer:
         layers = config.base.layers + config.residual.layers
         shape = (layers, rows, heads, length, config.base.head_dim)
         self.keys, self.values = (torch.zeros(shape, device=device, dtype=dtype) for _ in "kv")
-        self.position = torch.tensor([held], device=device)
+        self.position = torch.tensor([cached_positions], device=device)
         self.mask = torch.zeros(batch, 1, 1, length, device=device, dtype=dtype)
-        self.mask[..., held + 1 :] = _UNSEEN
+        self.mask[..., cached_positions + 1 :] = _UNSEEN
         inverse, frequencies = rope_tables(config.rope)
         angles = inverse * frequencies
         self.tables = {
@@ -103,7 +109,7 @@ class Peer:
                 table.to(device, dtype)
                 for table in rotary(torch.arange(first, first + count)[:, None] * angles, 1.0)
             ]
-            for first, count in ((held, 1), (0, config.patch_tokens), (0, config.solver_tokens))
+            for first, count in ((cached_positions, 1), (0, config.patch_tokens), (0, config.solver_tokens))
         }
         self.inputs = (
             self._random(batch, d),

@@ -59,7 +59,7 @@ def alive(judged: Sequence[Judged]) -> dict[str, Any]:
     begun = [
         judgement for judgement in judged if judgement.start.seen is not None and judgement.start.seen.figures
     ]
-    kept = sum(
+    streams = sum(
         all(judgement.end.right[name] for name in ATTRIBUTES if judgement.start.right[name])
         for judgement in begun
     )
@@ -70,7 +70,7 @@ def alive(judged: Sequence[Judged]) -> dict[str, Any]:
     }
     worst = max(lost, key=lambda name: lost[name])
     return {
-        "streams": kept,
+        "streams": streams,
         "of": len(begun),
         "largest_fall": round(lost[worst] / len(judged), 4),
         "of_attribute": worst,

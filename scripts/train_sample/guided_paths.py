@@ -43,7 +43,7 @@ class Guided:
 @torch.no_grad()
 def teacher_paths(
     teacher: Guided, batch: Batch, layout: str, text: Tensor, null: Tensor, mask: Tensor, sigmas: Sequence[float],
-    grid: Sequence[float], size: int, generator: torch.Generator, given: Tensor | None = None,
+    grid: Sequence[float], size: int, generator: torch.Generator, conditioned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Follow the guided ODE from noise, behind clean context.
 
@@ -51,7 +51,7 @@ def teacher_paths(
     ----------
     sigmas, grid : sequence of float
         The student's noise levels; the path's, falling from 1 to 0, those among them.
-    given : Tensor or None
+    conditioned : Tensor or None
         [B] bool: whose first noisy frame is the batch's own, clean and at time 0 all along.
 
     Returns
@@ -65,42 +65,47 @@ def teacher_paths(
     target, noisy_frames = batch.chunks(LAYOUTS[layout][1], size)
     frames = torch.cat((clean_frames, noisy_frames), dim=1)
     x = torch.randn(target.shape, generator=generator, device=target.device)
-    if given is not None:
-        x[:, :, 0] = torch.where(given[:, None, None, None], target[:, :, 0], x[:, :, 0])
+    if conditioned is not None:
+        x[:, :, 0] = torch.where(conditioned[:, None, None, None], target[:, :, 0], x[:, :, 0])
     visited = []
     for sigma, after in itertools.pairwise(grid):
         if sigma in sigmas:
             visited.append(x)
         now = torch.full((len(x), len(LAYOUTS[layout][1])), sigma, device=x.device)
         velocity = teacher.velocity(
-            clean, x, frame_times(now, clean.shape[2], size, given), text, null, frames, mask
+            clean, x, frame_times(now, clean.shape[2], size, conditioned), text, null, frames, mask
         )
-        x = x + levels(torch.full_like(now, after - sigma), size, given) * velocity
+        x = x + levels(torch.full_like(now, after - sigma), size, conditioned) * velocity
     return torch.stack(visited), x
 
 
 def predict_clean(
     forward: Callable[..., Tensor], clean: Tensor, noisy: Tensor, sigma: Tensor, text: Tensor, frames: Tensor,
-    mask: Tensor, size: int, given: Tensor | None = None,
+    mask: Tensor, size: int, conditioned: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return x0 = x - sigma * v of noisy chunks [B, C, M, h, w] at sigma [B, chunks]; given first frames [B] stay."""
-    velocity = forward(clean, noisy, frame_times(sigma, clean.shape[2], size, given), text, frames, mask)
-    return noisy - levels(sigma, size, given) * velocity.float()
+    """Return x0 = x - sigma * v of noisy chunks [B, C, M, h, w] at sigma [B, chunks].
+
+    First frames of ``conditioned`` rows [B] stay as they are.
+    """
+    velocity = forward(
+        clean, noisy, frame_times(sigma, clean.shape[2], size, conditioned), text, frames, mask
+    )
+    return noisy - levels(sigma, size, conditioned) * velocity.float()
 
 
-def levels(sigma: Tensor, size: int, given: Tensor | None = None) -> Tensor:
-    """Return sigma [B, chunks] per frame, [B, 1, M, 1, 1]; 0 for the first frame of rows that are given one [B]."""
+def levels(sigma: Tensor, size: int, conditioned: Tensor | None = None) -> Tensor:
+    """Return sigma [B, chunks] per frame, [B, 1, M, 1, 1]; 0 for the first frame of ``conditioned`` rows [B]."""
     levels = sigma.repeat_interleave(size, dim=1)
-    if given is not None:
-        levels[:, 0] *= ~given
+    if conditioned is not None:
+        levels[:, 0] *= ~conditioned
     return levels[:, None, :, None, None]
 
 
-def frame_times(sigma: Tensor, clean_frames: int, size: int, given: Tensor | None = None) -> Tensor:
-    """Return times [B, S] of a sequence; 0 for the first noisy frame, too, of rows that are given one [B]."""
+def frame_times(sigma: Tensor, clean_frames: int, size: int, conditioned: Tensor | None = None) -> Tensor:
+    """Return times [B, S] of a sequence; 0 for the first noisy frame, too, of ``conditioned`` rows [B]."""
     times = sequence_times(sigma, clean_frames, size)
-    if given is not None:
-        times[:, clean_frames] *= ~given
+    if conditioned is not None:
+        times[:, clean_frames] *= ~conditioned
     return times
 
 

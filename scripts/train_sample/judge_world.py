@@ -80,14 +80,14 @@ def stream(
         with autocast(device.type):
             camera = dit.camera_tokens(part, intrinsics.expand(rows, size, 4)).flatten(1, 2)
         condition = table[:, :, frames[0].clamp(max=TABLE_FRAMES - 1)]
-        told = (condition, frames, camera)
+        conditioning = (condition, frames, camera)
         shape = (rows, dit.model.out_channels, size, stream_config.latent_height, stream_config.latent_width)
         x = torch.randn(shape, generator=generator, device=device)
         for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
-            clean = x - sigma * step(x, sigma, told, cache)[0]
+            clean = x - sigma * step(x, sigma, conditioning, cache)[0]
             x = (1 - after) * clean + after * torch.randn(shape, generator=generator, device=device)
-        cache = step(x, 0.0, told, cache)[1]
-        inputs.append((x, *told))
+        cache = step(x, 0.0, conditioning, cache)[1]
+        inputs.append((x, *conditioning))
         done.append(x)
     return torch.cat(done, 2)
 

@@ -36,7 +36,7 @@ def roll_out(
     generator: torch.Generator,
     *,
     prefix: Tensor | None = None,
-    given: Tensor | None = None,
+    conditioned: Tensor | None = None,
     given_latents: Tensor | None = None,
     keep_inputs: bool = False,
 ) -> Rollout:
@@ -56,7 +56,7 @@ def roll_out(
         Of the noise.
     prefix : Tensor or None
         [B, C, K, h, w] clean frames to stand on, whole chunks.
-    given : Tensor or None
+    conditioned : Tensor or None
         [B] bool: which rows' first frame is given: clean, at the context time in every pass, left as it is. Not with
         a ``prefix``.
     given_latents : Tensor or None
@@ -69,7 +69,7 @@ def roll_out(
     ValueError
         If frames are given behind a prefix, or without their latents.
     """
-    if given is not None and (prefix is not None or given_latents is None):
+    if conditioned is not None and (prefix is not None or given_latents is None):
         raise ValueError("given frames begin a stream: give their latents, and no prefix")
     size, device = dit.stream.chunk_frames, text.device
     with autocast(device.type):
@@ -103,9 +103,9 @@ def roll_out(
             )
             x = torch.randn(shape, generator=generator, device=device)
             still = None  # [B, 1, F, 1, 1] bool, the chunk's given frames
-            if given is not None and given_latents is not None and start == 0:
+            if conditioned is not None and given_latents is not None and start == 0:
                 still = torch.zeros(len(text), 1, size, 1, 1, dtype=torch.bool, device=device)
-                still[:, :, :1] = given[:, None, None, None, None]
+                still[:, :, :1] = conditioned[:, None, None, None, None]
                 x = torch.where(still, given_latents, x)
             passes = []
             for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):

@@ -87,9 +87,11 @@ class SelfForcing:
         """Roll out, teach the fake score, descend; return the scores' gap, the fake's loss, the latents' square."""
         sequence, size = self.sequences[turn], self.size
         batch = self.pool.draw("window" if sequence.prefix else "first", sequence.rows, generator)
-        given = None
+        conditioned = None
         if not sequence.prefix:
-            given = torch.rand(sequence.rows, generator=generator, device=self.device) < self.given_share
+            conditioned = (
+                torch.rand(sequence.rows, generator=generator, device=self.device) < self.given_share
+            )
         with autocast(self.device):
             text, null = texts_of(self.teacher, batch.ids)
         prefix = batch.latents[:, :, : sequence.prefix] if sequence.prefix else None
@@ -97,19 +99,19 @@ class SelfForcing:
         frames = batch.frames if sequence.prefix else self._beginning(sequence)
         rolled = roll_out(
             self.student, text, frames, self.config.sigmas, generator, prefix=prefix, keep_inputs=True,
-            given=given, given_latents=batch.latents[:, :, :1],
+            conditioned=conditioned, given_latents=batch.latents[:, :, :1],
         )  # fmt: skip
         latents = rolled.latents
         clean = (latents if prefix is None else torch.cat((prefix, latents), dim=2))[:, :, :-size]
         # What `fake`, `student` and the teacher take beside noisy chunks and times.
         behind = torch.cat((frames[:, :-size], frames[:, sequence.prefix :]), dim=1)
         shape = (sequence.rows, len(sequence.noisy))
-        judged = levels(torch.ones(shape, device=self.device), size, given)  # [B, 1, M, 1, 1]
+        judged = levels(torch.ones(shape, device=self.device), size, conditioned)  # [B, 1, M, 1, 1]
 
         for _ in range(self.config.fake_steps):
             sigma = self._times(shape, 0.0, 0.99, generator)
-            noisy, noise = _noised(latents, sigma, size, given, generator)
-            times = frame_times(sigma, clean.shape[2], size, given)
+            noisy, noise = _noised(latents, sigma, size, conditioned, generator)
+            times = frame_times(sigma, clean.shape[2], size, conditioned)
             with autocast(self.device):
                 velocity = self.fake(clean, noisy, times, text, behind, sequence.mask).float()
             fake_loss = _mean((velocity - (noise - latents)).square(), judged)
@@ -119,11 +121,14 @@ class SelfForcing:
         with autocast(self.device):
             x0 = predict_clean(
                 self.student, clean, chosen(rolled.inputs, which, size), self.sigmas[which], text, behind,
-                sequence.mask, size, given,
+                sequence.mask, size, conditioned,
             )  # fmt: skip
             sigma = self._times(shape, self.config.score_least, self.config.score_most, generator)
-            noisy, _ = _noised(x0.detach(), sigma, size, given, generator)
-            times, level = frame_times(sigma, clean.shape[2], size, given), levels(sigma, size, given)
+            noisy, _ = _noised(x0.detach(), sigma, size, conditioned, generator)
+            times, level = (
+                frame_times(sigma, clean.shape[2], size, conditioned),
+                levels(sigma, size, conditioned),
+            )
             with torch.no_grad():
                 false = noisy - level * self.fake(clean, noisy, times, text, behind, sequence.mask).float()
             true = noisy - level * self.guided.velocity(
@@ -173,11 +178,11 @@ def sequence_of(turn: str, config: Distillation, teaching: DitTraining, device: 
 
 
 def _noised(
-    x: Tensor, sigma: Tensor, size: int, given: Tensor | None, generator: torch.Generator
+    x: Tensor, sigma: Tensor, size: int, conditioned: Tensor | None, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return x [B, C, M, h, w] at noise levels sigma [B, chunks], and the noise; given first frames [B] stay."""
     noise = torch.randn(x.shape, generator=generator, device=x.device)
-    s = levels(sigma, size, given)
+    s = levels(sigma, size, conditioned)
     return (1 - s) * x + s * noise, noise
 
 

@@ -118,7 +118,7 @@ class SwitchPool:
         at = torch.randint(self.filled, (count,), generator=generator, device=self.device)
         return self.latents[at, :, : self.stream.chunk_frames].float(), self.text[at].float()
 
-    def draw(self, count: int, kept: int, generator: torch.Generator) -> SwitchBatch:
+    def draw(self, count: int, unswitched: int, generator: torch.Generator) -> SwitchBatch:
         """Draw samples, the first ``kept`` without a switch; some lie far down their stream."""
         device, size = self.device, self.stream.chunk_frames
 
@@ -129,11 +129,11 @@ class SwitchPool:
             return torch.randint(below, (count,), generator=generator, device=device)
 
         row = torch.arange(count, device=device)
-        old, far = whole(self.filled), uniform() < torch.where(row < kept, FAR_KEPT, FAR)
+        old, far = whole(self.filled), uniform() < torch.where(row < unswitched, FAR_KEPT, FAR)
         new = torch.where(uniform() < 0.5, old ^ 1, whole(self.filled))
         near_at = torch.tensor(SWITCHES, device=device)[whole(len(SWITCHES))]
         far_at = torch.tensor(FAR_SWITCHES, device=device)[whole(len(FAR_SWITCHES))]
-        switch = torch.where(row < kept, 0, torch.where(far, far_at, near_at))
+        switch = torch.where(row < unswitched, 0, torch.where(far, far_at, near_at))
         new = torch.where(switch == 0, old, new)
         number = torch.arange(CHUNKS * size, device=device)  # of each frame
         later = number >= size * switch[:, None]  # [B, 6*F]

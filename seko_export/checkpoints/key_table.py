@@ -280,12 +280,12 @@ class KeyTable:
         """Return sentences that guess the kind of a file that lacks the weights of the family (or the keys
         ``wanted``)."""
         keys = [source.key for source in opened.sources]
-        told, related = (
+        telltales, related = (
             [hint for parts, hint in pairs if any(part in key for part in parts for key in keys)]
             for pairs in (self.telltales, self.relatives)
         )
         part = part_of(keys)
-        hints = told or ([part] if part else related)
+        hints = telltales or ([part] if part else related)
         prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(f".{self.landmark}")}
         if prefixes and not hints:
             hints.append(f"the keys carry the prefix {shown(min(prefixes))!r}; save them without it")

@@ -98,7 +98,7 @@ def with_quantised(opened: OpenedFiles) -> OpenedFiles:
             f"{shown(bare[0])} is in 8 bits and has no scale, where other matrices of the file have one; fetch it again"
         )
 
-    def kept() -> Iterator[TensorSource]:
+    def expanded_sources() -> Iterator[TensorSource]:
         for source in opened.sources:
             key = source.file_key
             if sources[key] is not source:  # a key of two files: told later
@@ -108,7 +108,7 @@ def with_quantised(opened: OpenedFiles) -> OpenedFiles:
             elif key not in used or not expanded:
                 yield source
 
-    return replace(opened, sources=tuple(kept()))
+    return replace(opened, sources=tuple(expanded_sources()))
 
 
 _ADVICE = "take the bfloat16 checkpoint, or one in e4m3 or int8 with scales of rows or tensors"

@@ -94,14 +94,14 @@ class RandomFile:
         Dtype of the random tensors, float32 or bfloat16.
     spread : callable
         Function that returns mean and standard deviation of a weight by key and shape.
-    given : mapping of str to Tensor
+    tensors : mapping of str to Tensor
         Further tensors to write unchanged, by key, in float32, bfloat16 or int32.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
-    given: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def stored(self, seed: int, device: str) -> dict[str, _Stored]:
         """Return the tensors that the file holds, by key."""
@@ -112,11 +112,11 @@ class RandomFile:
         drawn = {
             key: _Stored(shape, self.dtype, partial(draw, key, shape))
             for key, shape in self.shapes.items()
-            if key not in self.given
+            if key not in self.tensors
         }
         return drawn | {
             key: _Stored(tuple(tensor.shape), tensor.dtype, tensor.clone)
-            for key, tensor in self.given.items()
+            for key, tensor in self.tensors.items()
         }
 
 

@@ -220,8 +220,8 @@ def test_engines_are_asked_of_the_command():
     } <= today
     with_fp8 = running.engines_available(today | {"--fp8"})
     without = running.engines_available(today - {"--fp8"})
-    usual, told = ("exact", "fp4", "fp4_fp8"), ("exact_plain", "fp4_torch", "fp4_plain")
-    assert with_fp8 == dict.fromkeys((*usual, "fp4_resident", "fp4_fp8_resident", *told))
+    usual, named = ("exact", "fp4", "fp4_fp8"), ("exact_plain", "fp4_torch", "fp4_plain")
+    assert with_fp8 == dict.fromkeys((*usual, "fp4_resident", "fp4_fp8_resident", *named))
     assert {*running.USUAL_ENGINES} < with_fp8.keys()
     assert without["fp4_fp8"] == "seko-export build has no --fp8"
     for option in running.build_arguments(SHAPES["S2"], "exact", Path("c.pt"), Path("out")):

@@ -27,8 +27,8 @@ def run(tmp_path: Path, bench: str, parts: str, *more: str) -> tuple[dict[str, A
 
 
 def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
-    told, rows = run(tmp_path, "lingbot", "chunk,compiled,share,key,fits", "--latencies", "2")
-    assert told["failed"] == {}
+    report, rows = run(tmp_path, "lingbot", "chunk,compiled,share,key,fits", "--latencies", "2")
+    assert report["failed"] == {}
     assert [row["figure"] for row in rows] == [
         "lingbot_v2_chunk_ms",
         "lingbot_v2_chunk_ms",
@@ -46,8 +46,8 @@ def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
 
 
 def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
-    told, rows = run(tmp_path, "seko_talk", "step,audio,launches,fits,hybrid")
-    assert told["failed"] == {}
+    report, rows = run(tmp_path, "seko_talk", "step,audio,launches,fits,hybrid")
+    assert report["failed"] == {}
     step, heard, launches, fits, hybrid = rows
     assert [row["figure"] for row in rows] == [
         "talk_step_vs_compiled",
@@ -65,13 +65,13 @@ def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
 
 
 def test_what_begins_too_late_is_named(tmp_path: Path) -> None:
-    told, rows = run(tmp_path, "lingbot", "chunk", "--seconds", "0")
-    assert told["skipped"] == ["chunk"]
+    report, rows = run(tmp_path, "lingbot", "chunk", "--seconds", "0")
+    assert report["skipped"] == ["chunk"]
     assert rows == []
 
 
 def test_the_step_of_image_to_video_makes_its_row(tmp_path: Path) -> None:
-    told, (row,) = run(tmp_path, "i2v", "step")
-    assert told["failed"] == {}
+    report, (row,) = run(tmp_path, "i2v", "step")
+    assert report["failed"] == {}
     assert row["figure"] == "i2v_step_vs_t2v"
     assert row["value"] == round(row["i2v_chunk_ms"]["median"] / row["t2v_chunk_ms"]["median"], 6)

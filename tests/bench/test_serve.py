@@ -63,11 +63,11 @@ def test_viewers_watch_so_many_chunks_by_how_many_are_admitted(
     seconds: list[float] = []
 
     def load(*options: Any) -> dict[str, Any]:
-        told = dict(zip(options[::2], options[1::2], strict=True))
-        assert told["--sessions"] == 8
+        values = dict(zip(options[::2], options[1::2], strict=True))
+        assert values["--sessions"] == 8
         served = admitted[len(seconds)]
-        seconds.append(told["--seconds"])
-        return {"served": served, "chunks": round(served * told["--seconds"] * told["--fps"] / 12)}
+        seconds.append(values["--seconds"])
+        return {"served": served, "chunks": round(served * values["--seconds"] * values["--fps"] / 12)}
 
     report = serve.watched(load, 8, 16.0, 12, 3_000)
     assert [each * 16 / 12 for each in seconds] == chunks_each

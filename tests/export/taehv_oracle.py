@@ -48,8 +48,8 @@ def streamed(decoders: tuple[TinyDecode, TinyDecode], latents: Tensor, cut: tupl
     pictures: list[Tensor] = []
     caches: tuple[Tensor, ...] = ()
     for call, part in enumerate(latents.split(cut, dim=1)):
-        decoded, *kept = decoders[call > 0].decode(part, caches)
-        caches = tuple(kept)
+        decoded, *new_caches = decoders[call > 0].decode(part, caches)
+        caches = tuple(new_caches)
         pictures.append(decoded)
     return torch.cat(pictures)
 

@@ -115,7 +115,7 @@ def test_the_window_is_cut_where_the_device_says_so(monkeypatch):
     monkeypatch.setattr(block, "waves_on", lambda *_: Waves(8, 3))
     taken = []
     monkeypatch.setattr(
-        block, "cut_attention", lambda *given: taken.append(given[-1]) or cut_attention(*given)
+        block, "cut_attention", lambda *arguments: taken.append(arguments[-1]) or cut_attention(*arguments)
     )
     full = block.window_attention(q, k, v, None)
     torch.testing.assert_close(full, plain(q, k, v).flatten(2))

@@ -141,11 +141,11 @@ def test_random_weights_beside_others_are_refused():
 def test_the_seed_decides_the_weights():
     model = resolved("tiny").config.model
 
-    def made(seed: int) -> bytes:
+    def weights_of(seed: int) -> bytes:
         with opened_checkpoint(None, model, lambda _: None, seed=seed) as path:
             return path.read_bytes()
 
-    assert made(0) == made(0) != made(7)
+    assert weights_of(0) == weights_of(0) != weights_of(7)
 
 
 # -- room ------------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_what_16_bit_attention_does_not_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "found"),
+    ("arch", "words"),
     [
         (None, "torch's own: there is no GPU"),
         ("sm_80", "no fp8, since sm_80 has no such numbers"),
@@ -133,11 +133,11 @@ def test_what_16_bit_attention_does_not_take() -> None:
         ("sm_89", "no tiles measured for sm_89; else safe ones, 64 x 64"),
     ],
 )
-def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_which_kernels(arch: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_table, "local_gpu_arch", lambda: arch)
     monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     line = kernel_table.examine_kernels()
-    assert found in line.found
+    assert words in line.found
     assert line.ok  # each GPU has some
 
 

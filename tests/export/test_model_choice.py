@@ -242,7 +242,7 @@ def test_a_model_that_attends_to_windows_of_tokens_is_refused(tiny: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("told", "stream"),
+    ("fields", "stream"),
     [
         ({"local_attn_size": 12, "sink_size": 3}, {"ring_frames": 9, "sink_frames": 3}),
         ({"local_attn_size": 12}, {"ring_frames": 12, "sink_frames": 0}),
@@ -251,9 +251,9 @@ def test_a_model_that_attends_to_windows_of_tokens_is_refused(tiny: Path) -> Non
         ({"num_frame_per_block": 2}, {"chunk_frames": 2}),
     ],
 )
-def test_windows(tiny: Path, told: Mapping[str, int], stream: Mapping[str, int]) -> None:
+def test_windows(tiny: Path, fields: Mapping[str, int], stream: Mapping[str, int]) -> None:
     """The window of the file includes the sink, our ring stands behind it; options are above both."""
-    put_config(tiny.parent, num_heads=2, text_len=32, **told)
+    put_config(tiny.parent, num_heads=2, text_len=32, **fields)
     assert resolved(checkpoint=tiny).config.workload.stream == replace(TINY.stream, **stream)
     asked = resolved(checkpoint=tiny, ring_frames=5, sink_frames=1, chunk_frames=3).config.workload.stream
     assert asked == replace(TINY.stream, ring_frames=5, sink_frames=1, chunk_frames=3)
@@ -271,7 +271,7 @@ def test_the_shift_of_the_times(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("fields", "words"),
     [
         ({"num_layers": 30}, ("layers", "2 by shapes", "30 by config.json (num_layers)")),
         ({"dim": 512}, ("dim", "256 by shapes", "512 by config.json")),
@@ -283,9 +283,9 @@ def test_the_shift_of_the_times(tiny: Path) -> None:
 )
 @pytest.mark.parametrize("preset", [None, "tiny"])
 def test_a_file_that_contradicts_its_config(
-    tiny: Path, preset: str | None, told: Mapping[str, int], words: tuple[str, ...]
+    tiny: Path, preset: str | None, fields: Mapping[str, int], words: tuple[str, ...]
 ) -> None:
-    put_config(tiny.parent, **told)
+    put_config(tiny.parent, **fields)
     with pytest.raises(CheckpointError) as raised:
         resolved(preset, checkpoint=tiny)
     for word in ("contradicts itself", *words):
@@ -293,7 +293,7 @@ def test_a_file_that_contradicts_its_config(
 
 
 @pytest.mark.parametrize(
-    ("told", "settled", "words"),
+    ("fields", "settled", "words"),
     [
         ({"num_heads": 4}, None, "heads is 4 by config.json (num_heads), 2 by the preset"),
         ({"attention_head_dim": 64}, None, "heads is 4 by config.json (attention_head_dim), 2 by the preset"),
@@ -303,10 +303,10 @@ def test_a_file_that_contradicts_its_config(
     ],
 )
 def test_a_config_that_contradicts_the_named_preset(
-    tiny: Path, told: Mapping[str, Any], settled: Mapping[str, int] | None, words: str
+    tiny: Path, fields: Mapping[str, Any], settled: Mapping[str, int] | None, words: str
 ) -> None:
     """Heads of another number make wrong video that passes its own goldens."""
-    put_config(tiny.parent, **told)
+    put_config(tiny.parent, **fields)
     with pytest.raises(CheckpointError, match="contradicts --preset tiny") as raised:
         resolved("tiny", checkpoint=tiny)
     assert words in str(raised.value)
@@ -322,7 +322,7 @@ def test_a_config_that_contradicts_the_heads_asked_for(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         *({"num_heads": bad} for bad in (0, -1, 2.0, True, "2", [2], {})),
         *({"eps": bad} for bad in (0, -1e-6, "small", float("nan"), float("inf"), True)),
@@ -336,8 +336,8 @@ def test_a_config_that_contradicts_the_heads_asked_for(tiny: Path) -> None:
         {"num_heads": 10**30},
     ],
 )
-def test_configs_that_cannot_be(tiny: Path, told: Mapping[str, Any]) -> None:
-    put_config(tiny.parent, **told)
+def test_configs_that_cannot_be(tiny: Path, fields: Mapping[str, Any]) -> None:
+    put_config(tiny.parent, **fields)
     with pytest.raises(NotACheckpointError):
         resolved(checkpoint=tiny)
 
@@ -351,7 +351,7 @@ def test_a_config_that_is_no_json_object(tiny: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"architectures": ["UMT5EncoderModel"], "num_heads": 64, "num_layers": 24},
         {"_class_name": "AutoencoderKLWan", "in_channels": 3, "base_dim": 96},
@@ -359,8 +359,10 @@ def test_a_config_that_is_no_json_object(tiny: Path, content: str) -> None:
         {"something": "else"},
     ],
 )
-def test_a_config_of_something_else_is_not_read_and_that_is_said(tiny: Path, told: Mapping[str, Any]) -> None:
-    put_config(tiny.parent, **told)
+def test_a_config_of_something_else_is_not_read_and_that_is_said(
+    tiny: Path, fields: Mapping[str, Any]
+) -> None:
+    put_config(tiny.parent, **fields)
     build = resolved(checkpoint=tiny)
     assert build.config == resolved("tiny", checkpoint=tiny).config
     assert "config.json is of something else" in build.notes[-1]
@@ -387,8 +389,10 @@ class CameraFamily(WanFamily):
         sizes = (*KEYS.dimensions, Dimension("camera", "blocks.0.camera.weight", 1))
         return replace(KEYS, shapes=_camera_shapes, dimensions=sizes, models={"camera": model})
 
-    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
-        recognised = recognise(where, opened, told, family=self.name, keys=self.keys)
+    def recognise(
+        self, where: str, opened: OpenedFiles, stored: Mapping[str, Any] | None
+    ) -> Recognised | None:
+        recognised = recognise(where, opened, stored, family=self.name, keys=self.keys)
         return None if recognised is None else replace(recognised, kind=CameraModel)
 
 

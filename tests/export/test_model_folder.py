@@ -163,23 +163,23 @@ def test_an_image_to_video_pipeline_is_found_by_one_path(tmp_path: Path) -> None
     (pipeline / "tokenizer").mkdir()
     write_tokenizer(pipeline / "tokenizer" / "tokenizer.json")
 
-    def made(**options: object) -> ResolvedBuild[VideoBuild]:
+    def resolved(**options: object) -> ResolvedBuild[VideoBuild]:
         build = resolve_build(BuildOptions(pipeline, target="cpu", **options))
         assert build.config.model.family == "wan_i2v"
         open_media(build.media, build.config)
         return build
 
-    media = made().media
+    media = resolved().media
     assert media.vae == pipeline / "vae"
     assert media.text_encoder == pipeline / "text_encoder"
     assert media.image_encoder == pipeline / "image_encoder"
-    assert made().config.workload.image == CLIPS["clip-tiny"]
+    assert resolved().config.workload.image == CLIPS["clip-tiny"]
     with pytest.raises(CheckpointError, match="--variant fp16"):
-        made(variant="fp16")
+        resolved(variant="fp16")
     files = {"diffusion_pytorch_model": ("transformer", "vae"), "model": ("text_encoder", "image_encoder")}
     for stem, folders in files.items():
         for folder in folders:
             (pipeline / folder / f"{stem}.safetensors").rename(pipeline / folder / f"{stem}.fp16.safetensors")
-    chosen = made(variant="fp16").media
+    chosen = resolved(variant="fp16").media
     assert chosen.image_encoder == pipeline / "image_encoder" / "model.fp16.safetensors"
     assert chosen.vae == pipeline / "vae" / "diffusion_pytorch_model.fp16.safetensors"

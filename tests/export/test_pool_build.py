@@ -139,8 +139,8 @@ def test_what_a_build_of_a_pool_says(pool_artifact: BuildResult) -> None:
 
 @pytest.mark.slow
 def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: BuildResult, tmp_path: Path) -> None:
-    made, _ = mixed(pool_artifact.artifact, tmp_path)
-    assert made == alone(pool_artifact.artifact, 1, 2, len(made))
+    chunks, _ = mixed(pool_artifact.artifact, tmp_path)
+    assert chunks == alone(pool_artifact.artifact, 1, 2, len(chunks))
 
 
 @pytest.mark.slow
@@ -194,8 +194,8 @@ class TestGpu:
     pytestmark = needs_gpu
 
     def test_a_stream_is_its_own(self, gpu_pool: Path, tmp_path: Path) -> None:
-        made, _ = mixed(gpu_pool, tmp_path)
-        assert made == alone(gpu_pool, 1, 2, len(made))
+        chunks, _ = mixed(gpu_pool, tmp_path)
+        assert chunks == alone(gpu_pool, 1, 2, len(chunks))
 
     def test_a_call_is_one_launch_that_waits_for_nothing_and_allocates_nothing(self, gpu_pool: Path) -> None:
         with opened(gpu_pool) as pool:

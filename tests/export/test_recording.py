@@ -56,9 +56,9 @@ class LiveBytes(TorchDispatchMode):
         self._counts, self._known = True, set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._see((args, kwargs), made=False)
+        self._see((args, kwargs), count=False)
         result = func(*args, **(kwargs or {}))
-        self._see(result, made=self._counts)
+        self._see(result, count=self._counts)
         return result
 
     @contextmanager
@@ -67,7 +67,7 @@ class LiveBytes(TorchDispatchMode):
         yield
         self._counts = True
 
-    def _see(self, tensors: Any, *, made: bool) -> None:
+    def _see(self, tensors: Any, *, count: bool) -> None:
         for tensor in tree_leaves(tensors):
             if not isinstance(tensor, torch.Tensor) or tensor.device.type != self._device:
                 continue
@@ -76,7 +76,7 @@ class LiveBytes(TorchDispatchMode):
             if key in self._known:
                 continue
             self._known.add(key)
-            nbytes = storage.nbytes() * made
+            nbytes = storage.nbytes() * count
             self.now += nbytes
             self.most = max(self.most, self.now)
             weakref.finalize(storage, self._forget, key, nbytes)
@@ -179,13 +179,13 @@ def test_a_track_has_given_its_memory_back_before_the_next_one_begins(
     resident: tuple[VideoBuild, Recorded],
 ) -> None:
     """What is alive then is what was recorded: samples of the caches, latents, scales."""
-    config, found = resident
-    record, least = found.record, device_bytes(make_buffers(config.changed(kv_scheme="fp4")))
+    config, recording = resident
+    record, least = recording.record, device_bytes(make_buffers(config.changed(kv_scheme="fp4")))
     recorded_bytes = sum(
         chunk.latents.nbytes + sum(t.nbytes for t in chunk.cache.values()) for chunk in record.exact.values()
     )
-    assert len(found.tracks) == 3
-    begun = [before - found.tracks[0][0] for before, _ in found.tracks]
+    assert len(recording.tracks) == 3
+    begun = [before - recording.tracks[0][0] for before, _ in recording.tracks]
     assert all(now < recordings * recorded_bytes + least / 4 for recordings, now in enumerate(begun))
 
 

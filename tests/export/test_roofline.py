@@ -274,9 +274,9 @@ def test_a_pool_has_once_what_its_calls_share():
     assert (once["kv"], each["kv"]) == (own["kv"], own["kv"])  # the spare row, and a session's
     assert (once["window"], each["window"]) == (4 * own["window"], 0)  # of the largest call
     assert each["scratch_step"] == each["workspace"] == 0
-    fit, held = nine["sessions_fit"], sum(nine["weight_bytes"].values()) + sum(once.values())
+    fit, fixed_bytes = nine["sessions_fit"], sum(nine["weight_bytes"].values()) + sum(once.values())
     session = sum(each.values())
-    assert held + fit * session <= nine["memory_bytes"] < held + (fit + 1) * session
+    assert fixed_bytes + fit * session <= nine["memory_bytes"] < fixed_bytes + (fit + 1) * session
     assert pool(fit)["fits"]
     assert not pool(fit + 1)["fits"]
     chunk = {size: call["chunk_s"] for size, call in nine["calls"].items()}

@@ -272,20 +272,20 @@ def test_the_first_latents_are_draw_zero():
     assert same_bytes(got, gaussian(seeds, frames, torch.tensor([0]), (4, 4, 6)))
 
 
-@pytest.mark.parametrize("given", [(0, 1), (2, 0), (1, 2)])
-def test_conditioning_frames_are_neither_drawn_nor_moved(given):
+@pytest.mark.parametrize("frame_counts", [(0, 1), (2, 0), (1, 2)])
+def test_conditioning_frames_are_neither_drawn_nor_moved(frame_counts):
     """Each row's leading frames are the given ones, the bytes of the others are those of none given."""
     model, stream, x, v, seeds, frames = make_advance()
-    count, draw = torch.tensor(given), torch.tensor([0])
+    count, draw = torch.tensor(frame_counts), torch.tensor([0])
     sigma, after = torch.tensor([0.9375]), torch.tensor([0.625])
     latents = x.masked_fill(torch.ones(2, 1, 2, 1, 1).bool(), torch.nan)  # what is not taken must not leak
-    for row, frames_given in enumerate(given):
+    for row, frames_given in enumerate(frame_counts):
         latents[row, :, :frames_given] = x[row, :, :frames_given]
     begun = Noise(model, stream)(seeds, frames, draw, latents, count)
     moved = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, count)
     drawn = Noise(model, stream)(seeds, frames, draw, latents, NONE_GIVEN)
     free = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, NONE_GIVEN)
-    for row, frames_given in enumerate(given):
+    for row, frames_given in enumerate(frame_counts):
         for frame in range(2):
             is_conditioning = frame < frames_given
             assert same_bytes(begun[row, :, frame], (x if is_conditioning else drawn)[row, :, frame])

@@ -42,28 +42,28 @@ def test_it_is_built_again_only_if_something_changed(tmp_path: Path) -> None:
     for name, alpha in (("a", 1.0), ("b", 2.0)):
         write_lora(tmp_path / name, pairs, "comfyui", alpha)
 
-    def made(**options: Any) -> tuple[Path, bool]:
+    def tried(**options: Any) -> tuple[Path, bool]:
         return try_artifact(BuildOptions(**{"checkpoint": file, "target": "cpu", **options}), build)
 
-    first, built = made()
+    first, built = tried()
     assert built
-    assert made() == (first, False)
+    assert tried() == (first, False)
     moved = tmp_path / "elsewhere.safetensors"
     moved.write_bytes(file.read_bytes())
-    assert made(checkpoint=moved) == (first, False)  # the same bytes by another name
+    assert tried(checkpoint=moved) == (first, False)  # the same bytes by another name
     others = [
-        made(kv="fp4"),
-        made(height=32),
-        made(backend="onnx"),
-        made(lora=(str(tmp_path / "a"),)),
-        made(lora=(f"{tmp_path / 'a'}:0.5",)),
-        made(lora=(str(tmp_path / "b"),)),
+        tried(kv="fp4"),
+        tried(height=32),
+        tried(backend="onnx"),
+        tried(lora=(str(tmp_path / "a"),)),
+        tried(lora=(f"{tmp_path / 'a'}:0.5",)),
+        tried(lora=(str(tmp_path / "b"),)),
     ]
     state = {name: tensor.clone() for name, tensor in load_file(file).items()}
     state["head.head.bias"] += 1
     file.unlink()
     save_file(state, file)
-    others.append(made())
+    others.append(tried())
     assert all(built for _, built in others)
     assert len({folder for folder, _ in others} | {first}) == len(others) + 1
 
@@ -78,18 +78,18 @@ def test_files_that_are_read_with_a_named_one_count(tmp_path: Path) -> None:
         tmp_path / "style" / name for name in ("adapter_model.safetensors", "adapter_config.json")
     )
 
-    def made() -> tuple[Path, bool]:
+    def tried() -> tuple[Path, bool]:
         return try_artifact(BuildOptions(index, lora=(str(lora),), target="cpu"), build)
 
-    folders = [made()[0]]
-    assert made() == (folders[0], False)
+    folders = [tried()[0]]
+    assert tried() == (folders[0], False)
     state = {name: tensor.clone() for name, tensor in load_file(shard).items()}
     next(iter(state.values())).add_(1)
     shard.unlink()
     save_file(state, shard)
-    folders.append(made()[0])
+    folders.append(tried()[0])
     config.write_text(config.read_text().replace("1.0", "2.0"))
-    folders.append(made()[0])
+    folders.append(tried()[0])
     assert len({*folders}) == 3
 
 
@@ -126,7 +126,7 @@ def test_the_run_gets_the_options_of_the_video(tmp_path: Path, monkeypatch: pyte
     words: list[str] = []
     monkeypatch.setattr(trial, "load_image", lambda *_: None)
     monkeypatch.setattr(trial, "try_artifact", lambda *_: (tmp_path, True))
-    monkeypatch.setattr(trial, "write_video", lambda *given: words.extend(given[-1]) or {})
+    monkeypatch.setattr(trial, "write_video", lambda *arguments: words.extend(arguments[-1]) or {})
     asked = ["--prompt", "a dog", "--image", "a.png", "--last-image", "b.png", "--chunks", "2", "--seed", "5"]
     done = CliRunner().invoke(main, ["try", "-o", str(tmp_path / "a.npy"), *asked])
     assert done.exit_code == 0, done.output

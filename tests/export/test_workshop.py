@@ -86,7 +86,7 @@ def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment, 
     thread = threading.main_thread() if taken_by == "main" else bystander
     make, remove = module.make_held_folder, shutil.rmtree
 
-    def made(*options):
+    def make_slowly(*options):
         folder = make(*options)
         if moment == "made":
             deliver(thread, signal.SIGINT)  # there, and nobody knows of it
@@ -97,7 +97,7 @@ def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment, 
             deliver(thread, signal.SIGINT)
         remove(folder, **options)
 
-    monkeypatch.setattr(module, "make_held_folder", made)
+    monkeypatch.setattr(module, "make_held_folder", make_slowly)
     monkeypatch.setattr(module.shutil, "rmtree", removed)
     entered = []
     with pytest.raises(KeyboardInterrupt), workshop("seko-x-") as folder:

@@ -84,7 +84,7 @@ class Document:
             return f"@raw{len(raws) - 1}@"
 
         text = json.dumps(self.tree, default=plain, indent=indent)
-        text = _RAW.sub(lambda found: raws[int(found[1])], text)
+        text = _RAW.sub(lambda match: raws[int(match[1])], text)
         for change in self._after:
             text = change(text)
         return text

@@ -86,22 +86,22 @@ def guarded(
         _run_child(work, judge, limits, log, writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        told, hung = _read_until(pipe.fileno(), time.monotonic() + WALL_SECONDS)
+        output, hung = _read_until(pipe.fileno(), time.monotonic() + WALL_SECONDS)
     if hung:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if hung:
-        return Outcome(False, f"waited for more than {WALL_SECONDS:.0f} s", *_partly(told, log))
+        return Outcome(False, f"waited for more than {WALL_SECONDS:.0f} s", *_partly(output, log))
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         ending = f"died by {signal.Signals(number).name}"
         if number == signal.SIGPROF:
             ending = f"took more than {limits.cpu_s} s of processor time"
-        return Outcome(False, ending, *_partly(told, log))
+        return Outcome(False, ending, *_partly(output, log))
     try:
-        return Outcome(**json.loads(told.split(b"\n")[1]))
+        return Outcome(**json.loads(output.split(b"\n")[1]))
     except (ValueError, IndexError, TypeError):
-        return Outcome(False, f"exited with {os.WEXITSTATUS(status)} and no word", *_partly(told, log))
+        return Outcome(False, f"exited with {os.WEXITSTATUS(status)} and no word", *_partly(output, log))
 
 
 def _run_child(
@@ -189,10 +189,10 @@ def _read_until(descriptor: int, deadline: float) -> tuple[bytes, bool]:
     return b"".join(parts), True
 
 
-def _partly(told: bytes, log: Path) -> tuple[str, str]:
+def _partly(output: bytes, log: Path) -> tuple[str, str]:
     """What is known of a child that did not come to its end: the end of its stderr, and its notes."""
     stderr = log.read_text(errors="replace")[-3000:] if log.exists() else ""
-    return stderr, told.split(b"\n")[0].decode(errors="replace")
+    return stderr, output.split(b"\n")[0].decode(errors="replace")
 
 
 def _status(key: str) -> int:

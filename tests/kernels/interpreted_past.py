@@ -20,18 +20,18 @@ def ceil_div(a: int, b: int) -> int:
 def test_the_past_is_expanded_as_the_op_expands_it() -> None:
     ring = RINGS[0]
     clean, rotation = fp4_cache(ring), key_rotation(ring)
-    truth, made = ring.scratch(), ring.scratch()
+    truth, outputs = ring.scratch(), ring.scratch()
     fp8_expand(*clean.values(), ring.slots(), ring.valid(), ring.frame_tokens, *truth, rotation)
     plugin = plugins.fp8_expand()
     places = {"write_slots": ring.slots(), "valid_tokens": ring.valid()}
     tensors = {**poisoned(ring, clean), **places, **rotation._asdict()}
     inputs = {name: tensors[name] for name in plugin.inputs}
     sizes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
-    assert [output.shape(sizes) for output in plugin.outputs] == [tuple(tensor.shape) for tensor in made]
+    assert [output.shape(sizes) for output in plugin.outputs] == [tuple(tensor.shape) for tensor in outputs]
     launch = plugin.launch(sizes, ceil_div)
     constants = plugin.constants(sizes) | {"INTEGER": True}
-    fp8_expand_entry[launch.grid](*inputs.values(), *launch.scalars, *made, **constants)
-    for ours, theirs in zip(made, truth, strict=True):
+    fp8_expand_entry[launch.grid](*inputs.values(), *launch.scalars, *outputs, **constants)
+    for ours, theirs in zip(outputs, truth, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 

@@ -69,28 +69,30 @@ def cases(
         PluginCase(plugins.nvfp4_write(), write, _written),
         PluginCase(plugins.nvfp4_write_keys(), {**write, "mean": mean}, _written),
         PluginCase(
-            plugins.nvfp4_expand(name), cache, lambda given: [reference.nvfp4_decode(**given, dtype=compute)]
+            plugins.nvfp4_expand(name),
+            cache,
+            lambda inputs: [reference.nvfp4_decode(**inputs, dtype=compute)],
         ),
         PluginCase(
             plugins.nvfp4_expand_keys(name),
             keys,
-            lambda given: [reference.nvfp4_decode_keys(**given, dtype=compute)],
+            lambda inputs: [reference.nvfp4_decode_keys(**inputs, dtype=compute)],
         ),
         PluginCase(
             plugins.cache_write(),
             {"x": x, "token_index": index, "cache": torch.randn(places, heads, dim).to(compute)},
-            lambda given: [given["cache"].index_copy(0, given["token_index"], given["x"])],
+            lambda inputs: [inputs["cache"].index_copy(0, inputs["token_index"], inputs["x"])],
         ),
         PluginCase(
             plugins.gaussian(LATENT_SHAPE),
             noise,
-            lambda given: [sampler.gaussian(**given, latent_shape=LATENT_SHAPE)],
+            lambda inputs: [sampler.gaussian(**inputs, latent_shape=LATENT_SHAPE)],
         ),
         PluginCase(plugins.fp8_expand(), _past(), _expanded_past),
         PluginCase(
             plugins.attention_fp8(),
             attended(),
-            lambda given: [fused_reference.attention_fp8(*given.values())],
+            lambda inputs: [fused_reference.attention_fp8(*inputs.values())],
         ),
     ]
 
@@ -124,15 +126,17 @@ def _past() -> dict[str, Tensor]:
     }
 
 
-def _expanded_past(given: dict[str, Tensor]) -> list[Tensor]:
+def _expanded_past(inputs: dict[str, Tensor]) -> list[Tensor]:
     """What is left as it was, behind the past's tokens, is zero."""
-    device = given["mean"].device
-    return [tensor.to(device) for tensor in kept_ops.fp8_expand(*(tensor.cpu() for tensor in given.values()))]
-
-
-def _written(given: dict[str, Tensor]) -> list[Tensor]:
-    new_codes, new_scales = reference.nvfp4_encode(given["x"], given["global_scale"], given.get("mean"))
+    device = inputs["mean"].device
     return [
-        given["codes"].index_copy(0, given["token_index"], new_codes),
-        given["scales"].index_copy(0, given["token_index"], new_scales),
+        tensor.to(device) for tensor in kept_ops.fp8_expand(*(tensor.cpu() for tensor in inputs.values()))
+    ]
+
+
+def _written(inputs: dict[str, Tensor]) -> list[Tensor]:
+    new_codes, new_scales = reference.nvfp4_encode(inputs["x"], inputs["global_scale"], inputs.get("mean"))
+    return [
+        inputs["codes"].index_copy(0, inputs["token_index"], new_codes),
+        inputs["scales"].index_copy(0, inputs["token_index"], new_scales),
     ]

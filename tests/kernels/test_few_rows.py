@@ -401,15 +401,15 @@ def test_gpu_engine_of_a_layer_is_five_launches(package_runner: Callable[..., An
             torch.cuda.synchronize()
         at = next(place for place, argument in enumerate(piece.signature) if argument.name == "hidden")
 
-        def chain(run: Callable[[list[Tensor]], Sequence[Tensor]], given: Sequence[Tensor]) -> list[Tensor]:
-            given, x = list(given), given[at]
+        def chain(run: Callable[[list[Tensor]], Sequence[Tensor]], tensors: Sequence[Tensor]) -> list[Tensor]:
+            tensors, x = list(tensors), tensors[at]
             for _ in range(30):
-                given[at] = x
-                (x,) = run(list(given))
+                tensors[at] = x
+                (x,) = run(list(tensors))
             return [x]
 
-        long = chain(lambda given: module(*given), copies)
-        _, long_replayed = run_and_replay(lambda given: chain(engine, given), inputs)
+        long = chain(lambda tensors: module(*tensors), copies)
+        _, long_replayed = run_and_replay(lambda tensors: chain(engine, tensors), inputs)
     assert torch.equal(long_replayed[0], long[0])
     assert torch.equal(direct[0], expected[0])
     assert torch.equal(direct[0], replayed[0])

@@ -138,7 +138,7 @@ def test_attention_launched_as_tensorrt_would_is_as_near_as_the_same_roundings_i
 
 
 def launch_by_driver(
-    case: PluginCase, compute: torch.dtype, given: dict[str, Tensor], outputs: list[Tensor]
+    case: PluginCase, compute: torch.dtype, inputs: dict[str, Tensor], outputs: list[Tensor]
 ) -> None:
     """Launch a plugin's kernel as the C++ plugin does: its arguments, grid, block, shared memory and scratch memory."""
     major, minor = torch.cuda.get_device_capability()
@@ -156,7 +156,7 @@ def launch_by_driver(
         shared_bytes=kernel.shared_bytes,
         stream=stream,
         arguments=[
-            *(tensor.data_ptr() for tensor in given.values()),
+            *(tensor.data_ptr() for tensor in inputs.values()),
             *map(c_int32, launch.scalars),
             *(output.data_ptr() for output in outputs),
             *([scratch.data_ptr()] if kernel.scratch_bytes else []),

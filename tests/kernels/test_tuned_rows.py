@@ -81,11 +81,11 @@ def test_a_kernel_that_is_right_is_admitted(product: Product, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (lambda made: made.out[-1].zero_(), "is above"),
-        (lambda made: made.out[0, 0].fill_(torch.nan), "two runs differ, or a result is NaN"),
-        (lambda made: made.out[0, 0].add_(made.run), "two runs differ"),
-        (lambda made: made.tickets[3].add_(1), "a counter is not zero"),
-        (lambda made: made.out[99], "IndexError"),
+        (lambda call: call.out[-1].zero_(), "is above"),
+        (lambda call: call.out[0, 0].fill_(torch.nan), "two runs differ, or a result is NaN"),
+        (lambda call: call.out[0, 0].add_(call.run), "two runs differ"),
+        (lambda call: call.tickets[3].add_(1), "a counter is not zero"),
+        (lambda call: call.out[99], "IndexError"),
     ],
 )
 def test_a_kernel_with_a_fault_is_refused(fault: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,14 +229,14 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
 
 @pytest.mark.parametrize("chunk", [0, 1, 3, 4, 11])
 def test_places_are_where_the_ring_wrote(sample, chunk):
-    ring, held = Ring(STREAM.sink_frames, STREAM.ring_frames, STREAM.chunk_frames), {}
+    ring, frame_of_slot = Ring(STREAM.sink_frames, STREAM.ring_frames, STREAM.chunk_frames), {}
     for first in range(0, (chunk + 1) * STREAM.chunk_frames, STREAM.chunk_frames):
-        held |= {slot: first + i for i, slot in enumerate(ring.write_slots(first))}
+        frame_of_slot |= {slot: first + i for i, slot in enumerate(ring.write_slots(first))}
     layout = places(sample.build(1, "cpu"), chunk)
-    frames = torch.tensor([[held.get(slot, 0) for slot in range(STREAM.cache_frames)]])
+    frames = torch.tensor([[frame_of_slot.get(slot, 0) for slot in range(STREAM.cache_frames)]])
     assert torch.equal(layout.cos, rotary_tables(frames, MODEL, STREAM)[0])
     own = torch.tensor(
-        [held.get(slot, -1) // STREAM.chunk_frames == chunk for slot in range(STREAM.cache_frames)]
+        [frame_of_slot.get(slot, -1) // STREAM.chunk_frames == chunk for slot in range(STREAM.cache_frames)]
     )
     assert torch.equal(layout.chunk, own.repeat_interleave(STREAM.frame_tokens))
 

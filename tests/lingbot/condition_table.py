@@ -40,9 +40,9 @@ def condition_table(weights: Mapping[str, Tensor], vae: WanVaeConfig, picture: T
         pixels = torch.zeros(1, PICTURE_CHANNELS, half.video_frames, height, width, dtype=picture.dtype)
         if not frame:
             pixels[:, :, 0] = picture
-        latents, *kept = torch.func.functional_call(half, dict(weights), (pixels, *caches))
+        latents, *new_caches = torch.func.functional_call(half, dict(weights), (pixels, *caches))
         chunks.append(latents)
-        caches = tuple(kept)
+        caches = tuple(new_caches)
     latents = torch.cat(chunks, 2)[0]  # [z, 30, h, w]
     mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], dtype=latents.dtype)
     mask[:, 0] = 1

@@ -39,7 +39,7 @@ def lingbot_config(
 
 def random_checkpoint(seed: int = 0) -> dict[str, Tensor]:
     """Return random weights by the checkpoint's names, scaled so that every one shows in the output."""
-    generator, made = torch.Generator().manual_seed(seed), {}
+    generator, weights = torch.Generator().manual_seed(seed), {}
     for name, shape in lingbot_shapes(PRESET.model).items():
         weight = torch.randn(shape, generator=generator)
         if ".norm" in name and name.endswith("weight"):
@@ -49,8 +49,8 @@ def random_checkpoint(seed: int = 0) -> dict[str, Tensor]:
         else:
             weight = 0.1 * weight
         # Rays are numbers of 0.5, and the same ones over and over: kept small, the layers stay far from overflow.
-        made[name] = 0.3 * weight if "cam_s" in name else weight
-    return made
+        weights[name] = 0.3 * weight if "cam_s" in name else weight
+    return weights
 
 
 class Reference:
@@ -67,11 +67,11 @@ class Reference:
         self.clean: list[Tensor] = []
         self.plucker: list[Tensor] = []
 
-    def begin(self, given: Mapping[str, Tensor]) -> None:
+    def begin(self, inputs: Mapping[str, Tensor]) -> None:
         """Take the camera of the next chunk, [F, 3, 4] and [F, 4]."""
         s = self.config.workload.stream
         if self.has_camera:
-            poses, intrinsics = given[camera.POSES].numpy(), given[camera.INTRINSICS].numpy()
+            poses, intrinsics = inputs[camera.POSES].numpy(), inputs[camera.INTRINSICS].numpy()
             self.plucker.append(naive_plucker(poses, intrinsics, s.height, s.width))
 
     def velocity(self, latents: Tensor, time: float) -> Tensor:

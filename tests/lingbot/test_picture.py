@@ -81,14 +81,14 @@ def opened(weights: dict[str, torch.Tensor], **more: object) -> Iterator[Session
         yield session
 
 
-def held(session: Session) -> torch.Tensor:
+def condition_buffer(session: Session) -> torch.Tensor:
     return session._rows.device().buffers["input.condition"][0]
 
 
 def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:
     """Bit by bit that of the encoder call by call; its rows change up to the last one."""
     with opened(weights, image=PICTURE) as session:
-        table = held(session).clone()
+        table = condition_buffer(session).clone()
     own = {name.removeprefix("vae."): weight for name, weight in weights.items() if name.startswith("vae.")}
     pixels = torch.from_numpy(PICTURE).permute(2, 0, 1).float() / 127.5 - 1
     names = VaeEncode(SMALL, first=True, frames=1).state_dict()
@@ -113,7 +113,7 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
     options = argparse.Namespace(device="cpu", steps=None, shift=None, seed=0, image=Path("photo.png"))
     fitted = fit_conditioning(Conditioning([], None, photo, None), options, manifest).image
     with opened(weights, image=fitted) as session:
-        table = held(session)
+        table = condition_buffer(session)
         assert relative_error(table, wanted) <= ORACLE[torch.float32]
         assert relative_error(table, as_bytes) > 100 * ORACLE[torch.float32]
         for level, words in (
@@ -131,10 +131,10 @@ def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
     config = lingbot_config(vae=SMALL)
     steps = [{name: value.numpy() for name, value in given_of(config, number).items()} for number in range(2)]
     with opened(weights, image=PICTURE) as session:
-        table = held(session).numpy().copy()
+        table = condition_buffer(session).numpy().copy()
         chunks = [session.run_chunk(step).to_host().copy() for step in steps]
         session.restart_row(0, image=PICTURE[::-1].copy())
-        assert not np.array_equal(held(session).numpy(), table)
+        assert not np.array_equal(condition_buffer(session).numpy(), table)
         other = session.run_chunk(steps[0]).to_host().copy()
         session.restart_row(0, image=PICTURE)
         again = session.run_chunk(steps[0]).to_host().copy()
@@ -253,7 +253,7 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
     options = asked()
     assert camera_inputs(options, manifest, {}) == {}
     assert options.chunks == 4
-    for odd, given, words in (
+    for odd, arrays, words in (
         (asked(keys="w-3", **files), {}, "give one"),
         (asked(poses=files["poses"]), {}, "--poses needs --intrinsics"),
         (asked(intrinsics=files["intrinsics"]), {}, "--intrinsics belongs to"),
@@ -262,7 +262,7 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
         (asked(keys="q-3"), {}, "keys 'q-3'"),
     ):
         with pytest.raises(UsageError, match=words):
-            camera_inputs(odd, manifest, given)
+            camera_inputs(odd, manifest, arrays)
     still = replace(manifest, inputs=())
     with pytest.raises(UsageError, match="--keys: this artifact's model has no camera"):
         camera_inputs(asked(keys="w-3"), still, {})

@@ -49,17 +49,17 @@ def alone(
     config: VideoBuild, steps: Steps, seed: int = SEEDS[0], recache_at: int | None = None
 ) -> list[Tensor]:
     """The chunks of a session of its own; the cache is rebuilt before one, with the prompt that was there."""
-    text, made = golden_text(config), []
+    text, chunks = golden_text(config), []
     with eager_session(config, weights_of(config, random_checkpoint()), text, [seed]) as session:
         for number, step in enumerate(steps):
             if number == recache_at:
                 session.set_text(text.numpy(), recache=True)
-            made.append(torch.from_numpy(session.run_chunk(step).to_host()))
-    return made
+            chunks.append(torch.from_numpy(session.run_chunk(step).to_host()))
+    return chunks
 
 
-def assert_alike(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
-    for output, other in zip(made, wanted, strict=True):
+def assert_alike(chunks: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    for output, other in zip(chunks, wanted, strict=True):
         assert relative_error(output, other) <= STREAM_BAR
 
 

@@ -59,7 +59,7 @@ def videos(vae, walks, table) -> dict[str, Tensor]:
     encoder = PromptTexts(SAMPLE_FOLDER, "cpu")
     before, after = (encoder(captions_of(looks)) for looks in (walks.before, walks.after))
     build = resolved(None, checkpoint=WORLD, no_vae=True, no_text=True)
-    config, found = build.config, {}
+    config, videos_of = build.config, {}
     weights = weights_of(config, load_checkpoint(build.checkpoint, config.model, dtype=torch.float32))
     for key in ("w", "d", SWITCH):
         camera = KeyboardCamera(96, 96, 3, keys=f"{key}-{STEPS}")
@@ -70,8 +70,8 @@ def videos(vae, walks, table) -> dict[str, Tensor]:
                 if key == SWITCH and chunk == CHUNKS - 1:
                     session.set_text(after.numpy(), recache=True)
                 latents.append(torch.from_numpy(session.run_chunk(camera=camera).to_host().copy()))
-        found[key] = vae.decode(torch.cat(latents, -3).view(1, 16, -1, 12, 12))
-    return found
+        videos_of[key] = vae.decode(torch.cat(latents, -3).view(1, 16, -1, 12, 12))
+    return videos_of
 
 
 @pytest.mark.slow

@@ -68,8 +68,8 @@ def test_it_was_verified_by_the_build_and_verifies_without_torch(built: Built) -
 
 def test_sizes_of_no_preset_are_built(built: Built) -> None:
     """Layers, width, heads and all else come from the checkpoint: no option and no preset says them."""
-    told = parse_video_manifest((built.folder / "manifest.json").read_bytes()).model
-    assert {name: told[name] for name in asdict(ODD)} == asdict(ODD)
+    model = parse_video_manifest((built.folder / "manifest.json").read_bytes()).model
+    assert {name: model[name] for name in asdict(ODD)} == asdict(ODD)
     assert "does not tell" not in built.done.stderr  # nothing had to be assumed
 
 

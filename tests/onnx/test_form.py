@@ -64,17 +64,17 @@ def test_programs_call_functional_pieces_as_they_call_the_pieces(scheme: str) ->
     pieces = make_pieces(forms.config_of(scheme, ROWS))
     functional = {name: functional_piece(piece) for name, piece in pieces.items()}
 
-    def told(programs: dict[str, tuple[Call, ...]]) -> dict[str, list[tuple[object, ...]]]:
+    def calls_of(programs: dict[str, tuple[Call, ...]]) -> dict[str, list[tuple[object, ...]]]:
         return {name: [(call.engine, call.inputs) for call in calls] for name, calls in programs.items()}
 
-    assert told(make_programs(functional)) == told(make_programs(pieces))
+    assert calls_of(make_programs(functional)) == calls_of(make_programs(pieces))
 
 
 def test_no_value_has_two_makers(case: tuple[str, str]) -> None:
     model = forms.model_of(case[0], ROWS, case[1])
-    given = [v.name for v in model.graph.input] + [i.name for i in model.graph.initializer]
-    made = given + [name for node in model.graph.node for name in node.output]
-    assert len(made) == len(set(made))
+    inputs = [v.name for v in model.graph.input] + [i.name for i in model.graph.initializer]
+    names = inputs + [name for node in model.graph.node for name in node.output]
+    assert len(names) == len(set(names))
 
 
 def test_no_path_of_this_machine_is_inside(case: tuple[str, str]) -> None:

@@ -65,9 +65,9 @@ def test_every_kind_of_float_has_the_bits_that_it_has() -> None:
         float_of_bits(every).nan_to_num(7.0, torch.inf, -torch.inf),
         numbers.nan_to_num(7.0, torch.inf, -torch.inf),
     )
-    held = ~numbers.isnan()
-    assert torch.equal(bits_of_float(numbers[held]), every[held])
-    assert int(held.sum()) > 190_000
+    is_number = ~numbers.isnan()
+    assert torch.equal(bits_of_float(numbers[is_number]), every[is_number])
+    assert int(is_number.sum()) > 190_000
 
 
 def test_a_view_as_another_dtype_is_refused() -> None:
@@ -111,10 +111,12 @@ def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte() -> None:
         compared.append(name)
         return truth
 
-    def expand(*given: Any) -> Tensor:
-        *tensors, dtype = given
+    def expand(*arguments: Any) -> Tensor:
+        *tensors, dtype = arguments
         name, decode = (
-            ("nvfp4_expand_keys", nvfp4_decode_keys) if len(given) == 7 else ("nvfp4_expand", nvfp4_decode)
+            ("nvfp4_expand_keys", nvfp4_decode_keys)
+            if len(arguments) == 7
+            else ("nvfp4_expand", nvfp4_decode)
         )
         truth = decode(*tensors, dtype)
         assert same_bytes(run[name](*tensors)[0], truth), name

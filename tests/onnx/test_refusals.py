@@ -66,9 +66,9 @@ def test_a_write_that_is_not_returned_is_refused_by_name() -> None:
 def test_the_exporter_itself_loses_that_write() -> None:
     examples = (torch.ones(2, 3), torch.tensor([1, 0]), torch.zeros(4, 3))
     program = torch.export.export(WritesInPlace(), examples, strict=False)
-    made = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
-    assert made is not None
-    assert len(made.model_proto.graph.output) == 1  # when this fails, the refusal can go
+    exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+    assert exported is not None
+    assert len(exported.model_proto.graph.output) == 1  # when this fails, the refusal can go
 
 
 @pytest.mark.parametrize("opset", [OPSET - 1, NEWEST_OPSET + 1])
@@ -106,11 +106,11 @@ def test_two_meanings_of_one_function_are_refused() -> None:
 
 def test_attention_of_a_second_shape_is_a_second_function() -> None:
     q = torch.zeros(1, 2, 3, 4)
-    with KeptOps() as kept:
+    with KeptOps() as kept_ops:
         for keys in (q, q[:, :, :2], q, q[:, :, :2], q[:, :, :1]):
-            kept.attention(q, keys, keys)
-    assert [*kept.found] == ["full_attention", "full_attention.2", "full_attention.3"]
-    assert [op.inputs[1][0][2] for op in kept.found.values()] == [3, 2, 1]
+            kept_ops.attention(q, keys, keys)
+    assert [*kept_ops.ops] == ["full_attention", "full_attention.2", "full_attention.3"]
+    assert [op.inputs[1][0][2] for op in kept_ops.ops.values()] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])

@@ -73,7 +73,7 @@ def test_two_ranks_make_what_one_makes(case: str, size: str) -> None:
     for frame in (0, 2):  # the second chunk has a past
         whole = inputs_of_chunk(config, state, frame)
         for name, piece in single.items():
-            made = run(piece, whole)
+            outputs = run(piece, whole)
             meeting = Meeting(RANKS, Barrier(RANKS))
             with ThreadPoolExecutor(RANKS) as pool:
                 jobs = [
@@ -81,7 +81,7 @@ def test_two_ranks_make_what_one_makes(case: str, size: str) -> None:
                     for rank in range(RANKS)
                 ]
                 parts = [job.result() for job in jobs]
-            for output, expected in enumerate(made):
+            for output, expected in enumerate(outputs):
                 for rank in range(RANKS):
                     own, part, what = expected, parts[rank][output], piece.outputs[output].name
                     if what not in WHOLE:

@@ -98,28 +98,28 @@ def seen(chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
 
 def life(pool: Pool) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the chunks of two sessions that begin, stand and end at different times."""
-    made = []
+    chunks = []
     with pool.open_session(seed=1, text=text_of(pool, 1), lease_s=600) as first:
-        made += [seen(first.run_chunk()) for _ in range(2)]
+        chunks += [seen(first.run_chunk()) for _ in range(2)]
         with pool.open_session(seed=2, text=text_of(pool, 2), tenant="ada") as second:
             assert pool.free == 0
             with pytest.raises(PoolFullError, match="all 2 rows"):
                 pool.open_session(text=text_of(pool, 3))
             for number in range(CHUNKS):
-                chunks = pool.run([second, first])
-                made += [seen(chunk) for chunk in chunks]
+                together = pool.run([second, first])
+                chunks += [seen(chunk) for chunk in together]
                 if number == 1:  # later not all chunks are kept, of which the VAE's caches are made again
                     second.rewind(1)
-                    made.append(seen(second.run_chunk()))
+                    chunks.append(seen(second.run_chunk()))
             first.pause()
-            made.append(seen(second.run_chunk()))
+            chunks.append(seen(second.run_chunk()))
             second.set_text(text_of(pool, 4), recache=True)
             first.resume()
-            made += [seen(chunk) for chunk in pool.run([first, second])]
+            chunks += [seen(chunk) for chunk in pool.run([first, second])]
             second.restart(seed=5)
-            made.append(seen(second.run_chunk()))
+            chunks.append(seen(second.run_chunk()))
     assert (pool.free, pool.sessions) == (2, [])
-    return made
+    return chunks
 
 
 def test_sessions_of_a_pool_are_those_of_one_gpu(single: Pool, several: Pool) -> None:
@@ -152,13 +152,18 @@ def test_a_snapshot_is_the_same_file_from_two_ranks_and_one(
     heads = files["one"]["kv.k"].reshape(single.manifest.buffers[0].shape[0], -1, 2, 128 * 4)
     assert heads[:, :, 0].any()
     assert heads[:, :, 1].any()
-    held = [buffer for buffer in several.manifest.buffers if buffer.rank_axis and buffer.role == "lane"]
-    assert {buffer.name for buffer in held} >= {"vae.cache.00", "video.first", "video"}
+    lane_buffers = [
+        buffer for buffer in several.manifest.buffers if buffer.rank_axis and buffer.role == "lane"
+    ]
+    assert {buffer.name for buffer in lane_buffers} >= {"vae.cache.00", "video.first", "video"}
     assert all(
-        files["one"][buffer.name].size == 2 * buffer.nbytes // several.manifest.rows for buffer in held
+        files["one"][buffer.name].size == 2 * buffer.nbytes // several.manifest.rows
+        for buffer in lane_buffers
     )
-    told = {"seko.snapshot", "seko.sha256"}  # which artifact saved it, and the hash of that
-    assert all(np.array_equal(files["one"][name], files["two"][name]) for name in files["two"].keys() - told)
+    digests = {"seko.snapshot", "seko.sha256"}  # which artifact saved it, and the hash of that
+    assert all(
+        np.array_equal(files["one"][name], files["two"][name]) for name in files["two"].keys() - digests
+    )
 
 
 def test_a_snapshot_of_other_weights_model_or_layout_is_refused(

@@ -110,9 +110,9 @@ def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.C
     video = tmp_path / "video.y4m"
     assert runtime_command(["run", str(two.folder), "--chunks", "2", "-o", str(video), "--json"]) == 0
     assert video.stat().st_size > SIDE * SIDE * 21
-    told = json.loads(capsys.readouterr().out)
-    assert (told["chunks"], told["video_frames"]) == (2, 21)
-    assert all(error["golden"] <= error["tolerance"] for error in told["errors"])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["chunks"], report["video_frames"]) == (2, 21)
+    assert all(error["golden"] <= error["tolerance"] for error in report["errors"])
 
 
 def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
@@ -174,7 +174,7 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
     without = tuple(buffer for buffer in manifest.buffers if buffer.name != "rank")
     with pytest.raises(Exception, match="need the host buffer 'rank'"):
         resolve_video(replace(manifest, buffers=without))
-    for name, axis, told in (
+    for name, axis, words in (
         ("video", 1, "an even share of axis 2 of both"),
         ("video", 9, "an axis after the rows"),
         ("rank", 1, "an axis after the rows of a cache or lane buffer"),
@@ -182,7 +182,7 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
         wrong = tuple(
             replace(buffer, rank_axis=axis) if buffer.name == name else buffer for buffer in manifest.buffers
         )
-        with pytest.raises(Exception, match=told):
+        with pytest.raises(Exception, match=words):
             resolve_video(replace(manifest, buffers=wrong))
     flat = tuple(
         replace(buffer, shape=(*buffer.shape[:1], buffer.shape[1] * buffer.shape[2] * buffer.shape[3]))

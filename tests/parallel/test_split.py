@@ -64,12 +64,12 @@ def test_split_and_joined_is_as_before_and_padding_never_arrives(
         assert real.shape[1] == split.tokens
         own = split.own_tokens(q, rank)
         assert torch.equal(own == 0, ~real.expand_as(own))
-        made = split.to_heads([own.where(real, torch.nan), own.where(real, torch.nan).neg()])
-        for factor, heads in zip((1, -1), made, strict=True):
+        parts = split.to_heads([own.where(real, torch.nan), own.where(real, torch.nan).neg()])
+        for factor, heads in zip((1, -1), parts, strict=True):
             assert torch.equal(
                 heads, factor * q[:, order].unflatten(2, (split.ranks, -1)).select(2, int(rank))
             )
-        mine = split.to_tokens(made[0].flatten(2))
+        mine = split.to_tokens(parts[0].flatten(2))
         assert torch.equal(mine, own.flatten(2))
         return split.every_token(mine.where(real.flatten(2), torch.nan))
 

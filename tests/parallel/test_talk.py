@@ -92,9 +92,9 @@ def begin(pool: Pool, config: VideoBuild, number: int = 0) -> Session:
     masks = np.zeros((2, s.frame_tokens), np.float32)
     masks[0, ::3] = masks[1, 1::3] = 1
     seen = np.random.default_rng(number).standard_normal((5, 40)).astype(np.float32)
-    given = {audio.MASKS: masks, picture_branch.FEATURES: seen}
+    inputs = {audio.MASKS: masks, picture_branch.FEATURES: seen}
     text, portrait = golden_text(config.as_batch)[:1].numpy(), random_reference(config, number)[0].numpy()
-    return pool.open_session(seed=number, text=text, reference=portrait, inputs=given)
+    return pool.open_session(seed=number, text=text, reference=portrait, inputs=inputs)
 
 
 def voices(number: int = 0) -> np.ndarray:
@@ -106,7 +106,7 @@ def voices(number: int = 0) -> np.ndarray:
 
 def life(pool: Pool, config: VideoBuild) -> list[np.ndarray]:
     """Return the chunks of two sessions whose voices come late, one of which pauses and one of which steps back."""
-    made, pushed = [], voices()
+    chunks, pushed = [], voices()
     with begin(pool, config) as first, begin(pool, config, 1) as second:
         second.push_audio(voices(1))
         at = 0
@@ -114,14 +114,14 @@ def life(pool: Pool, config: VideoBuild) -> list[np.ndarray]:
             _, end = first.audio_needed()
             first.push_audio(pushed[:, at:end])
             at = end
-            made += [chunk.to_host() for chunk in pool.run([second, first])]
+            chunks += [chunk.to_host() for chunk in pool.run([second, first])]
             if number == 1:
                 second.pause()
                 second.resume()
         second.rewind(CHUNKS - 1)
         second.push_audio(voices(2)[:, 21_000:], at=21_000)
-        made.append(second.run_chunk().to_host())
-    return made
+        chunks.append(second.run_chunk().to_host())
+    return chunks
 
 
 @pytest.mark.slow

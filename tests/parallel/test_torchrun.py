@@ -81,16 +81,16 @@ def test_torchrun_starts_the_ranks_and_ends_well(two: Built, opened: OpenArtifac
         [*command, script, two.folder, out, "once"], env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = np.load(out)
+    results = np.load(out)
     with opened.open_session(SEEDS[0]) as session:
         expected = [session.run_chunk().to_host() for _ in range(CHUNKS)]
-    assert np.array_equal(found["latents"], expected)
-    assert not found["engines"]  # the caller's process loads none
-    processes = tuple(map(int, found["processes"]))
-    assert len({*processes, int(found["own"])}) == 3
+    assert np.array_equal(results["latents"], expected)
+    assert not results["engines"]  # the caller's process loads none
+    processes = tuple(map(int, results["processes"]))
+    assert len({*processes, int(results["own"])}) == 3
     assert not any(map(is_running, processes))
     assert [Path(f"{out}{rank}").read_text() for rank in (0, 1)] == ["left"] * 2
-    assert "under torchrun an artifact of several ranks is opened once" in str(found["again"])
+    assert "under torchrun an artifact of several ranks is opened once" in str(results["again"])
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_a_rank_that_dies_ends_all_with_one_error(two: Built, script: Path, rank
         members = json.loads(processes[0].stdout.readline())
         assert members[1] == processes[1].pid
         os.kill(members[rank], signal.SIGKILL)
-        told = processes[0].stdout.readline()
-        assert f"rank {rank} of 2 (process {members[rank]})" in told
+        line = processes[0].stdout.readline()
+        assert f"rank {rank} of 2 (process {members[rank]})" in line
         assert [process.wait(30) for process in processes] == [0, -signal.SIGKILL]
         await_all((members[0],))
 
@@ -121,10 +121,10 @@ def started(two: Built, script: Path, what: str) -> Iterator[list[subprocess.Pop
     processes = []
     try:
         for rank in range(2):
-            told = RANK_1 | {"TMPDIR": str(script.parent), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment = RANK_1 | {"TMPDIR": str(script.parent), "RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, script, two.folder, script.with_name("out"), what]
             processes.append(
-                subprocess.Popen(command, env=os.environ | told, stdout=subprocess.PIPE, text=True)
+                subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
             )
         yield processes
     finally:
@@ -135,7 +135,7 @@ def started(two: Built, script: Path, what: str) -> Iterator[list[subprocess.Pop
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("environment", "expected"),
     [
         (
             {"WORLD_SIZE": "3"},
@@ -145,9 +145,9 @@ def started(two: Built, script: Path, what: str) -> Iterator[list[subprocess.Pop
     ],
 )
 def test_another_number_of_processes_is_refused(
-    two: Built, monkeypatch: pytest.MonkeyPatch, told: Mapping[str, str], expected: str
+    two: Built, monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], expected: str
 ) -> None:
-    for name, value in (RANK_1 | told).items():
+    for name, value in (RANK_1 | environment).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=expected):
         open_artifact(two.folder)
@@ -266,7 +266,7 @@ def test_an_environment_that_torchrun_did_not_make_is_refused(
 def test_a_joined_process_is_killed_only_while_its_channel_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = torchrun.inherited_channel, socket.socketpair()
     killed: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
     joined = Joined(12345, own(other[0].detach()))
     with pytest.raises(subprocess.TimeoutExpired):
         joined.wait(0)

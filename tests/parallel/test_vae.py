@@ -78,9 +78,9 @@ def test_each_rank_sees_one_row_of_each_neighbour_and_zeros_around_the_picture(
         places = rows[:, :, 0].flatten(2).mT  # [B, P, C]
         return rows, split.with_neighbours(rows), split.every_place(places)
 
-    made = on_all(ranks, seen)
+    of_ranks = on_all(ranks, seen)
     padded = F.pad(whole, (0, 0, 1, 1))
-    for rank, (rows, halo, places) in enumerate(made):
+    for rank, (rows, halo, places) in enumerate(of_ranks):
         assert torch.equal(rows, whole[:, :, :, rank * own : (rank + 1) * own])
         assert torch.equal(halo, padded[:, :, :, rank * own : (rank + 1) * own + 2])
         assert torch.equal(places, whole[:, :, 0].flatten(2).mT)
@@ -101,25 +101,25 @@ def test_ranks_decode_the_rows_of_one(
     chunks = [torch.randn(1, 16, frames, ROWS, COLUMNS, generator=generator) for _ in range(3)]
 
     def stream(meeting: Meeting, rank: Tensor) -> list[tuple[Tensor, ...]]:
-        made: list[tuple[Tensor, ...]] = []
+        results: list[tuple[Tensor, ...]] = []
         for latents in chunks:
-            share = Decoder(CONFIG, first=not made, frames=frames, dtype=torch.float32, ranks=ranks)
+            share = Decoder(CONFIG, first=not results, frames=frames, dtype=torch.float32, ranks=ranks)
             share.meeting = meeting
             share.load_state_dict(weights)
-            made.append(share.decoded(latents, rank, *(made[-1][1:] if made else ())))
-        return made
+            results.append(share.decoded(latents, rank, *(results[-1][1:] if results else ())))
+        return results
 
     shares = on_all(ranks, stream)
     caches: tuple[Tensor, ...] = ()
     for number, latents in enumerate(chunks):
         with torch.no_grad():
-            video, *kept = halves[number == 0](latents, *caches)
-        caches = tuple(kept)
-        found = [share[number] for share in shares]
-        assert relative_error(torch.cat([part[0] for part in found], 3), video) <= VAE[torch.float32]
+            video, *new_caches = halves[number == 0](latents, *caches)
+        caches = tuple(new_caches)
+        parts = [share[number] for share in shares]
+        assert relative_error(torch.cat([part[0] for part in parts], 3), video) <= VAE[torch.float32]
         for slot, whole in enumerate(caches):
-            joined = torch.cat([part[1 + slot] for part in found], 2)
-            assert all(part[1 + slot].is_contiguous() for part in found)
+            joined = torch.cat([part[1 + slot] for part in parts], 2)
+            assert all(part[1 + slot].is_contiguous() for part in parts)
             assert joined.shape == whole.shape
             # Caches of the first chunks hold zeros where nothing came before.
             error = relative_error(joined, whole) if whole.any() else float(joined.abs().max())
@@ -159,10 +159,10 @@ def test_a_build_shares_pictures_or_says_why_not(ranks: int, vae: WanVaeConfig, 
 def weights_of(half: VaeDecode) -> dict[str, Tensor]:
     """Return random weights that keep activations near 1, and the latents' statistics."""
     generator = torch.Generator().manual_seed(0)
-    made = dict(latent_statistics(CONFIG, torch.float32))
+    weights = dict(latent_statistics(CONFIG, torch.float32))
     for name, parameter in half.named_parameters():
-        if name not in made:
+        if name not in weights:
             noise = torch.randn(parameter.shape, generator=generator)
             fan_in = math.prod(parameter.shape[1:])
-            made[name] = 1 + 0.1 * noise if fan_in == 1 else noise * fan_in**-0.5
-    return made
+            weights[name] = 1 + 0.1 * noise if fan_in == 1 else noise * fan_in**-0.5
+    return weights

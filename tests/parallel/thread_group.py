@@ -116,8 +116,8 @@ class ThreadGroup:
         asked = range(len(self._commands)) if ranks is None else ranks
         jobs = {rank: self._pool.submit(self._answer, rank) for rank in asked}
         for rank in asked:
-            given = {**(facts or {}), **(own[rank] if own else {})}
-            self._near[rank].send({"command": command, "facts": given})
+            all_facts = {**(facts or {}), **(own[rank] if own else {})}
+            self._near[rank].send({"command": command, "facts": all_facts})
         answers = {rank: self._near[rank].receive() for rank in asked}
         for job in jobs.values():
             job.result()
@@ -163,15 +163,17 @@ def manifest_of(config: VideoBuild, weights: Mapping[str, Tensor]) -> VideoManif
 def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     """Return random weights by the artifact's names, scaled so that every one shows, and the schedule's tables."""
     generator = torch.Generator().manual_seed(0)
-    made: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for piece in graph_of(config).pieces.values():
         for name, shape in names_of(piece):
-            if name not in made:
+            if name not in weights:
                 noise = torch.randn(shape, generator=generator)
                 fan_in = noise[0].numel()
                 near_constant = 1 + 0.1 * noise if "norm" in name and "weight" in name else 0.1 * noise
-                made[name] = noise / fan_in**0.5 if fan_in > 1 and "modulation" not in name else near_constant
-    return made | config.workload.schedule.tables(config.as_batch.workload.stream)
+                weights[name] = (
+                    noise / fan_in**0.5 if fan_in > 1 and "modulation" not in name else near_constant
+                )
+    return weights | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 
 def names_of(piece: Piece) -> Iterator[tuple[str, tuple[int, ...]]]:

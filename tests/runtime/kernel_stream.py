@@ -150,7 +150,7 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
 
 def expected(seed: int, chunks: int, device: str) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Latents of each chunk, codes and scales after the last one."""
-    engines, given = reference_engines(), {name: weight.to(device) for name, weight in weights().items()}
+    engines, tensors = reference_engines(), {name: weight.to(device) for name, weight in weights().items()}
     codes = torch.zeros(SLOTS, HEADS, DIM // 2, dtype=torch.uint8, device=device)
     scales = torch.zeros(SLOTS, HEADS, DIM // 16, dtype=torch.uint8, device=device)
     latents_of_chunks = []
@@ -158,7 +158,7 @@ def expected(seed: int, chunks: int, device: str) -> tuple[list[np.ndarray], np.
         frames = torch.arange(CHUNK)[None] + chunk * CHUNK
         slots = torch.where(frames < SINK, frames, SINK + (frames - SINK) % RING)
         seeds = torch.tensor([seed], device=device)
-        (latents,) = engines["gaussian"]([seeds, frames.to(device), given["draw"][PASSES]])
-        codes, scales = engines["nvfp4_write"]([latents, slots.to(device), codes, scales, given["g"]])
+        (latents,) = engines["gaussian"]([seeds, frames.to(device), tensors["draw"][PASSES]])
+        codes, scales = engines["nvfp4_write"]([latents, slots.to(device), codes, scales, tensors["g"]])
         latents_of_chunks.append(latents.cpu().numpy())
     return latents_of_chunks, codes.cpu().numpy(), scales.cpu().numpy()

@@ -19,7 +19,7 @@ from typing import Any
 
 from seko_runtime.format.manifest import Call, EngineSpec
 from seko_runtime.video.manifest import VideoManifest
-from tests.runtime.strict import does, load, made
+from tests.runtime.strict import does, load, made_by_library
 
 from .host_driver import HostDriver, tensor_at
 
@@ -147,17 +147,19 @@ def _behave(trt: Any, modules: Modules, driver: HostDriver) -> None:
             return None
         sides = {name: ("INPUT", shape, kind) for name, shape, kind in plan["inputs"]}
         sides |= {name: ("OUTPUT", shape, kind) for name, shape, kind in plan["outputs"]}
-        return made(trt.ICudaEngine, num_io_tensors=len(sides), _plan=plan, _sides=sides, _logger=self.logger)
+        return made_by_library(
+            trt.ICudaEngine, num_io_tensors=len(sides), _plan=plan, _sides=sides, _logger=self.logger
+        )
 
     def shape_of(self: Any, name: str) -> Any:
-        return made(trt.Dims, _sizes=self._sides[name][1])
+        return made_by_library(trt.Dims, _sizes=self._sides[name][1])
 
     def alias_of(self: Any, name: str) -> Any:
         return self._plan["aliases"].get(name)
 
     def create_context(self: Any) -> Any:
         assert not driver._recording, "a context is made inside of a capture"
-        return made(trt.IExecutionContext, _engine=self, _addresses={})
+        return made_by_library(trt.IExecutionContext, _engine=self, _addresses={})
 
     def set_address(self: Any, name: str, memory: int) -> bool:
         if name not in self._engine._sides:
@@ -212,5 +214,5 @@ def _run(module: Callable[[list[Any]], list[Any]], plan: dict[str, Any], address
             at(name, shape, kind).copy_(result)
 
 
-def _written(plan: dict[str, Any], given: dict[str, Any], own: int) -> list[Any]:
-    return [given[name.removeprefix("next.")] for name, _, _ in plan["outputs"][own:]]
+def _written(plan: dict[str, Any], values: dict[str, Any], own: int) -> list[Any]:
+    return [values[name.removeprefix("next.")] for name, _, _ in plan["outputs"][own:]]

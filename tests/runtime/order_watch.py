@@ -49,7 +49,7 @@ class World:
         self.current = "host stream"
         self.capturing = False
         self.bytes: dict[int, Bytes] = {}
-        self.kept: list[torch.UntypedStorage] = []  # so that no address is used again
+        self.storages: list[torch.UntypedStorage] = []  # so that no address is used again
         self.host_waits = self.device_waits = 0
         self.locked: dict[int, tuple[int, int]] = {}  # page-locked memory: bytes and flags by address
 
@@ -74,23 +74,23 @@ class World:
                     raise RaceError(f"{name} on {stream} is not ordered after {other}")
 
         for tensor in read:
-            held, where = self.region(tensor)
-            check(held.written, where)
+            memory, where = self.region(tensor)
+            check(memory.written, where)
         for tensor in written:
-            held, where = self.region(tensor)
-            check(held.written, where)
-            check(held.read, where)
-            held.note(held.written, stream, where, now)
+            memory, where = self.region(tensor)
+            check(memory.written, where)
+            check(memory.read, where)
+            memory.note(memory.written, stream, where, now)
         for tensor in read:
-            held, where = self.region(tensor)
-            held.note(held.read, stream, where, now)
+            memory, where = self.region(tensor)
+            memory.note(memory.read, stream, where, now)
 
     def region(self, tensor: torch.Tensor) -> tuple[Bytes, np.ndarray]:
         """The tensor's storage, and where in it the tensor's bytes lie."""
         storage = tensor.untyped_storage()
         known = self.bytes.get(storage.data_ptr())
         if known is None:
-            self.kept.append(storage)
+            self.storages.append(storage)
             known = self.bytes[storage.data_ptr()] = Bytes(storage.nbytes())
         where = np.array([tensor.storage_offset()])
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):

@@ -45,9 +45,9 @@ class Strict:
     def __getattr__(self, name: str) -> Any:
         raise StrictError(f"{type(self).__name__} has no {name}, or the double was not told its value")
 
-    def __init_subclass__(cls, **given: Any) -> None:
+    def __init_subclass__(cls, **arguments: Any) -> None:
         """Check what a class of ours puts in the place of TensorRT's methods: as many parameters as are handed over."""
-        super().__init_subclass__(**given)
+        super().__init_subclass__(**arguments)
         for base in cls.__mro__[1:]:
             for name, overloads in vars(base).get("_methods", {}).items():
                 ours = vars(cls).get(name)
@@ -83,7 +83,7 @@ def does(cls: type, method: str) -> Callable[[Callable[..., Any]], Callable[...,
     return put
 
 
-def made(cls: Any, **values: Any) -> Any:
+def made_by_library(cls: Any, **values: Any) -> Any:
     """An object of a class that only the library makes."""
     instance = types.new_class(
         cls.__name__, (cls,), exec_body=lambda space: space.update(_made_by_the_double=True)
@@ -184,11 +184,11 @@ def _signature(node: ast.FunctionDef) -> tuple[inspect.Signature, dict[str, str]
 
 
 def _method(owner: str, name: str, overloads: Overloads, module: types.ModuleType) -> Callable[..., Any]:
-    def method(self: Any, *given: Any, **named: Any) -> Any:
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
         faults = []
         for signature, kinds in overloads:
             try:
-                bound = signature.bind(self, *given, **named)
+                bound = signature.bind(self, *arguments, **named)
                 for key, value in bound.arguments.items():
                     if key in kinds:
                         check_type(module, kinds[key], value, f"{owner}.{name}({key})")
@@ -196,11 +196,11 @@ def _method(owner: str, name: str, overloads: Overloads, module: types.ModuleTyp
             except (TypeError, StrictError) as error:
                 faults.append(str(error))
         else:
-            raise StrictError(f"{owner}.{name}{given}{named}: {'; '.join(faults)}")
+            raise StrictError(f"{owner}.{name}{arguments}{named}: {'; '.join(faults)}")
         for base in type(self).__mro__:
             behaviour = vars(base).get("_behaviour", {}).get(name)
             if behaviour is not None:
-                return behaviour(self, *given, **named)
+                return behaviour(self, *arguments, **named)
         if name == "__init__":
             return None
         raise StrictError(f"the double was not told what {owner}.{name} does")

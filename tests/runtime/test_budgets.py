@@ -118,7 +118,7 @@ def deep_paths() -> VideoManifest:
 
 
 @pytest.mark.parametrize(
-    ("made", "error", "words"),
+    ("make_manifest", "error", "words"),
     [
         (many_references, ManifestError, "the references to"),
         (many_different_references, ManifestError, "different references"),
@@ -130,9 +130,9 @@ def deep_paths() -> VideoManifest:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_manifest_that_asks_for_too_much_work_is_refused_at_once(
-    tmp_path: Path, made: Callable[[], VideoManifest], error: type[SekoRuntimeError], words: str
+    tmp_path: Path, make_manifest: Callable[[], VideoManifest], error: type[SekoRuntimeError], words: str
 ) -> None:
-    name, code, message = bounded(tmp_path / "artifact", manifest_json(made()))
+    name, code, message = bounded(tmp_path / "artifact", manifest_json(make_manifest()))
     assert (name, code) == (error.__name__, 4)
     assert words in message
 
@@ -346,10 +346,10 @@ def test_what_would_be_read_into_memory_has_a_budget(tmp_path: Path) -> None:
     assert message.startswith("what is read into memory brings the bytes to")
 
 
-@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("frozen_file", [True, False])
 @pytest.mark.parametrize("change", [-1, 1, -5000])
 def test_a_file_that_changes_its_size_behind_the_check_is_named(
-    tmp_path: Path, change: int, held: bool
+    tmp_path: Path, change: int, frozen_file: bool
 ) -> None:
     content = bytes(5000)
     (tmp_path / "it").write_bytes(content)
@@ -359,7 +359,7 @@ def test_a_file_that_changes_its_size_behind_the_check_is_named(
         folder.open_all(files)
         os.truncate(tmp_path / "it", len(content) + change)
         with pytest.raises(ArtifactError, match=f"5000 bytes when it was opened and {5000 + change} when"):
-            folder.verified(files, frozenset(files) if held else frozenset())
+            folder.verified(files, frozenset(files) if frozen_file else frozenset())
         os.truncate(tmp_path / "it", len(content))
         assert folder.verified(files, frozenset()) == {"it": content}
     finally:

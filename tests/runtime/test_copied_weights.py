@@ -52,17 +52,17 @@ def mapped_weights(folder: Path) -> list[str]:
     return sorted({line.split()[-1] for line in lines if str(folder / "weights") in line})
 
 
-@pytest.mark.parametrize("held", ["copied", "mapped"])
-def test_truncated_weights_end_a_process_that_maps_them_and_no_other(whole_folder: Path, held: str) -> None:
+@pytest.mark.parametrize("how", ["copied", "mapped"])
+def test_truncated_weights_end_a_process_that_maps_them_and_no_other(whole_folder: Path, how: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TRUNCATE, str(whole_folder), held],
+        [sys.executable, "-c", TRUNCATE, str(whole_folder), how],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
         cwd=ROOT,
     )
-    if held == "mapped":  # as docs/deploy.md says
+    if how == "mapped":  # as docs/deploy.md says
         assert done.returncode == -signal.SIGBUS, done.stderr
         return
     assert done.returncode == 0, done.stderr
@@ -92,9 +92,9 @@ def test_the_option_of_the_command_line(
     seen = []
     run_chunk = Together.run_chunk
 
-    def watched(session: Together, *given: object) -> object:
+    def watched(session: Together, *arguments: object) -> object:
         seen.append(bool(mapped_weights(whole_folder)))
-        return run_chunk(session, *given)  # type: ignore[arg-type]
+        return run_chunk(session, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Together, "run_chunk", watched)
     options = ["-o", str(tmp_path / "out.npy")] if command == "run" else []

@@ -119,9 +119,9 @@ def test_an_error_of_the_join_itself_is_raised(world: World, monkeypatch: pytest
         monkeypatch.setattr(cuda_memory._cuda.Event, "record", failing)
 
 
-@pytest.mark.parametrize(("asked", "kept"), [(None, "0"), ("4096", "4096")])
+@pytest.mark.parametrize(("asked", "value"), [(None, "0"), ("4096", "4096")])
 def test_matmuls_have_no_workspace_unless_the_environment_gives_one(
-    monkeypatch: pytest.MonkeyPatch, asked: str | None, kept: str
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, value: str
 ) -> None:
     monkeypatch.setenv(cuda_memory.MATMUL_WORKSPACE, asked or "")  # put back at the test's end
     if asked is None:
@@ -129,4 +129,4 @@ def test_matmuls_have_no_workspace_unless_the_environment_gives_one(
     monkeypatch.setattr(cuda_memory, "_cuda", SimpleNamespace(Event=object))
     monkeypatch.setattr(cuda_memory, "borrow_stream", lambda _: None)
     cuda_memory.CudaMemory(torch.device("cuda", 0))
-    assert os.environ[cuda_memory.MATMUL_WORKSPACE] == kept
+    assert os.environ[cuda_memory.MATMUL_WORKSPACE] == value

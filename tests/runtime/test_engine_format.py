@@ -143,10 +143,10 @@ def tables(text: str, first_heading: str) -> list[Rows]:
     return rows_of_tables
 
 
-def only(found: list[Rows]) -> Rows:
-    assert len(found) == 1
-    assert found[0]
-    return found[0]
+def only(candidates: list[Rows]) -> Rows:
+    assert len(candidates) == 1
+    assert candidates[0]
+    return candidates[0]
 
 
 def unquoted(cell: str) -> str:

@@ -227,7 +227,7 @@ def test_a_backend_that_cannot_run_here(
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "words"),
     [
         (
             ModuleNotFoundError("no torch", name="torch"),
@@ -240,13 +240,13 @@ def test_a_backend_that_cannot_run_here(
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_library_that_cannot_be_imported_is_told_from_one_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, fault: Exception, told: str
+    monkeypatch: pytest.MonkeyPatch, fault: Exception, words: str
 ) -> None:
     def refuse(_name: str) -> None:
         raise fault
 
     monkeypatch.setattr("seko_runtime.backends.base.importlib", SimpleNamespace(import_module=refuse))
-    with pytest.raises(errors.EnvironmentLacksError, match=told):
+    with pytest.raises(errors.EnvironmentLacksError, match=words):
         runtime_backend("aoti").check_library()
 
 

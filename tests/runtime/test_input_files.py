@@ -61,8 +61,8 @@ def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: VideoManifest) ->
 
 @pytest.mark.parametrize("spare", [0, 3])
 def test_an_axis_of_chunks_and_one_of_rows(manifest: VideoManifest, spare: int) -> None:
-    rows, made = manifest.call_rows, CHUNKS + spare
-    each, apart = numbers(made, CHANNELS), numbers(made, rows, CHANNELS)
+    rows, chunks = manifest.call_rows, CHUNKS + spare
+    each, apart = numbers(chunks, CHANNELS), numbers(chunks, rows, CHANNELS)
     for number in range(CHUNKS):
         seen = fit_conditioning(manifest, {"camera": each}).of_chunk(number)["camera"]
         assert np.array_equal(seen, np.stack([each[number]] * rows))
@@ -94,10 +94,10 @@ def test_a_required_input_without_a_golden_must_be_given(manifest: VideoManifest
         fit_inputs({}, argparse.Namespace(chunks=1, image=None), toy.changed(manifest, golden=None))
 
 
-@pytest.mark.parametrize("given", ["camera", "=file.npy", "camera="])
-def test_an_option_of_another_form_is_refused(given: str) -> None:
+@pytest.mark.parametrize("option", ["camera", "=file.npy", "camera="])
+def test_an_option_of_another_form_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match=r"expected NAME=FILE\.npy"):
-        read_inputs([given])
+        read_inputs([option])
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def begun(pool: Pool, number: int = 0) -> Session:
     )
 
 
-def given(stream: int, chunk: int) -> dict[str, Any]:
+def inputs_of(stream: int, chunk: int) -> dict[str, Any]:
     """Other inputs for each stream and chunk; some are left out in some chunks."""
     inputs: dict[str, Any] = {"camera": camera(10 * stream + chunk)}
     if chunk % 3 == 1:
@@ -48,7 +48,7 @@ def given(stream: int, chunk: int) -> dict[str, Any]:
 
 def alone(number: int, chunks: int) -> list[bytes]:
     with open_pool() as pool, begun(pool, number) as session:
-        return [session.run_chunk(given(number, chunk)).to_host().tobytes() for chunk in range(chunks)]
+        return [session.run_chunk(inputs_of(number, chunk)).to_host().tobytes() for chunk in range(chunks)]
 
 
 def test_rows_of_a_call_have_inputs_of_their_own_past_the_wrap() -> None:
@@ -57,7 +57,7 @@ def test_rows_of_a_call_have_inputs_of_their_own_past_the_wrap() -> None:
     with open_pool() as pool:
         sessions = [begun(pool, number) for number in range(2)]
         for chunk in range(PAST_THE_WRAP):
-            results = pool.run(sessions, [given(number, chunk) for number in range(2)])
+            results = pool.run(sessions, [inputs_of(number, chunk) for number in range(2)])
             assert [chunk.to_host().tobytes() for chunk in results] == [chunks[chunk] for chunks in wanted]
         for session in sessions:
             session.close()
@@ -93,16 +93,16 @@ def test_what_is_held_stays_and_what_is_not_is_zeros() -> None:
 def test_an_array_may_change_once_the_call_is_back() -> None:
     wanted = alone(0, 1)
     with open_pool() as pool, begun(pool) as session:
-        inputs = given(0, 0)
+        inputs = inputs_of(0, 0)
         chunk = session.run_chunk(inputs)
         inputs["camera"][:] = 9
         assert chunk.to_host().tobytes() == wanted[0]
         session.set_text(toy.toy_text(), recache=True)  # keeps what the chunk saw, not the caller's array
-        after = session.run_chunk(given(0, 1)).to_host()
+        after = session.run_chunk(inputs_of(0, 1)).to_host()
     with open_pool() as pool, begun(pool) as session:
-        session.run_chunk(given(0, 0))
+        session.run_chunk(inputs_of(0, 0))
         session.set_text(toy.toy_text(), recache=True)
-        assert np.array_equal(session.run_chunk(given(0, 1)).to_host(), after)
+        assert np.array_equal(session.run_chunk(inputs_of(0, 1)).to_host(), after)
 
 
 @pytest.mark.parametrize("chunks", [1, 3, PAST_THE_WRAP])
@@ -112,7 +112,7 @@ def test_a_rebuilt_cache_sees_what_each_kept_chunk_saw(chunks: int) -> None:
     def cache(*, change: bool, rebuild: bool) -> dict[str, np.ndarray]:
         with open_pool() as pool, begun(pool) as session:
             for chunk in range(chunks):
-                inputs = given(0, chunk)
+                inputs = inputs_of(0, chunk)
                 if change:  # another camera in the chunks that are still kept
                     inputs["camera"] = inputs["camera"] + 1
                 session.run_chunk(inputs)
@@ -132,25 +132,25 @@ def test_a_pause_and_a_snapshot_hold_what_was_given(tmp_path: Path) -> None:
     with open_pool() as pool:
         session, beside = begun(pool), begun(pool, 7)
         for chunk in range(3):
-            session.run_chunk(given(0, chunk))
+            session.run_chunk(inputs_of(0, chunk))
         session.pause()
-        beside.run_chunk(given(7, 0))
+        beside.run_chunk(inputs_of(7, 0))
         taker = begun(pool, 8)  # of the row that is free now
-        taker.run_chunk(given(8, 1))
+        taker.run_chunk(inputs_of(8, 1))
         session.resume()
-        assert session.run_chunk(given(0, 3)).to_host().tobytes() == wanted[3]
+        assert session.run_chunk(inputs_of(0, 3)).to_host().tobytes() == wanted[3]
         session.save(tmp_path / "snapshot")
         for opened in (session, beside, taker):
             opened.close()
     with open_pool() as pool, pool.restore(tmp_path / "snapshot") as session:
         # chunk 4 gives the zoom anew; chunk 5 holds it, and the rebuild sees chunks of before the snapshot
         session.set_text(toy.toy_text(), recache=True)
-        after = [session.run_chunk(given(0, chunk)).to_host().tobytes() for chunk in (4, 5)]
+        after = [session.run_chunk(inputs_of(0, chunk)).to_host().tobytes() for chunk in (4, 5)]
     with open_pool() as pool, begun(pool) as session:
         for chunk in range(4):
-            session.run_chunk(given(0, chunk))
+            session.run_chunk(inputs_of(0, chunk))
         session.set_text(toy.toy_text(), recache=True)
-        assert [session.run_chunk(given(0, chunk)).to_host().tobytes() for chunk in (4, 5)] == after
+        assert [session.run_chunk(inputs_of(0, chunk)).to_host().tobytes() for chunk in (4, 5)] == after
 
 
 def test_what_a_snapshot_says_of_inputs_is_no_copy_of_the_stream(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_a_restarted_row_and_a_new_owner_hold_nothing() -> None:
     with open_pool() as pool:
         session = begun(pool)
         for chunk in range(3):
-            session.run_chunk(given(0, chunk))
+            session.run_chunk(inputs_of(0, chunk))
         session.restart()
         assert session.run_chunk(plain).to_host().tobytes() == wanted
-        session.run_chunk(given(0, 1))
+        session.run_chunk(inputs_of(0, 1))
         session.close()
         with begun(pool) as session:
             assert session.run_chunk(plain).to_host().tobytes() == wanted
@@ -184,12 +184,12 @@ def test_a_refused_chunk_changes_nothing() -> None:
     with open_pool() as pool, begun(pool) as session:
         for chunk in range(3):
             with pytest.raises(UsageError):
-                session.run_chunk({**given(0, chunk), "zoom": np.array(5, np.float32), "none": 1})
-            assert session.run_chunk(given(0, chunk)).to_host().tobytes() == wanted[chunk]
+                session.run_chunk({**inputs_of(0, chunk), "zoom": np.array(5, np.float32), "none": 1})
+            assert session.run_chunk(inputs_of(0, chunk)).to_host().tobytes() == wanted[chunk]
 
 
 @pytest.mark.parametrize(
-    ("inputs", "found"),
+    ("inputs", "words"),
     [
         (None, "input 'camera' is required for every chunk"),
         ({"camera": camera(0), "lens": camera(0)}, "input 'lens' does not exist"),
@@ -201,17 +201,17 @@ def test_a_refused_chunk_changes_nothing() -> None:
         ([camera(0)], "expected a mapping"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_there_is(inputs: Any, found: str) -> None:
-    with open_pool() as pool, begun(pool) as session, pytest.raises(UsageError, match=found) as refused:
+def test_what_does_not_fit_is_refused_with_what_there_is(inputs: Any, words: str) -> None:
+    with open_pool() as pool, begun(pool) as session, pytest.raises(UsageError, match=words) as refused:
         session.run_chunk(inputs)
-    if "'" in found:
+    if "'" in words:
         assert "camera (float32 [4], per chunk, required), zoom (bfloat16 [], per chunk, hold)" in str(
             refused.value
         )
 
 
-@pytest.mark.parametrize("given", [5, [5, None], [{}], [{}] * 3])
-def test_what_are_no_inputs_of_a_call_is_refused_beside_a_voice_too(given: Any) -> None:
+@pytest.mark.parametrize("inputs", [5, [5, None], [{}], [{}] * 3])
+def test_what_are_no_inputs_of_a_call_is_refused_beside_a_voice_too(inputs: Any) -> None:
     spec = InputSpec("audio", (1, toy.CHUNK, WINDOW), "float32", "input.audio", "chunk", kind=NORMALISED)
     taken = Buffer("input.audio", (2, *spec.shape), "float32", "host")
     base = toy_whole.whole_manifest(2)
@@ -219,7 +219,7 @@ def test_what_are_no_inputs_of_a_call_is_refused_beside_a_voice_too(given: Any) 
     with toy_whole.open_whole(2, manifest=manifest) as session:
         for _ in range(2):
             with pytest.raises(UsageError, match=r"expected a mapping|expected one mapping each"):
-                session.run_chunk(given)
+                session.run_chunk(inputs)
             session.push_audio(np.zeros(WINDOW, np.float32), at=0, last=True)
         assert session.run_chunk().to_host().any()
 
@@ -246,7 +246,7 @@ def test_an_artifact_without_inputs_takes_none() -> None:
 def test_a_session_of_the_largest_call_takes_one_for_all_rows_or_one_each() -> None:
     most = toy_pool.BUCKETS[-1]
 
-    def made(cameras: np.ndarray) -> list[np.ndarray]:
+    def chunks_of(cameras: np.ndarray) -> list[np.ndarray]:
         session = stacked_session(
             input_manifest(),
             toy_pool.pool_engines() | input_engines(),
@@ -260,7 +260,7 @@ def test_a_session_of_the_largest_call_takes_one_for_all_rows_or_one_each() -> N
         with session:
             return [session.run_chunk({"camera": cameras}).to_host() for _ in range(2)]
 
-    (first, second), each = made(camera(0)), made(np.stack([camera(n) for n in range(most)]))
+    (first, second), each = chunks_of(camera(0)), chunks_of(np.stack([camera(n) for n in range(most)]))
     assert all(np.array_equal(second[0], row) for row in second)
     assert np.array_equal(first[0], each[0][0])
     assert not np.array_equal(each[1][0], each[1][1])
@@ -272,30 +272,30 @@ def test_a_stream_takes_inputs_as_they_come_and_ends_with_them() -> None:
     def cameras() -> Any:
         for number in range(3):
             asked.append(number)
-            yield given(0, number)
+            yield inputs_of(0, number)
 
     with open_pool() as pool, begun(pool) as session:
         frames = [frame.tobytes() for frame in session.stream(inputs=cameras())]
     assert asked == [0, 1, 2]
     with open_pool() as pool, begun(pool) as session:
-        assert frames == [session.run_chunk(given(0, chunk)).video().tobytes() for chunk in range(3)]
+        assert frames == [session.run_chunk(inputs_of(0, chunk)).video().tobytes() for chunk in range(3)]
 
 
 def test_bfloat16_is_rounded_to_nearest() -> None:
     value = np.float32(1.00390625 + 0.0009765625)  # between two of its numbers
     rounded = np.float32(torch.tensor(value).bfloat16().float().item())
 
-    def made(zoom: np.float32) -> bytes:
+    def chunk_of(zoom: np.float32) -> bytes:
         with open_pool() as pool, begun(pool) as session:
             chunk = session.run_chunk({"camera": camera(0), "zoom": np.array(zoom)})
             return chunk.to_host().tobytes()
 
     assert value != rounded
-    assert made(value) == made(rounded)
+    assert chunk_of(value) == chunk_of(rounded)
 
 
 @pytest.mark.parametrize(
-    ("edit", "found"),
+    ("edit", "words"),
     [
         ({"buffer": "seeds"}, "another meaning"),
         ({"buffer": "text.embeddings"}, "another meaning"),
@@ -309,9 +309,9 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
         ({"name": "zoom.0"}, "'zoom.0' has the name of something else"),
     ],
 )
-def test_an_input_must_fit_its_buffer(edit: dict[str, Any], found: str) -> None:
+def test_an_input_must_fit_its_buffer(edit: dict[str, Any], words: str) -> None:
     inputs = (replace(INPUTS[0], **edit), *INPUTS[1:])
-    with pytest.raises(ManifestError, match=found):
+    with pytest.raises(ManifestError, match=words):
         resolve_video(input_manifest(inputs=inputs))
 
 

@@ -84,9 +84,9 @@ def tone(seconds: float = 0.5, rate: int = RATE, loud: float = 0.5) -> np.ndarra
 def test_pictures_of_known_formats_are_read_whatever_they_are_called(
     tmp_path: Path, form: str, codec: str, pixels: str, near: int
 ) -> None:
-    made, called = tmp_path / "made", tmp_path / "picture.m3u8"
-    write_picture(made, form, codec, pixels)
-    made.rename(called)
+    written, called = tmp_path / "made", tmp_path / "picture.m3u8"
+    write_picture(written, form, codec, pixels)
+    written.rename(called)
     error = np.abs(load_image(called).astype(int) - picture().astype(int))
     assert error.max() <= near
 

@@ -93,10 +93,10 @@ def test_views_write_through_and_copies_do_not() -> None:
 
 @pytest.mark.parametrize("kind", [NumpyMemory, CpuMemory])
 def test_an_array_is_written_whatever_its_strides(kind: type[Memory]) -> None:
-    given, memory = np.arange(12.0, dtype=np.float32).reshape(3, 4), kind()
-    given.setflags(write=False)
+    array, memory = np.arange(12.0, dtype=np.float32).reshape(3, 4), kind()
+    array.setflags(write=False)
     whole = memory.allocate(TensorSpec("x", (4, 3), "float32"))
-    for turned in (given.T, given.reshape(4, 3)[::-1], given.T[:, ::-1]):
+    for turned in (array.T, array.reshape(4, 3)[::-1], array.T[:, ::-1]):
         memory.write(whole, turned)
         assert np.array_equal(memory.read(whole), turned)
 

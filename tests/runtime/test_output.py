@@ -88,10 +88,10 @@ def test_what_others_write_to_stdout_goes_to_stderr(
 
     run_chunk = Together.run_chunk
 
-    def loud(session: Together, *given: object) -> object:
+    def loud(session: Together, *arguments: object) -> object:
         print("said by Python")
         os.write(1, b"said by a library\n")
-        return run_chunk(session, *given)  # type: ignore[arg-type]
+        return run_chunk(session, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Together, "run_chunk", loud)
     assert main(["run", str(whole_folder), "--chunks", "2", "-o", "-"]) == 0

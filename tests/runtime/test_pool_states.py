@@ -94,13 +94,13 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
 
 
 class PoolUnderFaults(RuleBasedStateMachine):
-    """Sessions that come, go, move and fail; `told` says what each was asked, as far as it has answered."""
+    """Sessions that come, go, move and fail; `stories` has what each was asked, as far as it has answered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.pool = open_pool(clock=lambda: self.now)
-        self.told: list[tuple[Session, Story]] = []
+        self.stories: list[tuple[Session, Story]] = []
         self.ended: list[Story] = []
         self.fault: BaseException | None = (
             None  # the last one, whose traceback holds frames and what they name
@@ -126,7 +126,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
             sys.settrace(before)
 
     def chosen(self, which: int, *, paused: bool) -> tuple[Session, Story] | None:
-        pairs = [pair for pair in self.told if pair[0].paused == paused and not pair[0].closed]
+        pairs = [pair for pair in self.stories if pair[0].paused == paused and not pair[0].closed]
         return pairs[which % len(pairs)] if pairs else None
 
     @rule(seed=st.integers(0, 3), prompt=st.sampled_from(PROMPTS), lease=NUMBERS, fault=faults(60))
@@ -140,7 +140,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
             assert full
         else:
             if opened is not None:
-                self.told.append((opened, Story(seed, prompt)))
+                self.stories.append((opened, Story(seed, prompt)))
 
     @rule(
         wrong=st.sampled_from(
@@ -164,7 +164,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
     @rule(which=st.lists(WHICH, min_size=1, max_size=BUCKETS[-1], unique=True), fault=faults(50))
     def run(self, which: list[int], fault: Any) -> None:
         self.under(None, self.pool.reap)
-        running = [pair for pair in self.told if pair[0]._row is not None]
+        running = [pair for pair in self.stories if pair[0]._row is not None]
         chosen = (
             [running[at] for at in dict.fromkeys(number % len(running) for number in which)]
             if running
@@ -172,9 +172,11 @@ class PoolUnderFaults(RuleBasedStateMachine):
         )
         if not chosen:
             return
-        before = [self.made(session) for session, _ in chosen]
+        before = [self.chunks_made(session) for session, _ in chosen]
         chunks = self.under(fault, lambda: self.pool.run([session for session, _ in chosen]))
-        moved = [self.made(session) - earlier for (session, _), earlier in zip(chosen, before, strict=True)]
+        moved = [
+            self.chunks_made(session) - earlier for (session, _), earlier in zip(chosen, before, strict=True)
+        ]
         assert moved in ([0] * len(chosen), [1] * len(chosen))
         if moved[0]:
             for place, (_, story) in enumerate(chosen):
@@ -191,7 +193,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
     def lose(self, which: int) -> None:
         if (pair := self.chosen(which, paused=False)) is not None:
             self.fault = None
-            self.told.remove(pair)
+            self.stories.remove(pair)
             self.ended.append(pair[1])
             with pytest.warns(SessionLeakWarning):
                 del pair
@@ -239,14 +241,14 @@ class PoolUnderFaults(RuleBasedStateMachine):
         else:
             if restored is not None and self.saved is not None:
                 story = replace(self.saved, asked=[*self.saved.asked], gave=[*self.saved.gave])
-                self.told.append((restored, story))
+                self.stories.append((restored, story))
 
     @rule(seconds=st.sampled_from((1.0, 20.0, 100.0)), fault=faults(30))
     def wait(self, seconds: float, fault: Any) -> None:
         self.now += seconds
         self.under(fault, self.pool.reap)
         self.pool.reap()
-        for session, _ in self.told:
+        for session, _ in self.stories:
             assert session.closed or session.expires is None or session.expires > self.now
 
     @rule()
@@ -261,14 +263,14 @@ class PoolUnderFaults(RuleBasedStateMachine):
             guest.close()
 
     def room(self) -> int:
-        return SESSIONS - sum(session._row is not None for session, _ in self.told)
+        return SESSIONS - sum(session._row is not None for session, _ in self.stories)
 
-    def made(self, session: Session) -> int:
+    def chunks_made(self, session: Session) -> int:
         return self.pool._rows.streams.clocks.chunks_made(session._running_row())
 
     @invariant()
     def each_row_has_one_owner_or_none(self) -> None:
-        with_row = [session for session, _ in self.told if session._row is not None]
+        with_row = [session for session, _ in self.stories if session._row is not None]
         rows = [session._row for session in with_row]
         assert len(set(rows)) == len(rows)
         assert {id(session) for session in self.pool.sessions} == {id(session) for session in with_row}
@@ -277,14 +279,14 @@ class PoolUnderFaults(RuleBasedStateMachine):
     @invariant()
     def each_session_is_running_or_paused_or_closed(self) -> None:
         running = {id(session) for session in self.pool.sessions}
-        for session, _ in self.told:
+        for session, _ in self.stories:
             assert (id(session) in running) + session.paused + session.closed == 1
             if session.closed:
                 with pytest.raises(SessionClosedError):
                     session.run_chunk()
 
     def teardown(self) -> None:
-        for session, story in self.told:
+        for session, story in self.stories:
             if session._row is not None:
                 story.asked.append(("run",))
                 story.gave.append(take(session.run_chunk()))
@@ -292,7 +294,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
         assert self.pool.free == SESSIONS
         self.pool.close()
         self.folder.cleanup()
-        for story in (*self.ended, *(story for _, story in self.told)):
+        for story in (*self.ended, *(story for _, story in self.stories)):
             alone = story.alone()
             assert [chunk for chunk in story.gave if chunk] == [
                 chunk for chunk, got in zip(alone, story.gave, strict=True) if got

@@ -27,10 +27,10 @@ RINGS = st.builds(
 
 @settings(max_examples=200)
 @given(RINGS, st.integers(0, 40))
-def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, made: int) -> None:
+def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, chunks: int) -> None:
     clocks = RowClocks(ring, 1)
     stored: dict[int, int] = {}
-    for chunk in range(made):
+    for chunk in range(chunks):
         place = clocks.next_kept_slot(0)
         assert 0 <= place < clocks.kept_slots
         stored[place] = chunk
@@ -38,9 +38,9 @@ def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, ma
     stored[clocks.next_kept_slot(0)] = -1  # a failed try writes there, and harms nothing that is kept
     sink = -(-ring.sink_frames // ring.chunk_frames)
     last = ring.ring_frames // ring.chunk_frames
-    wanted = sorted({*range(min(made, sink)), *range(max(0, made - last), made)} if made else set())
+    wanted = sorted({*range(min(chunks, sink)), *range(max(0, chunks - last), chunks)} if chunks else set())
     steps = clocks.rebuild([0])
-    if not made:
+    if not chunks:
         assert steps == []
         return
     entries = [step[0] for step in steps]
@@ -51,7 +51,7 @@ def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, ma
     ]
     assert clocks.rebuilt([0]) == []
     assert clocks.slot_first.tolist() == [len(wanted) * ring.chunk_frames]
-    assert clocks.first.tolist() == [made * ring.chunk_frames]
+    assert clocks.first.tolist() == [chunks * ring.chunk_frames]
 
 
 class Naive:
@@ -228,8 +228,8 @@ def test_frame_numbers_go_on_and_slots_begin_again() -> None:
             session.run_chunk()
         session.set_prompt("a blue ring", recache=True)
         session.run_chunk()
-    made, fed = [*seen[:5], seen[-1]], seen[5:-1]
-    assert [frames for frames, _, _ in made] == [[2 * i, 2 * i + 1] for i in range(6)]
+    steps, fed = [*seen[:5], seen[-1]], seen[5:-1]
+    assert [frames for frames, _, _ in steps] == [[2 * i, 2 * i + 1] for i in range(6)]
     assert seen[4][1:] == ([4, 1], 5)
     assert [slots for _, slots, _ in fed] == [[0, 1], [2, 3], [4, 1]]
     assert seen[-1][1:] == ([2, 3], 5)  # three chunks were fed: the next one is written as chunk 3

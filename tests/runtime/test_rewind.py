@@ -48,22 +48,22 @@ def test_what_cannot_be_made_again_is_refused() -> None:
                 session.rewind(odd)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("made", [3, 4])
-def test_the_last_chunk_past_the_wrap_is_undone_while_all_are_kept(made: int) -> None:
+@pytest.mark.parametrize("chunks", [3, 4])
+def test_the_last_chunk_past_the_wrap_is_undone_while_all_are_kept(chunks: int) -> None:
     """The cache of 5 frames is full after 3 chunks; the VAE's caches are made of up to 4 chunks that are kept. After
     one step back there is no other: the chunk that was undone took slots of frames that the one before reads.
     """
     with open_whole() as session:
-        for _ in range(made - 1):
+        for _ in range(chunks - 1):
             session.run_chunk()
         chunk = session.run_chunk()
         wanted = chunk.to_host(), chunk.video()
         for _ in range(2):
-            session.rewind(made - 1)
+            session.rewind(chunks - 1)
             with pytest.raises(
-                UsageError, match=f"made {made - 1} chunks.*expected {made - 1} to {made - 1}"
+                UsageError, match=f"made {chunks - 1} chunks.*expected {chunks - 1} to {chunks - 1}"
             ):
-                session.rewind(made - 2)
+                session.rewind(chunks - 2)
             chunk = session.run_chunk()
             assert np.array_equal(chunk.to_host(), wanted[0])
             assert np.array_equal(chunk.video(), wanted[1])

@@ -192,8 +192,8 @@ def test_a_tokenizer_that_knows_everything_has_no_unknown_word() -> None:
 
 def test_a_picture_of_the_right_size_is_as_it_is() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8)
-    found, done = fit_pictures(picture, 6, 9)
-    assert found is picture
+    fitted, done = fit_pictures(picture, 6, 9)
+    assert fitted is picture
     assert done == ""
 
 
@@ -202,10 +202,10 @@ def test_the_middle_of_a_picture_is_taken(size: tuple[int, int], crop: str) -> N
     picture = np.zeros((*size, 3), np.uint8)
     rows, columns = size
     picture[rows // 2 - 240 : rows // 2 + 240, columns // 2 - 240 : columns // 2 + 240] = 200
-    found, done = fit_pictures(picture, 96, 96)
+    fitted, done = fit_pictures(picture, 96, 96)
     assert done == f"{columns}x{rows}: centre crop to {crop}, resized to 96x96"
-    assert found.shape == (96, 96, 3)
-    assert (found == 200).all()
+    assert fitted.shape == (96, 96, 3)
+    assert (fitted == 200).all()
 
 
 def test_a_smaller_picture_is_the_mean_of_what_it_covers_and_a_larger_one_lies_between() -> None:
@@ -221,9 +221,9 @@ def test_a_smaller_picture_is_the_mean_of_what_it_covers_and_a_larger_one_lies_b
 
 def test_pictures_are_fitted_each_alone_and_other_aspects_by_a_crop_alone() -> None:
     pictures = np.random.default_rng(1).integers(0, 256, (2, 4, 10, 3), np.uint8)
-    found, done = fit_pictures(pictures, 4, 6)
+    fitted, done = fit_pictures(pictures, 4, 6)
     assert done == "10x4: centre crop to 6x4"
-    assert np.array_equal(found, pictures[:, :, 2:8])
+    assert np.array_equal(fitted, pictures[:, :, 2:8])
 
 
 @pytest.mark.parametrize("size", [(54, 96), (20, 33), (32, 48)])
@@ -231,12 +231,12 @@ def test_bicubic_is_torchs(size: tuple[int, int]) -> None:
     """What lingbot-world's authors call, on the same picture in -1..1; rounded to a byte and kept in its range."""
     torch = pytest.importorskip("torch")
     picture = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
-    found, done = fit_pictures(picture, 48, 64, bicubic=True, stretch=1000)
+    fitted, done = fit_pictures(picture, 48, 64, bicubic=True, stretch=1000)
     assert "crop" not in done
     pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 127.5 - 1
     wanted = torch.nn.functional.interpolate(pixels, size=(48, 64), mode="bicubic")[0].permute(1, 2, 0)
     wanted_levels = ((wanted + 1) * 127.5).numpy()
-    assert np.abs(found - wanted_levels.clip(0, 255)).max() <= 0.501
+    assert np.abs(fitted - wanted_levels.clip(0, 255)).max() <= 0.501
     levels, _ = fit_levels(picture, 48, 64, bicubic=True, stretch=1000)
     assert levels.dtype == np.float32 if size != (48, 64) else np.uint8
     assert np.abs(levels - wanted_levels).max() <= 1e-3
@@ -266,10 +266,10 @@ def test_a_start_picture_is_resized_and_cropped_as_wan_2_2_does(size: tuple[int,
     )
     left, top = (whole.width - width) // 2, (whole.height - height) // 2
     wanted = np.asarray(whole.crop((left, top, left + width, top + height))).astype(int)
-    found, done = cover_pictures(picture, height, width)
-    assert found.shape == (height, width, 3)
-    assert np.abs(found - wanted).max() <= 1  # Pillow's weights have 22 bits
-    assert np.mean(found != wanted) < 1e-3
+    fitted, done = cover_pictures(picture, height, width)
+    assert fitted.shape == (height, width, 3)
+    assert np.abs(fitted - wanted).max() <= 1  # Pillow's weights have 22 bits
+    assert np.mean(fitted != wanted) < 1e-3
     assert (f"centre crop to {width}x{height}" in done) == (whole.size != (width, height))
 
 
@@ -284,12 +284,12 @@ def test_run_fits_a_picture_and_says_how(whole_folder: Path, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize(
-    "given", [np.zeros((3, HEIGHT, WIDTH, 3), np.uint8), "latents"], ids=["pictures", "latents"]
+    "reference", [np.zeros((3, HEIGHT, WIDTH, 3), np.uint8), "latents"], ids=["pictures", "latents"]
 )
-def test_reference_frames_without_room_name_the_option_of_build(given: object) -> None:
+def test_reference_frames_without_room_name_the_option_of_build(reference: object) -> None:
     manifest = toy_whole.whole_manifest()
     channels, *sides = manifest.workload.stream.latent_shape
-    frames = np.zeros((channels, 3, *sides), np.float32) if isinstance(given, str) else given
+    frames = np.zeros((channels, 3, *sides), np.float32) if isinstance(reference, str) else reference
     with pytest.raises(UsageError, match="no reference frames; rebuild it with --reference-frames N"):
         check_reference(manifest, frames, range(1))
     two = toy.changed(manifest, stream=replace(manifest.workload.stream, reference_frames=2))

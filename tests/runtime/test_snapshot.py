@@ -92,11 +92,11 @@ def unkeyed(change: Callable[[dict[str, Any]], None] = lambda _: None, **changes
     return file_bytes(sealed({**tensors(), "seko.snapshot": document}), change)
 
 
-def same(found: RowState, fill: int = 0) -> bool:
+def same(state: RowState, fill: int = 0) -> bool:
     wanted = tensors(fill)
-    arrays = found.tensors.arrays()
+    arrays = state.tensors.arrays()
     return (
-        found.numbers == NUMBERS
+        state.numbers == NUMBERS
         and set(arrays) == set(wanted)
         and all(np.array_equal(arrays[name], wanted[name]) for name in wanted)
     )

@@ -161,17 +161,17 @@ def test_what_is_there_is_not_replaced(folder, packed, tmp_path):
 
 def members_of(packed: bytes) -> Members:
     """Headers and contents in order; the end is left out."""
-    found, at = [], 0
+    members, at = [], 0
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         for getmember in tar.getmembers():
-            found.append(
+            members.append(
                 (
                     packed[at : getmember.offset_data],
                     packed[getmember.offset_data : getmember.offset_data + getmember.size],
                 )
             )
             at = getmember.offset_data + getmember.size + len(padding(getmember.size))
-    return found
+    return members
 
 
 def joined(members: Members) -> bytes:

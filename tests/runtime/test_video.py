@@ -248,7 +248,7 @@ def test_a_signal_at_any_line_leaves_the_finished_chunks_or_nothing(tmp_path: Pa
     goal = tmp_path / "a.npy"
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
     try:
-        codes, kept = [], set()
+        codes, chunk_counts = [], set()
         while not codes or codes[-1]:
             struck = _Strike(len(codes) + 1)
             sys.settrace(struck.trace)
@@ -260,14 +260,14 @@ def test_a_signal_at_any_line_leaves_the_finished_chunks_or_nothing(tmp_path: Pa
             assert left in ([], ["a.npy"]), (left, struck.place)
             if left:
                 latents = np.load(goal)
-                kept.add(len(latents))
+                chunk_counts.add(len(latents))
                 assert np.array_equal(latents, np.stack([chunk(seed) for seed in range(len(latents))]))
                 goal.unlink()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert len(codes) > 100
-    assert kept == {1, 2}
+    assert chunk_counts == {1, 2}
     assert set(codes[:-1]) == {128 + signal.SIGTERM}
 
 

@@ -146,7 +146,7 @@ def test_a_voice_that_goes_on_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "speakers", "told"),
+    ("samples", "speakers", "words"),
     [
         (np.zeros(5, np.int32), 1, "int32"),
         (np.zeros((2, 5), np.float32), 1, r"\[2, 5\]"),
@@ -154,8 +154,8 @@ def test_a_voice_that_goes_on_elsewhere() -> None:
         (np.full(5, np.nan), 1, "not finite"),
     ],
 )
-def test_what_are_no_samples(samples: np.ndarray, speakers: int, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_are_no_samples(samples: np.ndarray, speakers: int, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         Voice(windows(speakers=speakers)).push(samples)
 
 

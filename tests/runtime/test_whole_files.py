@@ -249,13 +249,13 @@ def test_hidden_names_cannot_be_foretold(tmp_path):
 
 def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_old_one_goes(tmp_path, monkeypatch):
     """What a crash of the machine may show: the order of fsync, exchange, fsync, removal."""
-    goal, told = tmp_path / "artifact", []
+    goal, calls = tmp_path / "artifact", []
     build(goal, "first")
 
     def recorded(word: str, work: Callable[..., object]) -> Callable[..., object]:
         def run(what: object, *more: object, **options: object) -> object:
             path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else str(what)
-            told.append(
+            calls.append(
                 (word, re.sub(r"\.artifact\.building-[0-9a-f]+", "NEW", path.removeprefix(f"{tmp_path}/")))
             )
             return work(what, *more, **options)
@@ -266,13 +266,13 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_old_one_
     monkeypatch.setattr(shutil, "rmtree", recorded("remove", shutil.rmtree))
     monkeypatch.setattr(whole_files, "exchange", recorded("exchange", whole_files.exchange))
     build(goal, "second", replace=True)
-    assert sorted(told[:4]) == [
+    assert sorted(calls[:4]) == [
         ("fsync", "NEW"),
         ("fsync", "NEW/engines"),
         ("fsync", "NEW/engines/block.pt2"),
         ("fsync", "NEW/manifest.json"),
     ]
-    assert told[4:] == [("exchange", "NEW"), ("fsync", str(tmp_path)), ("remove", "NEW")]
+    assert calls[4:] == [("exchange", "NEW"), ("fsync", str(tmp_path)), ("remove", "NEW")]
 
 
 def test_the_lock_is_held_while_the_folder_is_filled(tmp_path):

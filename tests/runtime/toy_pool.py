@@ -103,9 +103,15 @@ class StoreRows(torch.nn.Module):
     """store: as the whole toy's, with the given latents of the rows that it is for."""
 
     def forward(
-        self, hidden: torch.Tensor, given: torch.Tensor, conditioning_frames: torch.Tensor, rows: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        conditioning_latents: torch.Tensor,
+        conditioning_frames: torch.Tensor,
+        rows: torch.Tensor,
     ) -> torch.Tensor:
-        return toy_whole.place_given(hidden, given.index_select(0, rows), conditioning_frames)
+        return toy_whole.place_conditioning(
+            hidden, conditioning_latents.index_select(0, rows), conditioning_frames
+        )
 
 
 def pool_manifest(

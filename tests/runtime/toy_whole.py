@@ -81,16 +81,16 @@ class BeginGiven(torch.nn.Module):
         conditioning_latents: torch.Tensor,
         conditioning_frames: torch.Tensor,
     ) -> torch.Tensor:
-        return place_given(self.noise(seeds, frames, cell), conditioning_latents, conditioning_frames)
+        return place_conditioning(self.noise(seeds, frames, cell), conditioning_latents, conditioning_frames)
 
 
 class Store(torch.nn.Module):
     """store: what a pass made, with the given latents in their place."""
 
     def forward(
-        self, hidden: torch.Tensor, given: torch.Tensor, conditioning_frames: torch.Tensor
+        self, hidden: torch.Tensor, conditioning_latents: torch.Tensor, conditioning_frames: torch.Tensor
     ) -> torch.Tensor:
-        return place_given(hidden, given, conditioning_frames)
+        return place_conditioning(hidden, conditioning_latents, conditioning_frames)
 
 
 class DecodeFirst(torch.nn.Module):
@@ -121,12 +121,12 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def place_given(
-    latents: torch.Tensor, given: torch.Tensor, conditioning_frames: torch.Tensor
+def place_conditioning(
+    latents: torch.Tensor, conditioning_latents: torch.Tensor, conditioning_frames: torch.Tensor
 ) -> torch.Tensor:
-    """Latents [B, C, F, h, w] with the leading ``conditioning_frames`` [B] frames of ``given``."""
+    """Latents [B, C, F, h, w] with the leading ``conditioning_frames`` [B] frames of ``conditioning_latents``."""
     frame = torch.arange(CHUNK, device=latents.device)[None, None, :, None, None]
-    return torch.where(frame < conditioning_frames[:, None, None, None, None], given, latents)
+    return torch.where(frame < conditioning_frames[:, None, None, None, None], conditioning_latents, latents)
 
 
 def decode_frames(

@@ -382,9 +382,9 @@ def test_weights_in_fp8_are_those_of_the_bf16_files(tmp_path: Path) -> None:
         numbers = in_fp8(source, quantised / name, parts)
         save_file({name: number.bfloat16() for name, number in numbers.items()}, plain / plain_name)
     assert resolve_build(BuildOptions(model_folder=quantised, target="cpu")).config.model == MODEL
-    found, wanted = (load_checkpoint(folder, MODEL, dtype=torch.bfloat16) for folder in (quantised, plain))
-    assert found.names == wanted.names
-    assert all(torch.equal(found[name], wanted[name]) for name in found.names)
+    loaded, wanted = (load_checkpoint(folder, MODEL, dtype=torch.bfloat16) for folder in (quantised, plain))
+    assert loaded.names == wanted.names
+    assert all(torch.equal(loaded[name], wanted[name]) for name in loaded.names)
     config = talk_config("fp4").changed(fused=True, fp8=True)
     built = dict(FAMILY.weights(FAMILY.graph(config).pieces, load_checkpoint(quantised, MODEL)))
     dit, adapter = (

@@ -193,8 +193,8 @@ def test_a_session_sees_the_portrait_that_it_is_given(
     portrait, text, photo = random_reference(bare), golden_text(bare), photograph(0)
     voices = [FAMILY.golden_inputs(bare, number)[audio.AUDIO].numpy() for number in range(3)]
 
-    def chunks(config: Any, given: dict[str, torch.Tensor], inputs: dict[str, Any]) -> list[torch.Tensor]:
-        with eager_session(config, given, text, [3], reference=portrait) as session:
+    def chunks(config: Any, weights: dict[str, torch.Tensor], inputs: dict[str, Any]) -> list[torch.Tensor]:
+        with eager_session(config, weights, text, [3], reference=portrait) as session:
             session.set_inputs(inputs)
             return [torch.from_numpy(session.run_chunk({"audio": voice}).to_host()) for voice in voices]
 

@@ -99,7 +99,7 @@ def test_as_many_frames_are_seen(chunk: int, sink: int, windows: list[int], loca
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "words"),
     [
         ({"ar_config": None}, "has no ar_config"),
         ({"enable_cfg": True}, "enable_cfg is True, and only False is built"),
@@ -121,8 +121,8 @@ def test_as_many_frames_are_seen(chunk: int, sink: int, windows: list[int], loca
         ({"ar_config": LOCAL["ar_config"] | {"rope_position_mode": "older"}}, "expected local or global"),
     ],
 )
-def test_what_is_not_built_is_refused(changed: Mapping[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_is_not_built_is_refused(changed: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         read_run_config("it", {**LOCAL, **changed})
 
 

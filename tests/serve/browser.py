@@ -49,8 +49,8 @@ class Page:
                 return result
             self._note(message)
 
-    def _note(self, told: dict[str, Any]) -> None:
-        method, parameters = told.get("method"), told.get("params", {})
+    def _note(self, event: dict[str, Any]) -> None:
+        method, parameters = event.get("method"), event.get("params", {})
         if method == "Runtime.exceptionThrown":
             self.problems.append(json.dumps(parameters["exceptionDetails"])[:500])
         elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":

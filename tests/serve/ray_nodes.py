@@ -81,10 +81,10 @@ def below(process: int) -> list[int]:
             with suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    found = [process]
-    for parent in found:
-        found += children.get(parent, [])
-    return found[::-1]
+    processes = [process]
+    for parent in processes:
+        processes += children.get(parent, [])
+    return processes[::-1]
 
 
 def raylet(node: Any) -> int:

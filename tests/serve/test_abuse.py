@@ -312,9 +312,9 @@ def test_a_second_control_of_one_id_is_rejected(start: Starter) -> None:
             for text in ("c", "b"):
                 assert client._socket is not None
                 await client._socket.send(json.dumps({"type": "prompt", "id": "same", "text": text}))
-            _, told = await watch(client, 4)
+            _, messages = await watch(client, 4)
             receipts = [
-                (message["type"], message.get("code")) for message in told if message.get("id") == "same"
+                (message["type"], message.get("code")) for message in messages if message.get("id") == "same"
             ]
             assert receipts.count(("rejected", "conflict")) == 1
             assert receipts.count(("applied", None)) == 1

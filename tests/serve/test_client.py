@@ -21,15 +21,15 @@ from .conftest import Running, Starter
 from .test_server import LIMIT_S, PROMPT, alone, http, pictures
 
 
-def watched(client: Client, chunks: int, told: list[dict[str, Any]] | None = None) -> list[Media]:
+def watched(client: Client, chunks: int, messages: list[dict[str, Any]] | None = None) -> list[Media]:
     """The media of so many chunks; the other messages are added to ``told``."""
     media = []
     for received in client.messages():
         if isinstance(received, Media):
             media.append(received)
             continue
-        if told is not None:
-            told.append(received)
+        if messages is not None:
+            messages.append(received)
         if received["type"] == "chunk":
             client.send("ack", chunk=received["chunk"])
             chunks -= 1
@@ -74,8 +74,8 @@ def test_leaving_the_context_ends_the_session_unless_its_socket_was_dropped(star
     with Client(server.url) as client:
         client.open(codecs=["rgb24"], prompt=PROMPT)
         client.drop()
-    (kept,) = http(f"{server.url}/v1/sessions")[1]["data"]
-    assert kept["id"] == client.ready["session"]
+    (listed,) = http(f"{server.url}/v1/sessions")[1]["data"]
+    assert listed["id"] == client.ready["session"]
 
 
 def test_leaving_the_context_while_another_task_reads_ends_the_session(start: Starter) -> None:
@@ -131,10 +131,10 @@ def test_after_an_interrupt_the_client_goes_on(start: Starter) -> None:
                 take_all(client, media)  # what is on its way, then nothing comes
         finally:
             signal.signal(signal.SIGINT, before)
-        name, told = client.send("play"), []
+        name, messages = client.send("play"), []
         client.send("ack", chunk=media[-1].chunk)
-        media += watched(client, 2, told)
-    assert [message["type"] for message in told if message.get("id") == name][:1] == ["received"]
+        media += watched(client, 2, messages)
+    assert [message["type"] for message in messages if message.get("id") == name][:1] == ["received"]
     assert np.array_equal(pictures(media), alone(9, {0: PROMPT})[: len(media)])
 
 

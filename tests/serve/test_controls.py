@@ -104,8 +104,8 @@ def test_a_spoken_voice_makes_chunks_as_it_comes_and_its_pieces_have_receipts(st
         for at in range(2_000, 40_000, 1_900):
             await client.send_audio(voice[at : at + 1_900])
         await client.send("audio_end")
-        more, told = await watch(client, 6)
-        receipts = [message for message in told if message.get("id") == name]
+        more, messages = await watch(client, 6)
+        receipts = [message for message in messages if message.get("id") == name]
         assert [receipt["type"] for receipt in receipts] == ["received", "applied"]
         begun = receipts[-1]["chunk"]  # chunks before it were silent
         await client.close()
@@ -144,14 +144,14 @@ def test_keys_and_poses_steer_as_the_runtime_does(start: Starter) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
         keys = await client.send("keys", held=["KeyW", "ArrowRight", "Space"])
-        more, told = await watch(client, 3)
+        more, messages = await watch(client, 3)
         (pressed,) = [
-            message["chunk"] for message in told if message["type"] == "applied" and message["id"] == keys
+            message["chunk"] for message in messages if message["type"] == "applied" and message["id"] == keys
         ]
         path = await client.send("poses", poses=[pose.ravel().tolist() for pose in poses])
-        last, told = await watch(client, 4)
+        last, messages = await watch(client, 4)
         (followed,) = [
-            message["chunk"] for message in told if message["type"] == "applied" and message["id"] == path
+            message["chunk"] for message in messages if message["type"] == "applied" and message["id"] == path
         ]
         await client.close()
         with world_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
@@ -182,8 +182,10 @@ def test_controls_without_a_place_and_wrong_ones_are_rejected_with_a_word(start:
             await client.send("text", text="hello"): "speaks no text",
             await client.send("poses", poses=[[2.0] * 16]): "not a rotation",
         }
-        _, told = await watch(client, 3)
-        rejected = {message["id"]: message["message"] for message in told if message["type"] == "rejected"}
+        _, messages = await watch(client, 3)
+        rejected = {
+            message["id"]: message["message"] for message in messages if message["type"] == "rejected"
+        }
         assert set(rejected) == set(names)
         assert all(word in rejected[name] for name, word in names.items())
         await client.close()
@@ -229,8 +231,8 @@ def test_coded_sound_is_as_long_as_the_video_within_a_packet(start: Starter, cod
 )
 def test_uploads_that_do_not_fit_are_refused(start: Starter, table: Any, status: int, words: str) -> None:
     server = start(talk_opener)
-    found, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, **table})
-    assert (found, words in answer["error"]["message"]) == (status, True), answer
+    code, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, **table})
+    assert (code, words in answer["error"]["message"]) == (status, True), answer
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 

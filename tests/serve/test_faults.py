@@ -258,8 +258,8 @@ def test_sessions_whose_chunks_would_not_fit_are_refused(start: Starter) -> None
     period = server.manager.device.manifest.workload.video.chunk_frames  # type: ignore[union-attr]
     fps = period / 0.8
     for status in (201, 201, 503):
-        found, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, "fps": fps})
-        assert found == status
+        code, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, "fps": fps})
+        assert code == status
     assert answer["error"]["code"] == "full"
 
 

@@ -43,9 +43,9 @@ LIMIT_S = 300.0
 def test_boxes_that_are_killed_at_random_cost_viewers_a_moment(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    found = run(lambda: soak(redis_server.url, tmp_path / "store", kills=5), LIMIT_S)
-    assert found["resumes"] > 0
-    assert found["double"] == 0
+    counts = run(lambda: soak(redis_server.url, tmp_path / "store", kills=5), LIMIT_S)
+    assert counts["resumes"] > 0
+    assert counts["double"] == 0
 
 
 def line(t: float, epoch: int, process: int, session: str = "s") -> str:
@@ -91,8 +91,8 @@ def test_behind_the_last_snapshot_there_are_no_more_chunks_than_from_one_to_the_
                 await viewer.client.send("ack", chunk=shown)
                 viewer.media += (await watch(viewer.client, 1, acknowledge=False))[0]
                 await snapshots_written(inside)
-                if made := viewer.media[-1].chunk + 1 if list(folder.glob("*.record*")) else 0:
-                    behind.append(made - saved_chunks(folder, viewer.session))
+                if chunks := viewer.media[-1].chunk + 1 if list(folder.glob("*.record*")) else 0:
+                    behind.append(chunks - saved_chunks(folder, viewer.session))
             assert set(behind) == set(range(1, every + 1))
             assert await snapshots_written(inside) > 1
             while behind[-1] < every:

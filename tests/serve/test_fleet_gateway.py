@@ -241,7 +241,7 @@ def test_a_request_that_waits_gets_a_row_of_a_box_that_was_started_meanwhile(tmp
 
 def test_a_closed_box_keeps_its_sessions_and_takes_none_until_it_is_opened_again(tmp_path: Path) -> None:
     async def test(fleet: Fleet) -> None:
-        async def held(takes: bool) -> int:
+        async def admitted(takes: bool) -> int:
             return await asyncio.wrap_future(closed.admit(takes))
 
         closed, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
@@ -249,7 +249,7 @@ def test_a_closed_box_keeps_its_sessions_and_takes_none_until_it_is_opened_again
             await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
             media = (await watch(client, 1))[0]
             token = (await ask(fleet, "/v1/sessions", "POST", body, queue="join"))[1]["error"]["queue_token"]
-            assert await held(False) == 1
+            assert await admitted(False) == 1
             other = await fleet.box(max_sessions=1)
             while (await ask(fleet, "/v1/sessions", "POST", body))[0] != 201:
                 await asyncio.sleep(0.1)  # until the gateway has read the other box's row
@@ -261,16 +261,17 @@ def test_a_closed_box_keeps_its_sessions_and_takes_none_until_it_is_opened_again
             await client.resume()  # the closed box's own session comes back to it
             media += (await watch(client, 3))[0]
             assert (closed.facts().sessions, closed.facts().accepts) == (1, False)
-            assert await held(False) == 1
+            assert await admitted(False) == 1
             name = str(client.ready["session"])
             assert (await ask(fleet, f"/v1/sessions/{name}", "DELETE"))[0] == 204
         assert [packet.serial for packet in media] == list(range(len(media)))
-        assert await held(False) == 0
+        assert await admitted(False) == 0
         assert (await ask(fleet, "/v1/sessions", "POST", body))[1]["error"]["code"] in ("full", "stopping")
-        assert await held(True) == 0
+        assert await admitted(True) == 0
         assert closed.facts().accepts
         assert (await ask(fleet, "/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.5}))[0] == 200
-        assert await held(False) + await asyncio.wrap_future(other.admit(True)) == 2  # a session and a video
+        # A session and a video.
+        assert await admitted(False) + await asyncio.wrap_future(other.admit(True)) == 2
 
     run(tmp_path / "store", test)
 

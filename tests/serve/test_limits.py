@@ -112,8 +112,8 @@ def test_messages_have_as_many_bytes_as_the_client_is_told(start: Starter) -> No
         for sent, kind in ((control, "pong"), (control + " ", "error")):
             await client._socket.send(sent)
             async for received in client._socket:
-                if isinstance(received, str) and (told := json.loads(received))["type"] in ("pong", "error"):
+                if isinstance(received, str) and (reply := json.loads(received))["type"] in ("pong", "error"):
                     break
-            assert (told["type"], told.get("code")) == (kind, {"pong": None, "error": "too_large"}[kind])
+            assert (reply["type"], reply.get("code")) == (kind, {"pong": None, "error": "too_large"}[kind])
 
     run(test, server)

@@ -46,7 +46,7 @@ class Memory:
         self.changes_left -= 1
 
 
-def kept(
+def commit_snapshot(
     saved: SavedSessions,
     before: Record | None,
     session: str,
@@ -78,8 +78,8 @@ def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], 
 def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
     saved, session = SavedSessions(FolderStore(tmp_path / "store"), KEY), new_session()
     assert saved.find(session) is None
-    first = kept(saved, None, session, SAVED)
-    second = kept(saved, first, session, Saved({"chunk": 4}, [], [b"row"]), ("a", "b"))
+    first = commit_snapshot(saved, None, session, SAVED)
+    second = commit_snapshot(saved, first, session, Saved({"chunk": 4}, [], [b"row"]), ("a", "b"))
     third = saved.commit(second, replace(second, tokens=("c",)))
     record, chunk, messages, row = read(saved, session)
     assert (record, chunk, messages, row) == (third, 4, [], b"row")
@@ -97,7 +97,7 @@ def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[i
     for number, fault in enumerate([*faults, last]):
         store.changes_left = fault
         try:
-            record = kept(saved, record, session, Saved({"chunk": number}, [b"m"], [b"r"]))
+            record = commit_snapshot(saved, record, session, Saved({"chunk": number}, [b"m"], [b"r"]))
             written = number
         except StoreError:
             pass
@@ -116,7 +116,7 @@ def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[i
 def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
     store, session = Memory(), new_session()
     saved = SavedSessions(store)
-    kept(saved, None, session, SAVED)
+    commit_snapshot(saved, None, session, SAVED)
     (name,) = [name for name in store.files if file in name]
     content = bytearray(store.files[name])
     # The runtime checks its own part: here only the end of it is bound to the rest.
@@ -131,7 +131,7 @@ def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
 def test_what_is_no_snapshot_is_refused(content: bytes) -> None:
     store, session = Memory(), new_session()
     saved = SavedSessions(store)
-    record = kept(saved, None, session, SAVED)
+    record = commit_snapshot(saved, None, session, SAVED)
     store.files[record.snapshot] = content
     with pytest.raises(StoreError):
         saved.read(record)
@@ -144,7 +144,8 @@ def test_only_the_key_that_wrote_it_reads_it_and_parts_cannot_be_exchanged() -> 
     store = Memory()
     saved, sessions = SavedSessions(store, KEY), [new_session(), new_session()]
     records = [
-        kept(saved, None, session, Saved({"chunk": 0}, [], [session.encode() * 4])) for session in sessions
+        commit_snapshot(saved, None, session, Saved({"chunk": 0}, [], [session.encode() * 4]))
+        for session in sessions
     ]
     for other in (SavedSessions(store), SavedSessions(store, b"o" * 32)):
         with pytest.raises(StoreError, match="another key"):
@@ -163,21 +164,21 @@ def test_only_the_key_that_wrote_it_reads_it_and_parts_cannot_be_exchanged() -> 
 def test_an_owner_that_wakes_up_behind_another_one_saves_and_removes_nothing() -> None:
     store, session = Memory(), new_session()
     sleeper, other = SavedSessions(store), SavedSessions(store)
-    first = kept(sleeper, None, session, SAVED)
+    first = commit_snapshot(sleeper, None, session, SAVED)
     record = other.find(session)
     assert record == first
     taken = other.take_over(first)
     assert (taken.snapshot, taken.epoch) == (first.snapshot, 1)
     with pytest.raises(TakenError):
-        kept(sleeper, first, session, Saved({"chunk": 9}, [], [b"zombie"]))
+        commit_snapshot(sleeper, first, session, Saved({"chunk": 9}, [], [b"zombie"]))
     with pytest.raises(TakenError):
         sleeper.commit(first, replace(first, tokens=("stolen",)))
     assert read(other, session)[:2] == (taken, 3)
-    last = kept(other, taken, session, Saved({"chunk": 4}, [], [b"row"]))
+    last = commit_snapshot(other, taken, session, Saved({"chunk": 4}, [], [b"row"]))
     assert read(SavedSessions(store), session)[:2] == (last, 4)
     other.forget(last)
     with pytest.raises(TakenError):
-        kept(sleeper, first, session, Saved({"chunk": 9}, [], [b"zombie"]))
+        commit_snapshot(sleeper, first, session, Saved({"chunk": 9}, [], [b"zombie"]))
     assert other.find(session) is None
 
 
@@ -186,8 +187,8 @@ def test_of_owners_whose_steps_mix_in_any_order_the_last_one_is_read(data: st.Da
     """Each step of the store may be the one before which the other process does all of its work."""
     store, session = Memory(), new_session()
     sleeper, other = SavedSessions(store), SavedSessions(store)
-    first = kept(sleeper, None, session, SAVED)
-    second = kept(sleeper, first, session, Saved({"chunk": 4}, [], [b"four"]))
+    first = commit_snapshot(sleeper, None, session, SAVED)
+    second = commit_snapshot(sleeper, first, session, Saved({"chunk": 4}, [], [b"four"]))
     pause, after = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 2))
     taken: list[Record] = []
 
@@ -221,7 +222,7 @@ def test_of_owners_whose_steps_mix_in_any_order_the_last_one_is_read(data: st.Da
 
     slow = SavedSessions(Paused())
     try:
-        kept(slow, second, session, Saved({"chunk": 5}, [], [b"five"]))
+        commit_snapshot(slow, second, session, Saved({"chunk": 5}, [], [b"five"]))
     except TakenError:
         assert taken
     if not taken:
@@ -234,7 +235,7 @@ def test_of_owners_whose_steps_mix_in_any_order_the_last_one_is_read(data: st.Da
 def test_a_session_that_ends_its_processes_is_continued_twice_and_no_more() -> None:
     store, session = Memory(), new_session()
     saved = SavedSessions(store)
-    record = kept(saved, None, session, SAVED)
+    record = commit_snapshot(saved, None, session, SAVED)
     for epoch in (1, 2):
         record = saved.take_over(record)
         assert record.epoch == epoch
@@ -248,7 +249,7 @@ def test_a_session_that_ends_its_processes_is_continued_twice_and_no_more() -> N
 def test_of_processes_that_take_over_at_once_one_succeeds() -> None:
     store, session = Memory(), new_session()
     saved = SavedSessions(store)
-    record = kept(saved, None, session, SAVED)
+    record = commit_snapshot(saved, None, session, SAVED)
     store.put(f"{session}.owner-1", [b""])  # of a process that is between two steps
 
     class Late(Memory):

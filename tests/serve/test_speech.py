@@ -292,8 +292,8 @@ def test_what_cannot_be_spoken_is_refused(
     start: Starter, table: dict[str, object], status: int, words: str
 ) -> None:
     server = start(opener)
-    found, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
-    assert (found, words in answer["error"]["message"]) == (status, True), answer
+    code, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
+    assert (code, words in answer["error"]["message"]) == (status, True), answer
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
@@ -317,13 +317,13 @@ def test_an_artifact_that_speaks_is_opened_for_its_pool(
 
 
 def test_models_of_the_other_kind_are_told_so(start: Starter) -> None:
-    found, answer = http(f"{start().url}/v1/audio/speech", "POST", {"input": "a"})
-    assert (found, answer["error"]["code"]) == (415, "unsupported")
+    code, answer = http(f"{start().url}/v1/audio/speech", "POST", {"input": "a"})
+    assert (code, answer["error"]["code"]) == (415, "unsupported")
     server = start(opener)
     (model,) = http(f"{server.url}/v1/models")[1]["data"]
     assert (model["kind"], model["takes"]) == ("speech", {"text": True, "voice": 1})
-    found, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": "a"})
-    assert (found, answer["error"]["code"]) == (415, "unsupported")
+    code, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": "a"})
+    assert (code, answer["error"]["code"]) == (415, "unsupported")
 
 
 words = st.lists(st.text(st.sampled_from("abc .!?,\n。\"'"), max_size=60), max_size=8)

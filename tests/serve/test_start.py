@@ -31,15 +31,15 @@ def refused(*arguments: object) -> tuple[int, str]:
 
 
 def test_an_artifact_without_a_vae_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    code, told = refused(small_artifact_once(tmp_path_factory), "--port", 0)
+    code, words = refused(small_artifact_once(tmp_path_factory), "--port", 0)
     assert code == 3
-    assert told.endswith("seko-serve: this artifact has no VAE and makes no video; rebuild it with --vae\n")
+    assert words.endswith("seko-serve: this artifact has no VAE and makes no video; rebuild it with --vae\n")
 
 
 def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
-    code, told = refused(tmp_path, "--port", 0)
+    code, words = refused(tmp_path, "--port", 0)
     assert code == 3
-    assert "manifest.json" in told
+    assert "manifest.json" in words
 
 
 def test_a_start_says_where_its_page_is_and_a_taken_port_is_refused(
@@ -51,9 +51,9 @@ def test_a_start_says_where_its_page_is_and_a_taken_port_is_refused(
             assert process.poll() is None
             time.sleep(0.05)
         assert (tmp_path / "log").read_text().splitlines(keepends=True)[-1] == said
-        code, told = refused(single, "--port", url.rsplit(":", 1)[1].strip("/"))
+        code, words = refused(single, "--port", url.rsplit(":", 1)[1].strip("/"))
     assert code == 3
-    assert f"{url} cannot be listened on" in told
+    assert f"{url} cannot be listened on" in words
 
 
 def test_an_artifact_without_a_pool_serves_one_viewer(tmp_path_factory: pytest.TempPathFactory) -> None:

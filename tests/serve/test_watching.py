@@ -141,5 +141,5 @@ def test_what_no_route_takes_is_refused_in_the_same_shape(start: Starter) -> Non
         ("/nothing", "GET", 404, "not_found"),
         ("/v1/sessions", "PUT", 405, "not_allowed"),
     ):
-        found, answer = http(f"{server.url}{path}", method)
-        assert (found, answer["error"]["code"], answer["error"]["retryable"]) == (status, code, False)
+        http_status, answer = http(f"{server.url}{path}", method)
+        assert (http_status, answer["error"]["code"], answer["error"]["retryable"]) == (status, code, False)

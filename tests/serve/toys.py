@@ -24,15 +24,15 @@ CAMERA = (
 Added = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
-def loudness(given: list[torch.Tensor]) -> torch.Tensor:
+def loudness(inputs: list[torch.Tensor]) -> torch.Tensor:
     """What a voice adds to latents [b, C, F, h, w]: how loud each latent frame's window [b, 1, F, n] is."""
-    (windows,) = given
+    (windows,) = inputs
     return windows.square().mean((1, 3)).sqrt()[:, None, :, None, None] * 5
 
 
-def motion(given: list[torch.Tensor]) -> torch.Tensor:
+def motion(inputs: list[torch.Tensor]) -> torch.Tensor:
     """What a camera adds: how far it moves to the right and ahead, in two channels."""
-    moved = given[0][:, :, :, 3]  # [b, F, 3]
+    moved = inputs[0][:, :, :, 3]  # [b, F, 3]
     channels = torch.zeros(len(moved), CHANNELS, CHUNK, 1, 1)
     channels[:, 0, :, 0, 0], channels[:, 1, :, 0, 0] = moved[:, :, 0], moved[:, :, 2]
     return channels
@@ -67,7 +67,9 @@ def toy_opener(inputs: Sequence[InputSpec], added: Added) -> Callable[[], Any]:
 
     @contextmanager
     def opener() -> Iterator[Pool]:
-        engines = {f"add.{b}": lambda given: [given[0] + added(list(given[1:]))] for b in toy_pool.BUCKETS}
+        engines = {
+            f"add.{b}": lambda tensors: [tensors[0] + added(list(tensors[1:]))] for b in toy_pool.BUCKETS
+        }
         with toy_pool.open_pool(manifest=toy_manifest(inputs), engines=engines) as pool:
             yield pool
 

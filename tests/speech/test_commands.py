@@ -209,8 +209,8 @@ def test_a_pipe_gets_16_bits_as_they_come(artifact: Path, tmp_path: Path) -> Non
         [sys.executable, "-c", f"print(open({str(pipe)!r}, 'rb').read().hex())"], stdout=-1
     )
     assert main(["run", str(artifact), "--text", "abc", "-o", str(pipe)]) == 0
-    told, _ = reader.communicate(timeout=30)
-    assert bytes.fromhex(told.decode()) == in_16_bits("abc").tobytes()
+    output, _ = reader.communicate(timeout=30)
+    assert bytes.fromhex(output.decode()) == in_16_bits("abc").tobytes()
     for form, begins in (("raw", 0), ("wav", 44)):
         reader = subprocess.Popen(
             [sys.executable, "-c", f"print(open({str(pipe)!r}, 'rb').read().hex())"], stdout=-1

@@ -36,7 +36,7 @@ class Said:
     def __init__(self, seed: int, positions: int, voice: Voice) -> None:
         self.seed, self.positions, self.voice = seed, positions, voice
         self.wanted: list[Floats] = []
-        self.made: list[Floats] = []
+        self.heard: list[Floats] = []
 
     def begin(self, session: SpeechSession, text: str) -> None:
         self.check()
@@ -45,11 +45,11 @@ class Said:
         )
         limit = min(manifest().workload.limits.patches(len(text)), self.positions - len(prompt.ids))
         session.begin(text)
-        self.wanted, self.made = alone(prompt, limit, seed=self.seed), []
+        self.wanted, self.heard = alone(prompt, limit, seed=self.seed), []
 
     def check(self) -> None:
-        wanted = [patch.tobytes() for patch in self.wanted[: len(self.made)]]
-        assert [patch.tobytes() for patch in self.made] == wanted
+        wanted = [patch.tobytes() for patch in self.wanted[: len(self.heard)]]
+        assert [patch.tobytes() for patch in self.heard] == wanted
 
 
 class Story(RuleBasedStateMachine):
@@ -97,7 +97,7 @@ class Story(RuleBasedStateMachine):
         company = data.draw(st.lists(st.sampled_from(speaking), min_size=1, unique=True))
         for session, samples in zip(company, self.pool.step(company), strict=True):
             if samples is not None:
-                self.said[session].made.append(samples)
+                self.said[session].heard.append(samples)
 
     @precondition(lambda self: self.running(lambda session: session.speaks))
     @rule(data=st.data(), due=st.floats(0, 9))
@@ -109,17 +109,17 @@ class Story(RuleBasedStateMachine):
         for _ in range(calls):
             for session, patch in self.pool.serve_next():
                 if patch is not None and not patch.surplus():
-                    self.said[session].made.append(patch.samples())
+                    self.said[session].heard.append(patch.samples())
 
     @precondition(lambda self: self.running(lambda session: session.speaks))
     @rule(data=st.data(), patches=st.integers(1, 6), ahead=st.integers(0, 3))
     def listen(self, data: Any, patches: int, ahead: int) -> None:
         session = data.draw(st.sampled_from(self.running(lambda session: session.speaks)))
         said, sound = self.said[session], session.sound(ahead=ahead)
-        said.made += islice(sound, patches)
+        said.heard += islice(sound, patches)
         said.check()
         sound.close()  # which finishes the text
-        said.wanted, said.made = [], []
+        said.wanted, said.heard = [], []
 
     @precondition(lambda self: self.running())
     @rule(data=st.data())
@@ -127,7 +127,7 @@ class Story(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(self.running()))
         self.said[session].check()
         session.finish()
-        self.said[session].wanted = self.said[session].made = []
+        self.said[session].wanted = self.said[session].heard = []
 
     @precondition(lambda self: self.running())
     @rule(data=st.data())
@@ -178,8 +178,8 @@ class Story(RuleBasedStateMachine):
         for session in self.running():
             said = self.said[session]
             if said.wanted:
-                said.made += session.sound()
-                assert len(said.made) == len(said.wanted)
+                said.heard += session.sound()
+                assert len(said.heard) == len(said.wanted)
         for session, said in self.said.items():
             said.check()
             session.close()
@@ -187,7 +187,7 @@ class Story(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-def told(examples: int, steps: int) -> None:
+def run_stories(examples: int, steps: int) -> None:
     run_state_machine_as_test(
         Story,
         settings=settings(
@@ -199,12 +199,12 @@ def told(examples: int, steps: int) -> None:
 
 
 def test_whatever_moves_a_session_it_says_what_it_says_alone() -> None:
-    told(examples=25, steps=25)
+    run_stories(examples=25, steps=25)
 
 
 @pytest.mark.slow
 def test_whatever_moves_a_session_it_says_what_it_says_alone_at_length() -> None:
-    told(examples=400, steps=60)
+    run_stories(examples=400, steps=60)
 
 
 @settings(max_examples=60)

@@ -79,10 +79,10 @@ Tensors = list[Any]
 # The model, of one row, in numpy's float32.
 
 
-def held_state(held: np.ndarray) -> np.ndarray:
-    """The state [STATE] behind what a row holds, [n]."""
+def held_state(cached: np.ndarray) -> np.ndarray:
+    """The state [STATE] of a row whose cache holds these values [n]."""
     weighted = np.float32(0)
-    for place, value in enumerate(held):
+    for place, value in enumerate(cached):
         weighted = np.float32(np.sin(weighted * np.float32(1.7) + value * np.float32(1 + place % 5)))
     return np.array([weighted, weighted * weighted], np.float32)
 
@@ -122,7 +122,7 @@ def alone(
 ) -> list[np.ndarray]:
     """The sound of a prompt, patch by patch."""
     tokens = [token(*parts) for parts in zip(*prompt.arrays, strict=True)]
-    last, vae, made = prompt.patches[-1], np.zeros(VAE, np.float32), []
+    last, vae, sounds = prompt.patches[-1], np.zeros(VAE, np.float32), []
     for patch in prompt.context:
         vae = decoded(patch, vae)[1]
     for number in range(limit):
@@ -131,12 +131,12 @@ def alone(
         for _ in range(2):
             patch = solved(patch, guidance)
         sound, vae = decoded(patch, vae)
-        made.append(sound)
+        sounds.append(sound)
         tokens.append(np.float32(patch.sum()))
         last = patch
         if stops(state) and number >= 3:
             break
-    return made
+    return sounds
 
 
 # The same as engines over all rows.
@@ -195,9 +195,9 @@ def voice(tensors: Tensors) -> Tensors:
     return [torch.from_numpy(latents.astype(np.float32).reshape(1, -1, C))]
 
 
-def _keep(row: int, held: np.ndarray, patch: np.ndarray, states: Sequence[np.ndarray]) -> None:
+def _keep(row: int, cached: np.ndarray, patch: np.ndarray, states: Sequence[np.ndarray]) -> None:
     base, residual, last = states
-    base[row], residual[row], last[row] = held_state(held), held.sum(), patch
+    base[row], residual[row], last[row] = held_state(cached), cached.sum(), patch
 
 
 @dataclass(frozen=True)

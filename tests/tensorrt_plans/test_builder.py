@@ -51,11 +51,11 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The configurations that plans are built with."""
     seen: list[Any] = []
 
-    def kept(library: TensorRt, module: Any, config: Any, *rest: Any) -> Any:
+    def configure_and_record(library: TensorRt, module: Any, config: Any, *rest: Any) -> Any:
         seen.append(config)
         return configure(library, module, config, *rest)
 
-    monkeypatch.setattr(builder, "configure", kept)
+    monkeypatch.setattr(builder, "configure", configure_and_record)
     return seen
 
 

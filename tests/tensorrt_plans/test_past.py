@@ -136,7 +136,7 @@ def test_attention_in_8_bits_is_taken_where_it_is_asked_for_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "words"),
     [
         ({"target": "sm_86,sm_89"}, "--attention fp8: this GPU has no fp8 numbers"),
         ({"fp4_kv": False}, "it reads an FP4 cache"),
@@ -144,8 +144,8 @@ def test_attention_in_8_bits_is_taken_where_it_is_asked_for_alone() -> None:
         ({"resident_window": True}, "no resident windows yet: leave --resident-window out"),
     ],
 )
-def test_what_such_plans_cannot_be_is_refused(more: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_such_plans_cannot_be_is_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         resolve_build(options(attention="fp8", **more))
 
 

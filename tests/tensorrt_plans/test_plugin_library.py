@@ -40,10 +40,10 @@ def lines(folder: Path, arch: int) -> list[str]:
     done = subprocess.run(
         [folder / "calls", folder / "plugin.so"], env=environ, capture_output=True, text=True, check=True
     )
-    first, *told = done.stdout.splitlines()
+    first, *others = done.stdout.splitlines()
     assert first == "1 seko PtxKernel 2"
-    assert told[0] == f"workspace {2 * 3 * 5 * 768} alias 1"
-    return told[1:]
+    assert others[0] == f"workspace {2 * 3 * 5 * 768} alias 1"
+    return others[1:]
 
 
 @pytest.mark.parametrize(

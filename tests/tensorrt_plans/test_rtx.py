@@ -51,7 +51,7 @@ def models() -> dict[str, ModelProto]:
     return {name: form_of(WHOLE, name) for name in graph_of(WHOLE).pieces if name != "vae_decode_first"}
 
 
-def made(plans: PlanBuilder, form: PlanForm, archs: tuple[int, ...] = ARCHS) -> Plan:
+def build_plan(plans: PlanBuilder, form: PlanForm, archs: tuple[int, ...] = ARCHS) -> Plan:
     return plans.build(with_kernels(form, archs).model, form.aliases, archs, b"", silent)
 
 
@@ -78,15 +78,15 @@ def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
                 assert value.name.removeprefix("next.") == argument.name
                 assert tuple(axis.dim_value for axis in tensor.shape.dim) == argument.shape
                 assert tensor.elem_type in names[dtype_name(argument.dtype)]
-        assert len(made(plans, form).content) > 10_000, name
+        assert len(build_plan(plans, form).content) > 10_000, name
 
 
 def test_equal_builds_give_equal_bytes_and_a_changed_kernel_others(
     plans: PlanBuilder, models: dict[str, ModelProto]
 ) -> None:
     form = plan_form(models["noise"])
-    first = made(plans, form).content
-    assert made(plans, form).content == first
+    first = build_plan(plans, form).content
+    assert build_plan(plans, form).content == first
     assert all(b".target sm_%d" % arch in first for arch in ARCHS)
     changed = with_kernels(form, ARCHS).model
     (node,) = (node for node in changed.graph.node if node.op_type == "PtxKernel")
@@ -171,7 +171,7 @@ def test_exact_caches_are_written_by_tensorrts_layer_where_it_can_and_by_a_plugi
     monkeypatch.setattr(builder, "check_aliases", seen)
     form = plan_form(form_of(config, "block"), rows)
     assert form.aliases == {"next.caches.k": "caches.k", "next.caches.v": "caches.v"}
-    made(plans, form, (89,))
+    build_plan(plans, form, (89,))
     updates = sum("KV" in kind for kind in kinds)
     assert (updates, kinds.count("PLUGIN_V3")) == ((2, 0) if rows else (0, 2))
     shapes = {
@@ -209,9 +209,9 @@ def test_rows_of_a_cache_update_are_where_the_form_writes_them() -> None:
     places = np.concatenate([np.arange(8, 12), tokens + np.arange(0, 4)])
     session = onnxruntime.InferenceSession(form.model.SerializeToString(), providers=["CPUExecutionProvider"])
     feed = {"caches.k": cache_array.reshape(rows, 1, tokens, heads * dim), "token_index": places, "x": new}
-    (found,) = session.run(None, feed)
+    (updated,) = session.run(None, feed)
     cache_array[places] = new
-    assert found.reshape(cache_array.shape).tobytes() == cache_array.tobytes()
+    assert updated.reshape(cache_array.shape).tobytes() == cache_array.tobytes()
 
 
 @pytest.mark.usefixtures("plans")

@@ -94,9 +94,11 @@ class CameraFamily(VideoFamily):
         """The checkpoint's own words; its sizes are not read off them."""
         return KeyTable("safetensors", _shapes, (Naming("camera", str, str),), (), "patch_embedding.weight")
 
-    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    def recognise(
+        self, where: str, opened: OpenedFiles, stored: Mapping[str, Any] | None
+    ) -> Recognised | None:
         """Return the one model that there is, if these are its tensors."""
-        del where, told
+        del where, stored
         if self.keys.naming_of(opened).shapes_in(opened) != _shapes(MODEL):
             return None
         model = {name: Fact(value, Source.SHAPES) for name, value in vars(MODEL).items() if name not in NAMES}

@@ -130,23 +130,23 @@ def world_config() -> VideoBuild:
 
 def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     """Weights by the artifact's names; what fused layers add of the layer before is 0."""
-    generator, made = torch.Generator().manual_seed(0), {}
+    generator, weights = torch.Generator().manual_seed(0), {}
     for piece in graph_of(config).pieces.values():
         for layer in piece.served or (0,):
             for parameter in piece.parameters:
                 name = parameter.ref.removeprefix("weight:").replace("{layer}", str(layer))
-                if name not in made:
+                if name not in weights:
                     drawn = torch.randn(parameter.shape, generator=generator)
                     wide = len(parameter.shape) > 1 and "modulation" not in name
                     is_norm = "norm" in name and name.endswith("weight")
-                    made[name] = (
+                    weights[name] = (
                         1 + 0.1 * drawn
                         if is_norm
                         else drawn / parameter.shape[-1] ** 0.5
                         if wide
                         else 0.3 * drawn
                     )
-    return made
+    return weights
 
 
 def with_tables(config: VideoBuild, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -85,9 +85,9 @@ class ToyVae(Vae[ToyVaeConfig]):
         numbers, channels = shapes[KEY]
         return ToyVaeConfig(channels, int((numbers // 3) ** 0.5))
 
-    def config(self, told: Mapping[str, Any], where: str) -> ToyVaeConfig | None:
+    def config(self, stored: Mapping[str, Any], where: str) -> ToyVaeConfig | None:
         del where
-        return ToyVaeConfig(told["channels"], told["side"]) if told.get("painter") else None
+        return ToyVaeConfig(stored["channels"], stored["side"]) if stored.get("painter") else None
 
     def match(
         self, path: Path, opened: OpenedFiles, config: ToyVaeConfig, half: str

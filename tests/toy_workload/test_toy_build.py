@@ -73,14 +73,18 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_manifest_is_the_one_that_was_written_by_hand(built: Path) -> None:
     """Engines, programs and buffers as `model.manifest` has them; the exporter adds machine, files and goldens."""
     with open_artifact(built) as artifact:
-        made, wanted = artifact.manifest, model.manifest()
-    assert (made.programs, made.buffers, made.pool) == (wanted.programs, wanted.buffers, wanted.pool)
-    assert sorted(made.engines, key=lambda engine: engine.name) == sorted(
+        manifest, wanted = artifact.manifest, model.manifest()
+    assert (manifest.programs, manifest.buffers, manifest.pool) == (
+        wanted.programs,
+        wanted.buffers,
+        wanted.pool,
+    )
+    assert sorted(manifest.engines, key=lambda engine: engine.name) == sorted(
         wanted.engines, key=lambda engine: engine.name
     )
-    assert made.state_rows == wanted.state_rows == CONFIG.workload.state_rows
-    assert made.workload.golden is not None
-    assert made.workload.golden.steps == GOLDEN_STEPS
+    assert manifest.state_rows == wanted.state_rows == CONFIG.workload.state_rows
+    assert manifest.workload.golden is not None
+    assert manifest.workload.golden.steps == GOLDEN_STEPS
 
 
 def test_it_verifies_and_its_sessions_join_pause_and_leave(built: Path) -> None:

@@ -93,10 +93,10 @@ def test_a_flag_is_read_one_step_late_and_the_surplus_step_is_dropped() -> None:
     words = next(words for words in WORDS if len(alone(words)) + len(words) < model.POSITIONS - 1)
     with open_pool() as pool:
         session = pool.open_session(words)
-        row, made = session._running_row(), said(session)
-        assert len(made) == len(alone(words))
+        row, samples = session._running_row(), said(session)
+        assert len(samples) == len(alone(words))
         assert session.closed
-        assert pool._rows.positions[row] == len(words) + len(made) + 1
+        assert pool._rows.positions[row] == len(words) + len(samples) + 1
 
 
 def test_too_many_words_and_positions_are_refused() -> None:
@@ -262,10 +262,10 @@ def test_on_a_gpu_each_step_is_one_launch_of_a_captured_graph(tmp_path: Path) ->
         with artifact.open_pool() as pool:
             sessions = [pool.open_session(words) for words in WORDS[:3]]
             assert len(pool._rows.device().replays) == len(model.LENGTHS) + len(model.BUCKETS)
-            before, made = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
+            before, steps = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
             assert pool._rows.launches == before + 2
             for number, words in enumerate(WORDS[:3]):
                 for place, wanted in enumerate(alone(words)[:2]):
-                    np.testing.assert_allclose(made[place][number], wanted, rtol=1e-4, atol=1e-5)
+                    np.testing.assert_allclose(steps[place][number], wanted, rtol=1e-4, atol=1e-5)
             for session in sessions:
                 session.close()

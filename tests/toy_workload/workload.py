@@ -126,9 +126,9 @@ class ToyRows(LocalRows[ToyManifest, ToyDevice]):
         with self.counted([row]):
             self.positions[row] = len(words)
 
-    def run(self, rows: Sequence[int], given: Sequence[None] | None = None) -> list[Made]:
+    def run(self, rows: Sequence[int], inputs: Sequence[None] | None = None) -> list[Made]:
         """Queue a step of some rows; the flags of their last steps are read while it runs."""
-        del given
+        del inputs
         device = self.device()
         self.check_whole(rows)
         full = [row for row in rows if self.positions[row] == self.manifest.workload.positions]

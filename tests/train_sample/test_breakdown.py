@@ -51,8 +51,8 @@ def test_failures_are_told_by_number_of_shapes_and_by_motion():
         Judged(double, verdict((RED,), "count", "colour"), verdict((RED, BLUE))),
         Judged(double, verdict((bounced, BLUE), "shape", "motion"), verdict((RED, BLUE))),
     ]
-    told = report_of(rows)
-    assert told["by_count"] == {
+    report = report_of(rows)
+    assert report["by_count"] == {
         "1": {"clips": 1, "followed": 1.0, "followed_end": 0.0, "failed": {}},
         "2": {
             "clips": 2,
@@ -61,29 +61,29 @@ def test_failures_are_told_by_number_of_shapes_and_by_motion():
             "failed": {"count": 1, "colour": 1, "shape": 1, "motion": 1},
         },
     }
-    assert told["by_motion"]["start"] == {
+    assert report["by_motion"]["start"] == {
         "orbit": {"figures": 3, "right": 0.6667, "shape": 0.6667, "seen_as": {"bounce": 1}},
         "spin": {"figures": 2, "right": 0.5, "shape": 0.5, "seen_as": {"missing": 1}},
     }
-    assert told["by_motion"]["end"]["spin"]["right"] == 1.0
+    assert report["by_motion"]["end"]["spin"]["right"] == 1.0
 
 
 def test_true_scenes_fail_nowhere():
     scenes = draw_scenes(6, 4, held_out=True)
     rows = []
     for index, wanted in enumerate(describe(scenes)):
-        found = judge(render(scenes[slice(index, index + 1)], torch.arange(57))[0], wanted)
-        rows.append(Judged(wanted, found, found))
-    told = report_of(rows)
-    assert all(part["failed"] == {} for part in told["by_count"].values())
-    assert all(part["right"] == 1 and part["shape"] == 1 for part in told["by_motion"]["start"].values())
-    assert sum(part["clips"] for part in told["by_count"].values()) == 6
+        judged = judge(render(scenes[slice(index, index + 1)], torch.arange(57))[0], wanted)
+        rows.append(Judged(wanted, judged, judged))
+    report = report_of(rows)
+    assert all(part["failed"] == {} for part in report["by_count"].values())
+    assert all(part["right"] == 1 and part["shape"] == 1 for part in report["by_motion"]["start"].values())
+    assert sum(part["clips"] for part in report["by_count"].values()) == 6
 
 
 def test_the_figures_with_a_bar_are_rows(tmp_path):
     wanted, good = Description((RED,), "dark"), verdict((RED,))
-    told = report_of([Judged(wanted, good, good), Judged(wanted, good, verdict((RED,), "motion"))])
-    append_figures(tmp_path / "rows.jsonl", told | {"video_seconds": 59.8})
+    report = report_of([Judged(wanted, good, good), Judged(wanted, good, verdict((RED,), "motion"))])
+    append_figures(tmp_path / "rows.jsonl", report | {"video_seconds": 59.8})
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [(row["figure"], row["value"], row["bar"]) for row in rows] == [
         ("prompts_followed", 1.0, 0.85),

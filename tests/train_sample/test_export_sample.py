@@ -85,10 +85,10 @@ def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
     taught, teaching = load_teacher(runs["teacher"], "cpu")
     config = Distillation("dmd", batch=2, pool=4, start_chunks=4, fake_steps=1)
     begin = read_ema(runs["student"])
-    made = {"adamw": config, "muon": dataclasses.replace(config, optimizer="muon")}
-    for name, way in made.items():
+    configs = {"adamw": config, "muon": dataclasses.replace(config, optimizer="muon")}
+    for name, way in configs.items():
         distil.train(way, tmp_path / name, taught, teaching, averaging_encoder, 2, options(), begin)
-    students = [read_ema(tmp_path / name) for name in made]
+    students = [read_ema(tmp_path / name) for name in configs]
     assert students[0][1]["began_from"] == begin[1]
 
     def card(student: str) -> str:
@@ -101,7 +101,7 @@ def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
     assert "| steps | 1 + 1 + (1 + 2) |" in text
     assert "mean of" not in text
 
-    average([tmp_path / name for name in made], tmp_path / "mean")
+    average([tmp_path / name for name in configs], tmp_path / "mean")
     mean = read_ema(tmp_path / "mean")[0]
     for name, tensor in mean.items():
         assert torch.equal(tensor, (students[0][0][name] + students[1][0][name]) / 2)

@@ -90,11 +90,11 @@ def test_odds_that_cannot_be_are_refused(odds):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_training_never_draws_a_held_out_combination(seed):
-    trained, kept = draw_scenes(500, seed), draw_scenes(50, seed, held_out=True)
+    trained, held_out_scenes = draw_scenes(500, seed), draw_scenes(50, seed, held_out=True)
     assert not is_held_out(trained).any()
-    assert is_held_out(kept).all()
+    assert is_held_out(held_out_scenes).all()
     assert not any(held_out(d) for d in describe(trained))  # the caption side agrees
-    assert all(held_out(d) for d in describe(kept))
+    assert all(held_out(d) for d in describe(held_out_scenes))
 
 
 @given(DESCRIPTIONS)
@@ -142,8 +142,8 @@ def test_the_judge_sees_what_was_drawn(sigma, noise, clips, bar):
     for index, wanted in enumerate(describe(scenes)):
         video = render(scenes[slice(index, index + 1)], 977.0 * index + torch.arange(33))
         verdicts.append(judge((blurred(video, sigma, noise, index) if sigma else video)[0], wanted))
-    found = summary(verdicts)
-    assert all(found[name] >= bar for name in ATTRIBUTES), found
+    shares = summary(verdicts)
+    assert all(shares[name] >= bar for name in ATTRIBUTES), shares
 
 
 def test_the_judge_is_not_pleased_by_another_scene():

@@ -71,10 +71,10 @@ def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path
     monkeypatch.setattr(self_forcing, "roll_out", rolled)
     monkeypatch.setattr(self_forcing, "predict_clean", predicted)
     trainer.take_step(turn, torch.Generator().manual_seed(3))
-    made = seen["rolled"].latents
-    assert made.shape[0] == 2
-    assert made.shape[2] == {"near": 12, "far": 9}[turn]
-    assert relative_error(seen["made"], made) <= BAR
+    latents = seen["rolled"].latents
+    assert latents.shape[0] == 2
+    assert latents.shape[2] == {"near": 12, "far": 9}[turn]
+    assert relative_error(seen["made"], latents) <= BAR
 
 
 @pytest.mark.parametrize("begins", [2, 3, 1400])
@@ -94,18 +94,18 @@ def test_a_given_frame_is_what_the_exported_step_makes_of_it():
     dit.load_state_dict(weights, strict=True)
     generator = torch.Generator().manual_seed(0)
     shape = (2, 16, 1, config.workload.stream.latent_height, config.workload.stream.latent_width)
-    given, latents = torch.tensor([True, False]), torch.randn(shape, generator=generator)
+    conditioned, latents = torch.tensor([True, False]), torch.randn(shape, generator=generator)
     sigmas = warped(2, 5.0)
     frames = torch.arange(6).expand(2, -1)
     rolled = roll_out(
-        dit, text, frames, sigmas, generator, keep_inputs=True, given=given, given_latents=latents
+        dit, text, frames, sigmas, generator, keep_inputs=True, conditioned=conditioned, given_latents=latents
     )
     stream = EagerStream(config, weights, text)
     for chunk in range(2):
         part = slice(3 * chunk, 3 * chunk + 3)
         feed = [*(x[:, :, part] for x in rolled.inputs), rolled.latents[:, :, part]]
-        told = ([1, 0], latents.expand(-1, -1, 3, -1, -1)) if chunk == 0 else None
-        last = stream.run_chunk([3 * chunk] * 2, [5, 6], feed, told)[-2]
+        conditioning = ([1, 0], latents.expand(-1, -1, 3, -1, -1)) if chunk == 0 else None
+        last = stream.run_chunk([3 * chunk] * 2, [5, 6], feed, conditioning)[-2]
         assert last.timestep == pytest.approx(1000 * sigmas[-1])
         wanted = last.latents - sigmas[-1] * last.velocity
         if chunk == 0:
@@ -117,11 +117,11 @@ def test_a_given_frame_is_what_the_exported_step_makes_of_it():
 
 
 def test_what_gives_a_frame_in_the_midst_of_a_stream_is_refused():
-    dit, given = drawn_dit(0), torch.ones(1, dtype=torch.bool)
+    dit, conditioned = drawn_dit(0), torch.ones(1, dtype=torch.bool)
     text, frames = torch.zeros(1, 48, 32), torch.arange(6)[None]
     for more in ({"prefix": torch.zeros(1, 16, 3, 4, 4), "given_latents": torch.zeros(1, 16, 1, 4, 4)}, {}):
         with pytest.raises(ValueError, match="begin a stream"):
-            roll_out(dit, text, frames, (1.0,), torch.Generator(), given=given, **more)
+            roll_out(dit, text, frames, (1.0,), torch.Generator(), conditioned=conditioned, **more)
 
 
 class WrongInFrame0(nn.Module):
@@ -140,7 +140,7 @@ class WrongInFrame0(nn.Module):
 
 @pytest.mark.parametrize("wrong", ["fake", "teacher"])
 def test_a_given_frame_is_judged_by_nobody(wrong, tmp_path):
-    told = {}
+    losses = {}
     for share in (0.0, 1.0):
         trainer = forcing(tmp_path / str(share), share)
         if wrong == "fake":
@@ -150,12 +150,12 @@ def test_a_given_frame_is_judged_by_nobody(wrong, tmp_path):
                 trainer.guided, forward=WrongInFrame0(trainer.guided.forward)
             )
         gap, fake, _ = trainer.take_step("near", torch.Generator().manual_seed(1))
-        told[share] = {"gap": gap.item(), "fake": fake.item()}
-    assert told[0.0]["gap"] > 1e4
-    assert told[1.0]["gap"] < 1e2
+        losses[share] = {"gap": gap.item(), "fake": fake.item()}
+    assert losses[0.0]["gap"] > 1e4
+    assert losses[1.0]["gap"] < 1e2
     if wrong == "fake":
-        assert told[0.0]["fake"] > 1e4
-        assert told[1.0]["fake"] < 1e2
+        assert losses[0.0]["fake"] > 1e4
+        assert losses[1.0]["fake"] < 1e2
 
 
 def test_a_given_frame_does_not_stretch_its_chunks_gradient():

@@ -172,9 +172,9 @@ def test_a_scenes_first_chunk_counts_more(dit):
     def off_by_one_in_chunk(wrong):
         def student(clean, noisy, times, _text, frames, _mask, text_mask):
             del text_mask
-            made = dit(clean, noisy, times, batch.after, frames, views.hidden[batch.switch])
-            made[:, :, wrong * SIZE : (wrong + 1) * SIZE] += 1
-            return made
+            velocity = dit(clean, noisy, times, batch.after, frames, views.hidden[batch.switch])
+            velocity[:, :, wrong * SIZE : (wrong + 1) * SIZE] += 1
+            return velocity
 
         student.stream = STREAM
         return switch_loss(
@@ -201,12 +201,12 @@ def test_the_runtimes_session_switches_as_the_judged_stream_does():
     """Both see the same past and the same noise levels; noise is theirs, so the means of many values are compared."""
     teacher = load_student(SAMPLE_FOLDER, "cpu", layers=1).requires_grad_(False)
     before, after = drawn(2, 48, 128), drawn(2, 48, 128, seed=1)
-    made = session_stream(teacher, before, after, 1, 3, "cpu", SAMPLE_FOLDER)
+    stream = session_stream(teacher, before, after, 1, 3, "cpu", SAMPLE_FOLDER)
     other = switched_stream(
         teacher, before, after, 1, 3, warped(4, 5.0), torch.Generator().manual_seed(5), recache=True
     )
-    assert made.shape == other.shape
-    assert relative_error(made.std((0, 3, 4)), other.std((0, 3, 4))) <= 0.2
+    assert stream.shape == other.shape
+    assert relative_error(stream.std((0, 3, 4)), other.std((0, 3, 4))) <= 0.2
 
 
 class _Texts:
@@ -227,12 +227,12 @@ def test_samples_hold_one_stream_then_the_beginning_of_another(dit):
     assert set(batch.switch[8:].tolist()) == set(SWITCHES)
     for i in range(32):
         at = int(batch.switch[i]) * SIZE
-        held = [
+        same = [
             stream
             for stream in pool.latents
             if torch.equal(stream[:, : CHUNKS * SIZE - at], batch.latents[i, :, at:])
         ]
-        assert held
+        assert same
         assert not batch.judged[i, :at].any()
         far = batch.frames[i, SIZE] > SIZE
         assert not (far and batch.judged[i, : 3 * SIZE].any())
@@ -296,18 +296,18 @@ def report(rebuilt: float = 0.85, plain: float = 0.82, start: float = 0.86) -> d
 
 
 def test_trained_switches_take_the_place_of_the_shipped_transformer(tmp_path):
-    made, sample = tmp_path / "made", tmp_path / "sample"
-    made.mkdir()
+    trained_folder, sample = tmp_path / "made", tmp_path / "sample"
+    trained_folder.mkdir()
     shutil.copytree(SAMPLE_FOLDER, sample)
     trained = {name: t + 1 for name, t in load_file(sample / "dit.safetensors").items()}
-    save_file(trained, made / "dit.safetensors")
+    save_file(trained, trained_folder / "dit.safetensors")
     facts = {"steps": 1500, "minutes": 2.04, "began_from": {"steps": 2000, "minutes": 3.5}}
-    write_state(made, {"ema": trained}, {"step": 1500, "seconds": 122.4, "facts": facts})
-    (made / "judged.json").write_text(json.dumps(report()), encoding="utf-8")
+    write_state(trained_folder, {"ema": trained}, {"step": 1500, "seconds": 122.4, "facts": facts})
+    (trained_folder / "judged.json").write_text(json.dumps(report()), encoding="utf-8")
     for _ in range(2):  # a second time it replaces what the first one said
-        ship(made, sample, None)
+        ship(trained_folder, sample, None)
         card = (sample / "MODEL.md").read_text(encoding="utf-8")
-        digest = hashlib.sha256((made / "dit.safetensors").read_bytes()).hexdigest()
+        digest = hashlib.sha256((trained_folder / "dit.safetensors").read_bytes()).hexdigest()
         for said in (
             f"{digest}  dit.safetensors",
             "86.0 % in the first",
@@ -316,7 +316,7 @@ def test_trained_switches_take_the_place_of_the_shipped_transformer(tmp_path):
             "86.5 and 90.0 %",
         ):
             assert card.count(said) == 1
-    assert (sample / "dit.safetensors").read_bytes() == (made / "dit.safetensors").read_bytes()
+    assert (sample / "dit.safetensors").read_bytes() == (trained_folder / "dit.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(("bad", "said"), [({"rebuilt": 0.79}, "79%"), ({"start": 0.84}, "2.5")])

@@ -119,9 +119,9 @@ def test_vae_loss_falls_and_a_resumed_run_is_the_unbroken_one(tmp_path):
     assert_same(whole, interrupted(train, tmp_path / "broken", 31))
     squared = losses(tmp_path / "whole", "squared")
     assert squared[-1] < 0.8 * squared[0]
-    found = train_vae.measure(train_vae.Vae(MICRO_VAE.vae), whole.ema, "cpu", 2, 5, 16)
-    assert len(found["latents_std"]) == 16
-    assert min(found["latents_std"]) > 0
+    figures = train_vae.measure(train_vae.Vae(MICRO_VAE.vae), whole.ema, "cpu", 2, 5, 16)
+    assert len(figures["latents_std"]) == 16
+    assert min(figures["latents_std"]) > 0
 
 
 def test_the_vae_holds_what_a_checkpoint_of_its_config_holds():
@@ -151,8 +151,10 @@ def test_a_given_frame_is_clean_at_time_0_and_not_judged():
     for share in (1.0, 0.0):
         config = dataclasses.replace(MICRO, given_share=share)
         loss = train_dit.flow_loss(forward, batch, "first", text, mask, config, generator)
-        given = torch.equal(seen["noisy"][:, :, 0], latents[:, :, 0]) and not seen["times"][:, 0].any()
-        assert given == (share == 1.0)
+        is_conditioned = (
+            torch.equal(seen["noisy"][:, :, 0], latents[:, :, 0]) and not seen["times"][:, 0].any()
+        )
+        assert is_conditioned == (share == 1.0)
         assert (loss < 10) == (share == 1.0)
         assert not torch.equal(seen["noisy"][:, :, 1], latents[:, :, 1])
         assert (seen["times"][:, 1] > 0).all()
@@ -172,7 +174,7 @@ def test_a_given_frame_stays_clean_along_a_path_and_in_the_students_pass(teacher
     generator = torch.Generator().manual_seed(0)
     latents = torch.randn(4, 16, 6 * size, 4, 4, generator=generator)
     batch = Batch(latents, torch.arange(6 * size).expand(4, -1), torch.zeros(4, 48, dtype=torch.int64))
-    given = torch.tensor([True, False, True, False])
+    conditioned = torch.tensor([True, False, True, False])
     text, times = torch.randn(4, 48, 32, generator=generator), []
 
     def forward(clean, noisy, at, *more):
@@ -181,21 +183,21 @@ def test_a_given_frame_stays_clean_along_a_path_and_in_the_students_pass(teacher
 
     mask = train_dit.layout_mask("first", teaching.stream, "cpu")
     visited, ends = teacher_paths(
-        Guided(forward, 2.0), batch, "first", text, text, mask, config.sigmas, config.grid, size, generator, given
+        Guided(forward, 2.0), batch, "first", text, text, mask, config.sigmas, config.grid, size, generator, conditioned
     )  # fmt: skip
     for point in (*visited, ends):
-        assert torch.equal(point[given, :, 0], latents[given, :, 0])
-        assert not torch.equal(point[~given, :, 0], latents[~given, :, 0])
-        assert not torch.equal(point[given, :, 1], latents[given, :, 1])
-    assert all(not at[given, 0].any() and at[~given, 0].all() and at[:, 1:].all() for at in times)
+        assert torch.equal(point[conditioned, :, 0], latents[conditioned, :, 0])
+        assert not torch.equal(point[~conditioned, :, 0], latents[~conditioned, :, 0])
+        assert not torch.equal(point[conditioned, :, 1], latents[conditioned, :, 1])
+    assert all(not at[conditioned, 0].any() and at[~conditioned, 0].all() and at[:, 1:].all() for at in times)
     times.clear()
     frames = batch.frames[:, :size]
     x0 = predict_clean(
-        forward, latents[:, :, :0], visited[1], torch.full((4, 1), 0.9), text, frames, mask, size, given
+        forward, latents[:, :, :0], visited[1], torch.full((4, 1), 0.9), text, frames, mask, size, conditioned
     )
-    assert torch.equal(x0[given, :, 0], latents[given, :, 0])
-    assert not times[0][given, 0].any()
-    assert (times[0][~given] > 0).all()
+    assert torch.equal(x0[conditioned, :, 0], latents[conditioned, :, 0])
+    assert not times[0][conditioned, 0].any()
+    assert (times[0][~conditioned] > 0).all()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -211,7 +213,7 @@ def test_a_regression_gives_frames_in_the_teachers_share(share, teacher, tmp_pat
     config = Distillation("ode", batch=2, pool=4, teacher_passes=2, updates_a_path=1)
     teaching = dataclasses.replace(teaching, given_share=share)
     distil.train(config, tmp_path, taught, teaching, averaging_encoder, 3, options())
-    assert {layout: given.float().mean().item() for layout, given in seen.items()} == {
+    assert {layout: conditioned.float().mean().item() for layout, conditioned in seen.items()} == {
         "first": share,
         "start": 0.0,
         "window": 0.0,

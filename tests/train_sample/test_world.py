@@ -109,18 +109,20 @@ def test_it_is_the_written_out_model_in_one_forward_and_behind_a_cache():
     cache, text_kv, wanted, cameras = None, dit.text_kv(text), [], []
     for chunk in range(4):
         part = latents[:, :, chunk * size : (chunk + 1) * size]
-        given = given_of(config, chunk)
-        reference.begin({name: given[name][0] for name in given})
+        inputs = given_of(config, chunk)
+        reference.begin({name: inputs[name][0] for name in inputs})
         wanted.append(reference.velocity(part[0], 900.0))
         reference.commit(part[0])
         frames = torch.arange(chunk * size, (chunk + 1) * size)[None]
         rows = table[:, :, frames[0]]
-        told = dit.camera_tokens(given[camera.POSES], given[camera.INTRINSICS])
-        cameras.append(told)
+        camera_tokens = dit.camera_tokens(inputs[camera.POSES], inputs[camera.INTRINSICS])
+        cameras.append(camera_tokens)
         x = torch.cat((part, rows), 1)
-        got, _ = dit.step(x, torch.full(frames.shape, 900.0), frames, text_kv, cache, told.flatten(1, 2))
+        got, _ = dit.step(
+            x, torch.full(frames.shape, 900.0), frames, text_kv, cache, camera_tokens.flatten(1, 2)
+        )
         assert relative_error(got[0], wanted[-1]) <= BAR
-        cache = dit.step(x, torch.zeros(frames.shape), frames, text_kv, cache, told.flatten(1, 2))[1]
+        cache = dit.step(x, torch.zeros(frames.shape), frames, text_kv, cache, camera_tokens.flatten(1, 2))[1]
     frames = torch.arange(4 * size)
     x = torch.cat((latents, table[:, :, frames]), 1)
     tokens = torch.cat(cameras, 1)

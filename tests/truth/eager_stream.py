@@ -86,18 +86,18 @@ class EagerStream:
         first_frames: Sequence[int],
         seeds: Sequence[int],
         feed: Sequence[Tensor] | None = None,
-        given: tuple[Sequence[int], Tensor] | None = None,
+        conditioning: tuple[Sequence[int], Tensor] | None = None,
     ) -> list[Pass]:
         """Run one chunk, each row at its own frame, and return its passes, the context pass last.
 
         ``feed``, if given, replaces the latents [B, C, F, h, w] that go into each pass: two implementations
-        are compared pass by pass, not by the drift of two feedback loops. ``given``: how many leading frames of each
-        row are given, and the latents [B, C, F, h, w] that they are taken from.
+        are compared pass by pass, not by the drift of two feedback loops. ``conditioning``: how many leading frames of
+        each row are conditioning frames, and the latents [B, C, F, h, w] that they are taken from.
         """
         self.buffers["conditioning_frames"].zero_()
-        if given is not None:
-            self.buffers["conditioning_frames"].copy_(torch.tensor(given[0]))
-            self.buffers["conditioning.latents"].copy_(given[1])
+        if conditioning is not None:
+            self.buffers["conditioning_frames"].copy_(torch.tensor(conditioning[0]))
+            self.buffers["conditioning.latents"].copy_(conditioning[1])
         s, latents = self.config.workload.stream, self.buffers["latents"]
         self.buffers["seeds"].copy_(torch.tensor(seeds))
         self._stand_at(first_frames)
@@ -152,14 +152,14 @@ class EagerStream:
 
     def slot_tokens(self, row: int, slot: int) -> dict[str, Tensor]:
         """Return what one slot of one row holds, [layers, frame_tokens, ...] by cache tensor."""
-        s, rows, held = self.config.workload.stream, self.cache_rows(row), {}
+        s, rows, tokens = self.config.workload.stream, self.cache_rows(row), {}
         for cache in self.config.kv.cache_tensors:
             first = s.pinned_frames if cache.part == "ring" else 0
             frames = s.pinned_frames if cache.part == "sink" else s.cache_frames
             if first <= slot < frames:
                 start = (slot - first) * s.frame_tokens
-                held[f"kv.{cache.name}"] = rows[f"kv.{cache.name}"][:, start : start + s.frame_tokens]
-        return held
+                tokens[f"kv.{cache.name}"] = rows[f"kv.{cache.name}"][:, start : start + s.frame_tokens]
+        return tokens
 
     @torch.no_grad()
     def _run(self, calls: Sequence[Call], number: int) -> dict[str, Tensor]:

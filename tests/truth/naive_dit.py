@@ -170,11 +170,17 @@ class ShiftingDit:
 
     @torch.no_grad()
     def step(
-        self, latents: Tensor, timestep: float, first_frame: int, *, commit: bool, given: Sequence[float] = ()
+        self,
+        latents: Tensor,
+        timestep: float,
+        first_frame: int,
+        *,
+        commit: bool,
+        leading_times: Sequence[float] = (),
     ) -> Tensor:
         """Return the velocity [C, F, h, w] of latents [C, F, h, w]; ``commit`` keeps this pass's K and V.
 
-        ``given`` are the times of the leading frames where they are not ``timestep``.
+        ``leading_times`` are the times of the leading frames where they are not ``timestep``.
         """
         model, n = self.model, self.stream.frame_tokens
         frames = list(range(first_frame, first_frame + latents.shape[1]))
@@ -188,7 +194,9 @@ class ShiftingDit:
         x = [patches[:, i].flatten(1).T for i in range(len(frames))]  # each [n, d]
 
         half = model.freq_dim // 2
-        times = torch.tensor([*given, *[timestep] * (len(frames) - len(given))], dtype=torch.float64)
+        times = torch.tensor(
+            [*leading_times, *[timestep] * (len(frames) - len(leading_times))], dtype=torch.float64
+        )
         angle = times[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
         time = self._linear("time_embedding.0", torch.cat((angle.cos(), angle.sin()), dim=-1).to(self.dtype))
         time = self._linear("time_embedding.2", F.silu(time)).repeat_interleave(n, dim=0)  # [T, d]

@@ -19,11 +19,11 @@ class PinningDit(ShiftingDit):
 
     def _window(self, cached: list[CachedFrame], layer: int) -> list[CachedFrame]:
         del layer
-        kept, most = list(cached), self.stream.sink_frames + self.stream.ring_frames
-        while len(kept) > most:
-            free = (c for c in kept if c.frame >= self.stream.sink_frames and c.frame not in self.pinned)
-            kept.remove(next(free))
-        return kept
+        window, most = list(cached), self.stream.sink_frames + self.stream.ring_frames
+        while len(window) > most:
+            free = (c for c in window if c.frame >= self.stream.sink_frames and c.frame not in self.pinned)
+            window.remove(next(free))
+        return window
 
 
 class NaiveLoop:

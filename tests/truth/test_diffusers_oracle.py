@@ -140,7 +140,7 @@ def test_a_start_picture_of_wan_2_2_has_a_time_of_its_own(worst):
     stream = EagerStream(config, wan, text)
     shape = stream.buffers["latents"].shape
     picture = torch.randn(shape, generator=torch.Generator().manual_seed(6))
-    *passes, context = stream.run_chunk([0], [20], given=([1], picture))
+    *passes, context = stream.run_chunk([0], [20], conditioning=([1], picture))
     for done in passes:
         assert torch.equal(done.latents[:, :, 0], picture[:, :, 0])
         times = torch.full((1, shape[2]), float(done.timestep))

@@ -19,8 +19,8 @@ def some_latents(stream: EagerStream) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("context", [0.0, 40.0])
-@pytest.mark.parametrize("given", [1, 3])
-def test_the_others_see_conditioning_frames_at_the_context_time(given, context, worst):
+@pytest.mark.parametrize("frames_given", [1, 3])
+def test_the_others_see_conditioning_frames_at_the_context_time(frames_given, context, worst):
     """Chunks after it too: the cache holds what the context pass wrote of the given frames."""
     config = small_config(3, 1, 6)
     config = config.changed(schedule=Schedule(config.workload.schedule.timesteps, context))
@@ -29,14 +29,14 @@ def test_the_others_see_conditioning_frames_at_the_context_time(given, context, 
     naive = ShiftingDit(config.model, config.workload.stream, weights, text[0])
     latents = some_latents(static)
     for number in range(3):
-        count = given if number == 0 else 0
-        for done in static.run_chunk([3 * number], [3], given=([count], latents)):
+        count = frames_given if number == 0 else 0
+        for done in static.run_chunk([3 * number], [3], conditioning=([count], latents)):
             velocity = naive.step(
                 done.latents[0],
                 done.timestep,
                 3 * number,
                 commit=done.velocity is None,
-                given=[context] * count,
+                leading_times=[context] * count,
             )
             assert same_bytes(done.latents[:, :, :count], latents[:, :, :count])
             if done.velocity is not None:
@@ -54,7 +54,9 @@ def test_no_conditioning_frames_leave_every_byte():
     for number in range(3):
         firsts = [3 * number] * 2
         plain.run_chunk(firsts, [7, 8])
-        offered.run_chunk(firsts, [7, 8], given=([0, 0], torch.full_like(some_latents(plain), torch.nan)))
+        offered.run_chunk(
+            firsts, [7, 8], conditioning=([0, 0], torch.full_like(some_latents(plain), torch.nan))
+        )
         for name, tensor in plain.buffers.items():
             assert name == "conditioning.latents" or same_bytes(tensor, offered.buffers[name]), name
 
@@ -67,7 +69,7 @@ def test_rows_are_conditioning_frames_apart():
     latents = some_latents(conditioned)
     for number in range(3):
         firsts = [3 * number, 3 * max(0, number - 1)]
-        conditioned.run_chunk(firsts, [7, 8], given=([0, 2 * (number == 1)], latents))
+        conditioned.run_chunk(firsts, [7, 8], conditioning=([0, 2 * (number == 1)], latents))
         plain.run_chunk(firsts, [7, 8])
         assert same_bytes(conditioned.buffers["latents"][0], plain.buffers["latents"][0])
         if number == 1:

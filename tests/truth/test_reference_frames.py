@@ -210,16 +210,19 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
 
         def hold(*asked: tuple[Session, np.ndarray]) -> None:
             for place, chunk in enumerate(pool.run([session for session, _ in asked])):
-                found, kept = torch.from_numpy(chunk.to_host()[0]), torch.from_numpy(asked[place][1][place])
-                assert relative_error(found, kept) <= bound
+                found, expected = (
+                    torch.from_numpy(chunk.to_host()[0]),
+                    torch.from_numpy(asked[place][1][place]),
+                )
+                assert relative_error(found, expected) <= bound
 
         def of_batch(reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
             """A batch makes its prompts at once, a pool one by one: it gets the pool's."""
             with eager_session(config, weights, text, [5, 6], reference=reference) as batch:
-                live, held = batch._rows.device(), pool._rows.device()
+                live, pooled = batch._rows.device(), pool._rows.device()
                 for name in live.prompt_buffers:
                     for row, session in enumerate((a, b)):
-                        live.row_of(name, row).copy_(held.row_of(name, session._row))
+                        live.row_of(name, row).copy_(pooled.row_of(name, session._row))
                 return [batch.run_chunk().to_host() for _ in range(chunks)]
 
         with pytest.raises(UsageError, match="3 reference frames, found none"):

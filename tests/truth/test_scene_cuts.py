@@ -58,7 +58,7 @@ def test_a_neighbour_does_not_change_a_cut_and_a_snapshot_keeps_it(tmp_path):
     weights = weights_of(config, random_wan_weights(config.model))
     text = random_text(config.model, 1).numpy()
 
-    def made(session, numbers):
+    def chunks_of(session, numbers):
         chunks = []
         for number in numbers:
             if number in CUTS:
@@ -67,18 +67,18 @@ def test_a_neighbour_does_not_change_a_cut_and_a_snapshot_keeps_it(tmp_path):
         return chunks
 
     with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as alone:
-        wanted = made(alone, range(12))
+        wanted = chunks_of(alone, range(12))
     with (
         eager_pool(config, weights) as pool,
         pool.open_session(seed=7, text=text) as other,
         pool.open_session(seed=SEED, text=text) as session,
     ):
         other.run_chunk()
-        got = made(session, range(9))
+        got = chunks_of(session, range(9))
         other.run_chunk()
         session.save(tmp_path / "row")
         with pool.restore(tmp_path / "row") as restored:
-            got += made(restored, range(9, 12))
+            got += chunks_of(restored, range(9, 12))
     assert all(np.array_equal(*pair) for pair in zip(got, wanted, strict=True))
 
 

@@ -100,9 +100,9 @@ def test_conditioning_frames_stay():
     step = UniPcAdvance(config.model, config.workload.stream)
     x, v = torch.randn(2, 1, 4, 2, 6, 5, generator=torch.Generator().manual_seed(0))
     weights = torch.from_numpy(unipc_weights([0.9, 0.5]))[0].float()
-    made, _ = step(x, v, torch.tensor([0.9]), weights, torch.zeros(1, 3, *x.shape[1:]), torch.tensor([1]))
-    assert torch.equal(made[:, :, 0], x[:, :, 0])
-    assert not torch.equal(made[:, :, 1], x[:, :, 1])
+    latents, _ = step(x, v, torch.tensor([0.9]), weights, torch.zeros(1, 3, *x.shape[1:]), torch.tensor([1]))
+    assert torch.equal(latents[:, :, 0], x[:, :, 0])
+    assert not torch.equal(latents[:, :, 1], x[:, :, 1])
 
 
 def config_of(schedule: Schedule) -> VideoBuild:

@@ -100,8 +100,8 @@ class EagerSpeech:
     ) -> None:
         """Run both language models over a prompt, in calls of ``tokens`` tokens; see `speech.prompts`."""
         ids, is_audio, patches = (torch.as_tensor(prompt[name]) for name in ("ids", "is_audio", "patches"))
-        made = prefill_pieces(self.config, self.layout, tokens, length)
-        self.rows[row] = held = Row(start, seed=seed, guidance=guidance)
+        pieces = prefill_pieces(self.config, self.layout, tokens, length)
+        self.rows[row] = row_state = Row(start, seed=seed, guidance=guidance)
         self.values[f"buffer:{c.VAE_STATES}"][row] = 0
         for first in range(0, len(ids), tokens):
             part = slice(first, first + tokens)
@@ -112,49 +112,49 @@ class EagerSpeech:
             self._give(c.IS_AUDIO, fill(is_audio[part], (0, padding)))
             shaped = fill(patches[part], (0, 0, 0, 0, 0, padding), value=0.5)
             self._give(c.PROMPT_PATCHES, shaped.to(self.layout.dtype))
-            self._give_rows([row], first=[held.position], count=[count], begin=f"{PREFILL}.")
-            for piece in made.values():
+            self._give_rows([row], first=[row_state.position], count=[count], begin=f"{PREFILL}.")
+            for piece in pieces.values():
                 self.run(piece)
-            held.position += count
+            row_state.position += count
 
     def begin(self, rows: Sequence[int], length: int) -> dict[str, Piece]:
         """Hand the rows of a step to its engines, and return these by role."""
         batch = len(rows)
-        held = [self.rows[row] for row in rows]
-        self._give_rows(rows, first=[row.position for row in held], count=[1] * batch)
-        self._give(c.SEEDS, torch.tensor([row.seed for row in held]))
-        self._give(c.PATCH_NUMBERS, torch.tensor([row.patches for row in held]))
+        row_states = [self.rows[row] for row in rows]
+        self._give_rows(rows, first=[row.position for row in row_states], count=[1] * batch)
+        self._give(c.SEEDS, torch.tensor([row.seed for row in row_states]))
+        self._give(c.PATCH_NUMBERS, torch.tensor([row.patches for row in row_states]))
         self._give(c.TEMPERATURE, torch.ones(batch))
-        self._give(c.GUIDANCE, torch.tensor([row.guidance for row in held]))
+        self._give(c.GUIDANCE, torch.tensor([row.guidance for row in row_states]))
         return {
             piece.key.role: piece for piece in step_pieces(self.config, self.layout, batch, length).values()
         }
 
     def step(self, rows: Sequence[int], length: int, noise: Tensor | None = None) -> dict[str, Tensor]:
         """Make the next patch of some rows; with ``noise`` [B, P, C] instead of their own."""
-        made = self.begin(rows, length)
-        self.run(made["noise"])
+        pieces = self.begin(rows, length)
+        self.run(pieces["noise"])
         if noise is not None:
             self.values[f"buffer:{c.PATCH}"] = noise
-        self.run(made["condition"])
-        self.solve(made)
+        self.run(pieces["condition"])
+        self.solve(pieces)
         for role in ("patch_tokens", "patch_layer", "patch_embedding", "positions", "base_layer", "fusion"):
-            self.run(made[role])
+            self.run(pieces[role])
         for role in ("residual_layer", "keep_state", "decode"):
-            self.run(made[role])
+            self.run(pieces[role])
         for row in rows:
             self.rows[row].position += 1
             self.rows[row].patches += 1
-        found = {"patch": self.values[f"buffer:{c.PATCH}"], "embedded": self.values["value:features"]}
-        found |= {name: self.values[f"buffer:{name}"] for name in (c.STOP, c.STOP_LOGITS, c.SAMPLES)}
-        found |= {name: self.values[f"value:{name}"] for name in ("last_base", "last_residual")}
-        return found
+        outputs = {"patch": self.values[f"buffer:{c.PATCH}"], "embedded": self.values["value:features"]}
+        outputs |= {name: self.values[f"buffer:{name}"] for name in (c.STOP, c.STOP_LOGITS, c.SAMPLES)}
+        outputs |= {name: self.values[f"value:{name}"] for name in ("last_base", "last_residual")}
+        return outputs
 
-    def solve(self, made: Mapping[str, Piece]) -> None:
+    def solve(self, pieces: Mapping[str, Piece]) -> None:
         """Run the solver's steps."""
         for number in range(len(self.values[f"weight:{SIZES}"])):
             for role in ("solver_tokens", "solver_layer", "solver_step"):
-                self.run(made[role], number)
+                self.run(pieces[role], number)
 
     def set_state(self, row: int, base: Tensor, residual: Tensor, last_patch: Tensor) -> None:
         """Write what a row's next step begins with."""
@@ -200,9 +200,9 @@ class EagerSpeech:
                 value = value[number] if ref.endswith("[pass]") else value
                 assert (tuple(value.shape), value.dtype) == (argument.shape, argument.dtype), argument
                 tensors.append(value)
-            for argument, made in zip(piece.outputs, module(*tensors), strict=True):
-                assert (tuple(made.shape), made.dtype) == (argument.shape, argument.dtype), argument
-                self.values[_unmarked(argument.ref)] = made
+            for argument, output in zip(piece.outputs, module(*tensors), strict=True):
+                assert (tuple(output.shape), output.dtype) == (argument.shape, argument.dtype), argument
+                self.values[_unmarked(argument.ref)] = output
 
     def _load(self, piece: Piece) -> None:
         """Read the weights of an engine that are not there yet."""

@@ -123,12 +123,12 @@ def run_original(
     hooks = [
         model.lm_to_dit_proj.register_forward_pre_hook(lambda _, taken: keep("base", taken[0])),
         model.res_to_dit_proj.register_forward_pre_hook(lambda _, taken: keep("residual", taken[0])),
-        model.enc_to_lm_proj.register_forward_hook(lambda _, __, made: keep("embedded", made)),
-        model.stop_head.register_forward_hook(lambda _, __, made: keep("stop_logits", made)),
+        model.enc_to_lm_proj.register_forward_hook(lambda _, __, output: keep("embedded", output)),
+        model.stop_head.register_forward_hook(lambda _, __, output: keep("stop_logits", output)),
         model.feat_decoder.register_forward_pre_hook(
             lambda _, __, named: keep("last_patch", named["cond"].transpose(1, 2)), with_kwargs=True
         ),
-        model.feat_decoder.register_forward_hook(lambda _, __, made: keep("patch", made.transpose(1, 2))),
+        model.feat_decoder.register_forward_hook(lambda _, __, output: keep("patch", output.transpose(1, 2))),
     ]
     torch.manual_seed(seed)
     with mock.patch.object(torch, "randn", _recorded(torch.randn, keep)), quiet():
@@ -143,16 +143,16 @@ def run_original(
     for hook in hooks:
         hook.remove()
     seen["embedded"] = seen["embedded"][1:]  # the first is the prompt's
-    return [Step(**{name: made[number] for name, made in seen.items()}) for number in range(count)]
+    return [Step(**{name: values[number] for name, values in seen.items()}) for number in range(count)]
 
 
 def _recorded(draw: Any, keep: Callable[[str, Tensor], None]) -> Any:
     """Return `torch.randn` that keeps each patch's noise as [B, P, C]."""
 
     def drawn(*sizes: Any, **named: Any) -> Tensor:
-        made: Tensor = draw(*sizes, **named)
-        keep("noise", made.transpose(1, 2))
-        return made
+        noise: Tensor = draw(*sizes, **named)
+        keep("noise", noise.transpose(1, 2))
+        return noise
 
     return drawn
 

@@ -97,8 +97,8 @@ def test_encoding_is_the_originals_whole_and_in_chunks(
         states = torch.zeros(2, state_size(encoder))
         chunks = []
         for chunk in samples.split(latents * config.encoder_stride, dim=1):
-            made, states = encoder(chunk, states)
-            chunks.append(made)
+            encoded, states = encoder(chunk, states)
+            chunks.append(encoded)
         error = relative_error(torch.cat(chunks, dim=1), wanted)
         worst("AudioVAE encode", error)
         assert error <= BAR, latents
@@ -141,10 +141,10 @@ def test_rows_of_a_pool_keep_their_own_states() -> None:
     states = torch.zeros(3, state_size(alone))
     for number, rows in enumerate([[2, 0], [0], [2, 0]]):
         chunk = latents[:, 4 * number : 4 * number + 4]
-        made = pooled(chunk[rows], torch.tensor(rows), pool)
-        wanted, kept = alone(chunk[rows], states[rows])
-        states[rows] = kept
-        assert torch.equal(made, wanted)
+        decoded = pooled(chunk[rows], torch.tensor(rows), pool)
+        wanted, new_states = alone(chunk[rows], states[rows])
+        states[rows] = new_states
+        assert torch.equal(decoded, wanted)
         assert torch.equal(pool, states)
     assert not pool[1].any()
 

@@ -91,11 +91,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact whose programs torch runs op by op; not to be changed."""
 
     def make(folder: Path) -> None:
-        made = build_speech(folder, PLAIN)
-        assert made.golden_errors.keys() == {*made.golden_rounding, golden.VOICE_LATENTS, golden.STOP_LOGITS}
-        assert made.golden_error == max(made.golden_errors.values())
-        (patches,) = (line for line in made.lines() if line.strip().startswith(golden.PATCHES))
-        assert f"{made.golden_errors[golden.PATCHES]:.2e}; other last bits" in patches
+        artifact = build_speech(folder, PLAIN)
+        assert artifact.golden_errors.keys() == {
+            *artifact.golden_rounding,
+            golden.VOICE_LATENTS,
+            golden.STOP_LOGITS,
+        }
+        assert artifact.golden_error == max(artifact.golden_errors.values())
+        (patches,) = (line for line in artifact.lines() if line.strip().startswith(golden.PATCHES))
+        assert f"{artifact.golden_errors[golden.PATCHES]:.2e}; other last bits" in patches
 
     return made_once(tmp_path_factory, "built-speech", make)
 
@@ -107,17 +111,17 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def original_steps(config: VoxCpm2Config) -> tuple[dict[str, Any], list[Step]]:
     """Return a prompt with a reference and a voice that goes on, and the original's steps behind it."""
-    given = prompt(config, TOKENS, range(1, 5), range(15, TOKENS))
-    return given, run_original(original_model(config, seed=SEED), **given, count=STEPS)
+    prompt_tensors = prompt(config, TOKENS, range(1, 5), range(15, TOKENS))
+    return prompt_tensors, run_original(original_model(config, seed=SEED), **prompt_tensors, count=STEPS)
 
 
 def check_steps(artifact: SpeechArtifact, config: VoxCpm2Config, worst: Callable[[str, float], None]) -> None:
     """Compare a session's states, patches and stop logits with the original's, each step from the original's state."""
-    given, steps = original_steps(config)
-    told = SpeechPrompt(*(given[name].numpy() for name in ("ids", "is_audio", "patches")))
+    prompt_tensors, steps = original_steps(config)
+    speech_prompt = SpeechPrompt(*(prompt_tensors[name].numpy() for name in ("ids", "is_audio", "patches")))
     with artifact.open_pool() as pool, pool.open_session(seed=1) as session:
         rows, device = pool._rows, pool._rows.device()
-        session.begin_prompt(told, STEPS)
+        session.begin_prompt(speech_prompt, STEPS)
         row = session._running_row()
         while rows.row(row).pending is not None:
             rows.run([row])
@@ -135,10 +139,10 @@ def check_steps(artifact: SpeechArtifact, config: VoxCpm2Config, worst: Callable
                 for name in (solve, advance, decode):
                     device.run_all(device.programs[name])
             rows.row(row).filled += 1
-            made = device.results(1, contract.PATCH, contract.STOP_LOGITS)
+            results = device.results(1, contract.PATCH, contract.STOP_LOGITS)
             for name, truth in ((contract.PATCH, step.patch), (contract.STOP_LOGITS, step.stop_logits)):
                 error = relative_error(
-                    torch.from_numpy(rows.memory.read(made[name])).flatten(), truth.flatten()
+                    torch.from_numpy(rows.memory.read(results[name])).flatten(), truth.flatten()
                 )
                 worst(f"VoxCPM2 artifact, {name}", error)
                 assert error <= BAR, (number, name)
@@ -146,11 +150,11 @@ def check_steps(artifact: SpeechArtifact, config: VoxCpm2Config, worst: Callable
 
 def numbers(rows: Any, row: int) -> dict[str, list[float]]:
     """Return what the host fills for a step of one row."""
-    held = rows.row(row)
+    state = rows.row(row)
     return {
         contract.ROWS: [row],
-        contract.STARTS: [held.start],
-        contract.FIRST: [held.filled],
+        contract.STARTS: [state.start],
+        contract.FIRST: [state.filled],
         contract.COUNT: [1],
         contract.TEMPERATURE: [1.0],
         contract.GUIDANCE: [2.0],
@@ -284,7 +288,7 @@ def assert_resolves(config: SpeechBuild) -> None:
 
 def weight_table(config: SpeechBuild) -> list[tuple[str, tuple[int, ...], str]]:
     """Return name, shape and dtype of each weight that the engines take."""
-    found = {}
+    table = {}
     for piece in graph_of(config).pieces.values():
         for layer in piece.served or (0,):
             for argument in piece.signature:
@@ -292,8 +296,8 @@ def weight_table(config: SpeechBuild) -> list[tuple[str, tuple[int, ...], str]]:
                 if kind == "weight":
                     steps = (9,) if name.endswith("[pass]") else ()
                     name = name.removesuffix("[pass]")
-                    found[name] = (name, (*steps, *argument.shape), dtype_name(argument.dtype))
-    return list(found.values())
+                    table[name] = (name, (*steps, *argument.shape), dtype_name(argument.dtype))
+    return list(table.values())
 
 
 @pytest.mark.parametrize("kv", ["int8", "fp4"])

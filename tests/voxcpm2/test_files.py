@@ -129,7 +129,7 @@ def test_a_random_audio_vae_makes_sound(tmp_path: Path) -> None:
 def test_the_script_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "speech"
     assert make_checkpoint(["--preset", TINY, "-o", str(folder)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["keys"] == len(voxcpm2_shapes(CONFIG)) + len(load_audio_vae(folder, CONFIG.vae).names) + 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["keys"] == len(voxcpm2_shapes(CONFIG)) + len(load_audio_vae(folder, CONFIG.vae).names) + 1
     with pytest.raises(SystemExit):
         make_checkpoint(["--preset", TINY, "--format", "pt", "-o", str(tmp_path / "other")])

@@ -28,8 +28,8 @@ def compare_steps(config: VoxCpm2Config, expected: EagerSpeech, pool: EagerSpeec
     pools = [expected, pool]
     for row, (start, tokens) in enumerate(((3, 9), (40, 14))):
         for each in pools:
-            given = prompt(config, tokens, range(2, 5))
-            each.prefill(row, given, start=start, tokens=16, length=16, seed=row)
+            tensors = prompt(config, tokens, range(2, 5))
+            each.prefill(row, tensors, start=start, tokens=16, length=16, seed=row)
     for rows in ([0, 1], [1], [1, 0]):
         plain, fused = (each.step(rows, length=32) for each in pools)
         for name, truth in plain.items():

@@ -43,30 +43,30 @@ def test_each_engine_is_traced_to_a_graph_that_can_be_replayed(name: str, dtype:
     piece = PIECES[name]
     if dtype is torch.bfloat16:
         layout = SpeechLayout(LAYOUT.rows, LAYOUT.places, dtype)
-        made = {
+        pieces = {
             **step_pieces(scaled(CONFIG), layout, 2, 16),
             **prefill_pieces(scaled(CONFIG), layout, 4, 16),
             VOICE.name: voice_piece(CONFIG, layout),
         }
-        piece = made[name]
+        piece = pieces[name]
     program = trace(piece, "cpu")
     outputs = [node.meta["val"] for node in program.graph.output_node().args[0]]
-    made_shapes = [(tuple(value.shape), value.dtype) for value in outputs]
-    assert made_shapes == [(argument.shape, argument.dtype) for argument in piece.outputs]
+    shapes = [(tuple(value.shape), value.dtype) for value in outputs]
+    assert shapes == [(argument.shape, argument.dtype) for argument in piece.outputs]
 
 
 def random_inputs(piece: Piece) -> list[Tensor]:
     generator = torch.Generator().manual_seed(4)
-    made = []
+    inputs = []
     for argument in piece.signature:
         if argument.dtype is torch.bool:
-            made.append(torch.rand(argument.shape, generator=generator) < 0.8)
+            inputs.append(torch.rand(argument.shape, generator=generator) < 0.8)
         elif argument.dtype is torch.int64:
             # every place and row once: a call writes no place twice
-            made.append(torch.arange(argument.shape[0]))
+            inputs.append(torch.arange(argument.shape[0]))
         else:
-            made.append(torch.randn(argument.shape, generator=generator).to(argument.dtype))
-    return made
+            inputs.append(torch.randn(argument.shape, generator=generator).to(argument.dtype))
+    return inputs
 
 
 @pytest.mark.slow
@@ -79,10 +79,10 @@ def test_a_compiled_engine_is_its_module(role: str, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # of the compiler's own modules
         torch._inductor.aoti_compile_and_package(trace(piece, "cpu"), package_path=str(package))
         engine = torch._inductor.aoti_load_package(str(package))
-        given, kept = random_inputs(piece), random_inputs(piece)
-        made, wanted = engine(*given), FlatModule(piece)(*kept)
-    made = made if isinstance(made, list | tuple) else [made]
-    for ours, theirs in zip([*made, *given], [*wanted, *kept], strict=True):
+        inputs, module_inputs = random_inputs(piece), random_inputs(piece)
+        outputs, wanted = engine(*inputs), FlatModule(piece)(*module_inputs)
+    outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+    for ours, theirs in zip([*outputs, *inputs], [*wanted, *module_inputs], strict=True):
         assert relative_error(ours, theirs) <= STEP[torch.float32]
 
 

@@ -49,8 +49,8 @@ def arguments_of() -> Any:
     model._encode_wav = lambda path, **_: torch.from_numpy(VOICES[path])
     seen: list[tuple[Tensor, ...]] = []
 
-    def loop(*given: Tensor, **named: Any) -> Any:
-        seen.append((*given, torch.tensor(named["max_len"])))
+    def loop(*arguments: Tensor, **named: Any) -> Any:
+        seen.append((*arguments, torch.tensor(named["max_len"])))
         yield torch.zeros(1, *reversed(CONFIG.patch_shape)), torch.zeros(1), 0
 
     model._inference = loop
@@ -72,15 +72,15 @@ def arguments_of() -> Any:
 def test_each_kind_of_prompt_is_the_originals(mode: str, arguments_of: Any) -> None:
     ids, text_mask, patches, is_audio, limit = arguments_of(*MODES[mode])
     text = [7, 8, 9, 10, 11] if "continued" in MODES[mode] else [9, 10, 11]
-    made = assemble(np.array(text), CONFIG.patch_shape, **{kind: VOICES[kind] for kind in MODES[mode]})
-    assert np.array_equal(made.ids, ids[0])
-    assert np.array_equal(made.is_audio, is_audio[0].bool())
-    assert np.array_equal(made.is_audio, ~text_mask[0].bool())
-    assert np.array_equal(made.patches, patches[0])
+    prompt = assemble(np.array(text), CONFIG.patch_shape, **{kind: VOICES[kind] for kind in MODES[mode]})
+    assert np.array_equal(prompt.ids, ids[0])
+    assert np.array_equal(prompt.is_audio, is_audio[0].bool())
+    assert np.array_equal(prompt.is_audio, ~text_mask[0].bool())
+    assert np.array_equal(prompt.patches, patches[0])
     assert SpeechLimits().patches(3) == limit == 28
-    assert (made.ids.dtype, made.is_audio.dtype, made.patches.dtype) == (np.int64, np.bool_, np.float32)
+    assert (prompt.ids.dtype, prompt.is_audio.dtype, prompt.patches.dtype) == (np.int64, np.bool_, np.float32)
     context = VOICES["continued"][-3:] if "continued" in MODES[mode] else VOICES["continued"][:0]
-    assert np.array_equal(made.context, context)
+    assert np.array_equal(prompt.context, context)
 
 
 def test_a_long_text_has_the_originals_limit() -> None:

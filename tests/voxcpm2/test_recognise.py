@@ -119,14 +119,14 @@ def test_what_is_written_is_read_back(config: VoxCpm2Config, tmp_path: Path) -> 
 
 
 def test_missing_fields_are_the_originals_defaults() -> None:
-    told = public()
-    for section in (told, told["lm_config"], told["encoder_config"], told["dit_config"]):
+    stored = public()
+    for section in (stored, stored["lm_config"], stored["encoder_config"], stored["dit_config"]):
         for name in ("patch_size", "residual_lm_no_rope", "kv_channels", "use_mup", "num_layers", "device"):
             section.pop(name, None)
-    told["encoder_config"]["num_heads"] = told["dit_config"]["num_heads"] = 8
-    told["audio_vae_config"] = None
-    config = read_config(told, "config.json")
-    theirs = original().model.VoxCPMConfig.model_validate(told)
+    stored["encoder_config"]["num_heads"] = stored["dit_config"]["num_heads"] = 8
+    stored["audio_vae_config"] = None
+    config = read_config(stored, "config.json")
+    theirs = original().model.VoxCPMConfig.model_validate(stored)
     assert config.residual_rope is not theirs.residual_lm_no_rope
     assert (config.base.scale_depth, config.embed_scale) == (theirs.lm_config.scale_depth, 12.0)
     assert config.encoder.layers == theirs.encoder_config.num_layers == 4
@@ -141,11 +141,11 @@ def test_another_models_config_is_not_ours(tmp_path: Path) -> None:
     assert recognise(tmp_path) is None
 
 
-def at(told: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+def at(config: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     *sections, name = path.split(".")
     for section in sections:
-        told = told[section]
-    return told, name
+        config = config[section]
+    return config, name
 
 
 @pytest.mark.parametrize(
@@ -177,33 +177,33 @@ def at(told: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(path: str, value: object, said: str) -> None:
-    told = public()
-    section, name = at(told, path)
+    config = public()
+    section, name = at(config, path)
     section[name] = value
     with pytest.raises(NotACheckpointError, match=said):
-        read_config(told, "config.json")
+        read_config(config, "config.json")
 
 
 @pytest.mark.parametrize("path", ["lm_config.vocab_size", "lm_config.rope_scaling", "dit_config.cfm_config"])
 def test_what_the_original_needs_is_needed(path: str) -> None:
-    told = public()
-    section, name = at(told, path)
+    config = public()
+    section, name = at(config, path)
     del section[name]
     with pytest.raises(NotACheckpointError, match=f"lacks {path}"):
-        read_config(told, "config.json")
+        read_config(config, "config.json")
 
 
 def test_fields_that_contradict_each_other_are_refused() -> None:
     """The original ignores ``mean_mode``, as the public file calls ``dit_mean_mode``."""
-    told = public()
-    told["dit_config"]["mean_mode"] = True
+    config = public()
+    config["dit_config"]["mean_mode"] = True
     with pytest.raises(CheckpointError, match="mean_mode is True, dit_mean_mode"):
-        read_config(told, "config.json")
-    told["dit_config"]["dit_mean_mode"] = True
-    assert read_config(told, "config.json").mean_mode
-    told["feat_dim"] = 32
+        read_config(config, "config.json")
+    config["dit_config"]["dit_mean_mode"] = True
+    assert read_config(config, "config.json").mean_mode
+    config["feat_dim"] = 32
     with pytest.raises(CheckpointError, match=r"feat_dim is 32, audio_vae_config\.latent_dim 64"):
-        read_config(told, "config.json")
+        read_config(config, "config.json")
 
 
 @pytest.mark.parametrize("value", [None, {}, [], "a", -1, 1e999])

@@ -95,7 +95,7 @@ def test_the_base_net_is_transformers_llama(named: str, worst: Callable[[str, fl
     norm = Norm(net, torch.float32)
     norm.load_state_dict({"weight": weights["fusion.norm.weight"]})
     caches = torch.full((net.layers, 2, length + 9, net.kv_heads, net.head_dim), torch.nan)
-    made = []
+    outputs = []
     for first, count in [(0, 15), *((position, 1) for position in range(15, length))]:
         places = Positions(count, length, length + 9, rope.amplitude)
         at = [torch.tensor([number]) for number in (5, first, count)]
@@ -104,8 +104,8 @@ def test_the_base_net_is_transformers_llama(named: str, worst: Callable[[str, fl
         with torch.no_grad():
             for layer, (k, v) in zip(layers, caches, strict=True):
                 x = layer(x, k, v, write, read, mask, cos, sin)
-            made.append(norm(x))
-    error = relative_error(torch.cat(made, dim=1), wanted)
+            outputs.append(norm(x))
+    error = relative_error(torch.cat(outputs, dim=1), wanted)
     worst(f"VoxCPM2 base net against Llama, {named}", error)
     assert error <= BAR
 

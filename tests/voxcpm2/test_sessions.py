@@ -75,8 +75,8 @@ def said(pool: SpeechPool, text: str, seed: int, patches: int = 5) -> list[Float
         return list(session.speak(text, patches=patches))
 
 
-def same(made: Sequence[Floats], wanted: Sequence[Floats]) -> None:
-    assert [patch.tobytes() for patch in made] == [patch.tobytes() for patch in wanted]
+def same(sounds: Sequence[Floats], wanted: Sequence[Floats]) -> None:
+    assert [patch.tobytes() for patch in sounds] == [patch.tobytes() for patch in wanted]
 
 
 def test_a_session_says_what_the_engines_make_one_by_one(folder: Path) -> None:
@@ -90,14 +90,14 @@ def test_a_session_says_what_the_engines_make_one_by_one(folder: Path) -> None:
     speech = EagerSpeech(PLAIN, layout, model, {name: checkpoint[full] for name, full in vae.items()})
     with opened(folder, 1, (1,)) as pool, pool.open_session(seed=7) as session:
         session.voice = session.encode_voice(sound(1, 5 * PLAIN.patch_size * PLAIN.vae.encoder_stride - 3))
-        made = list(session.speak(TEXTS[1], patches=6))
+        sounds = list(session.speak(TEXTS[1], patches=6))
         tokens = pool._rows.tokens
         assert tokens is not None
         prompt = assemble(tokens.ids(TEXTS[1]), PLAIN.patch_shape, reference=session.voice.reference)
     assert len(prompt.ids) > PREFILL[-1]
     parts = dict(zip(("ids", "is_audio", "patches"), prompt.arrays, strict=True))
     speech.prefill(0, parts, start=3, tokens=64, length=64, seed=7)
-    for number, samples in enumerate(made):
+    for number, samples in enumerate(sounds):
         wanted = speech.step([0], 64)["samples"][0]
         assert relative_error(torch.from_numpy(samples), wanted) <= FREE_BAR, number
 
@@ -107,10 +107,10 @@ def test_company_changes_no_bit_in_one_bucket(folder: Path) -> None:
     with opened(folder, 3, (3,)) as pool:
         alone = [said(pool, text, seed) for seed, text in enumerate(TEXTS)]
         sessions = [pool.open_session(seed=seed) for seed in range(3)]
-        made: dict[int, list[Floats]] = {}
+        spoken: dict[int, list[Floats]] = {}
 
         def speak(seed: int) -> None:
-            made[seed] = list(sessions[seed].speak(TEXTS[seed], patches=5))
+            spoken[seed] = list(sessions[seed].speak(TEXTS[seed], patches=5))
             sessions[seed].close()
 
         threads = [threading.Thread(target=speak, args=(seed,)) for seed in range(3)]
@@ -119,11 +119,11 @@ def test_company_changes_no_bit_in_one_bucket(folder: Path) -> None:
         for thread in threads:
             thread.join()
         for seed in range(3):
-            same(made[seed], alone[seed])
+            same(spoken[seed], alone[seed])
         first, second = (pool.open_session(seed=seed) for seed in (0, 1))
         first.begin(TEXTS[0], patches=5)
         second.begin(TEXTS[1], patches=5)
-        kept = [sounds for _ in range(2) for sounds in pool.step([first, second])][1::2]
+        second_sounds = [sounds for _ in range(2) for sounds in pool.step([first, second])][1::2]
         row = first._row
         first.close()
         third = pool.open_session(seed=2)
@@ -133,9 +133,9 @@ def test_company_changes_no_bit_in_one_bucket(folder: Path) -> None:
         for _ in range(3):
             ours, theirs = pool.step([third, second])
             new.append(ours)
-            kept.append(theirs)
+            second_sounds.append(theirs)
         new += list(third.sound())
-        same([patch for patch in kept if patch is not None], alone[1])
+        same([patch for patch in second_sounds if patch is not None], alone[1])
         same([patch for patch in new if patch is not None], alone[2])
         second.close()
         third.close()
@@ -161,9 +161,9 @@ def test_a_snapshot_of_the_model_goes_on(folder: Path, tmp_path: Path) -> None:
         alone = said(pool, TEXTS[1], 3)
         session = pool.open_session(seed=3)
         session.begin(TEXTS[1], patches=5)
-        made = [pool.step([session])[0] for _ in range(2)]
+        before = [pool.step([session])[0] for _ in range(2)]
         session.save(tmp_path / "saved")
         session.close()
         again = other.restore(tmp_path / "saved")
-        same([*(patch for patch in made if patch is not None), *again.sound()], alone)
+        same([*(patch for patch in before if patch is not None), *again.sound()], alone)
         again.close()

@@ -40,8 +40,8 @@ FP32 = (
 def test_ten_steps_have_the_originals_times(
     dtype: torch.dtype, wanted: tuple[tuple[float, float], ...], off: float
 ) -> None:
-    found = [(float(time), float(size)) for time, size in solver_times(10, dtype)]
-    assert found == [pytest.approx(pair, abs=off) for pair in wanted]
+    times = [(float(time), float(size)) for time, size in solver_times(10, dtype)]
+    assert times == [pytest.approx(pair, abs=off) for pair in wanted]
 
 
 def test_so_many_first_steps_are_still() -> None:
@@ -102,10 +102,10 @@ def test_the_solver_is_the_originals_with_guidance_for_each_row(
     for row in range(3):
         speech.set_state(row, base[row], residual[row], last[row])
         speech.rows[row].guidance = guidance[row]
-    made = speech.begin([0, 1, 2], 8)
-    speech.run(made["condition"])
+    pieces = speech.begin([0, 1, 2], 8)
+    speech.run(pieces["condition"])
     speech.values[f"buffer:{PATCH}"] = noise
-    speech.solve(made)
+    speech.solve(pieces)
     span = torch.linspace(1, 0, steps + 1)
     span = span + (torch.cos(torch.pi / 2 * span) - 1 + span)
     for row in range(3):
@@ -129,12 +129,12 @@ def test_noise_depends_on_seed_and_number_alone() -> None:
     config = PRESETS[TINY]
     noise = PatchNoise(config, torch.float32)
     seeds, numbers = torch.tensor([5, 9, 5]), torch.tensor([0, 0, 70_000])
-    made = noise(seeds, numbers, torch.tensor([1.0, 1.0, 0.5]))
+    drawn_noise = noise(seeds, numbers, torch.tensor([1.0, 1.0, 0.5]))
     for row in range(3):
         alone = noise(seeds[row : row + 1], numbers[row : row + 1], torch.tensor([1.0, 1.0, 0.5][row])[None])
-        assert torch.equal(made[row], alone[0])
-    assert len({tuple(row.flatten().tolist()) for row in made}) == 3
+        assert torch.equal(drawn_noise[row], alone[0])
+    assert len({tuple(row.flatten().tolist()) for row in drawn_noise}) == 3
     drawn = gaussian(seeds, numbers[:, None], torch.zeros(1, dtype=torch.int64), (1, *config.patch_shape))
-    assert torch.equal(made[2], 0.5 * drawn[2, 0, 0])
+    assert torch.equal(drawn_noise[2], 0.5 * drawn[2, 0, 0])
     rounded = PatchNoise(config, torch.bfloat16)(seeds, numbers, torch.ones(3))
-    assert torch.equal(rounded[0], made[0].bfloat16())
+    assert torch.equal(rounded[0], drawn_noise[0].bfloat16())

@@ -91,9 +91,9 @@ def test_a_sentence_is_the_originals(mode: str, worst: Callable[[str, float], No
     speech = ours(model, PLAIN)
     text = TOKENS.ids((OLD_TEXT if "continued" in voices else "") + TEXT)
     patches = {kind: encoded(speech, VOICES[kind], continued=kind == "continued") for kind in voices}
-    made = assemble(text, PLAIN.patch_shape, **patches)
+    prompt = assemble(text, PLAIN.patch_shape, **patches)
     assert len(wanted) == count < SpeechLimits().patches(len(TOKENS.ids(TEXT)))
-    speech.prefill(0, asdict(made), start=3, tokens=16, length=64)
+    speech.prefill(0, asdict(prompt), start=3, tokens=16, length=64)
     for number, (sound, noise) in enumerate(zip(wanted, noises, strict=True)):
         samples = speech.step([0], 64, noise.transpose(1, 2).contiguous())["samples"]
         error = relative_error(samples, sound)

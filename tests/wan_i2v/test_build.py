@@ -105,7 +105,7 @@ def test_compiled_engines_make_the_eager_models_chunks(
     resolved, config = built.resolved, built.resolved.config
     assert any((built.folder / "engines").glob("*.pt2"))
     generator = np.random.default_rng(0)
-    given = {
+    inputs = {
         "image": generator.integers(0, 256, (1, 2, 32, 48, 3), np.uint8),
         "inputs": {
             "last_frame": np.array([[5]]),
@@ -114,13 +114,13 @@ def test_compiled_engines_make_the_eager_models_chunks(
     }
     with (
         open_artifact(built.folder) as artifact,
-        open_stacked(artifact, seeds=[3], text=golden_text(config).numpy(), **given) as session,
+        open_stacked(artifact, seeds=[3], text=golden_text(config).numpy(), **inputs) as session,
     ):
-        made = [session.run_chunk().to_host() for _ in range(CHUNKS)]
+        chunks = [session.run_chunk().to_host() for _ in range(CHUNKS)]
     checkpoint = load_checkpoint(resolved.checkpoint, config.model)
     weights = weights_of(config, checkpoint, workload_of(config).open_media(config, resolved.media))
-    with opened(config, weights, **given) as session:
-        for latents in made:
+    with opened(config, weights, **inputs) as session:
+        for latents in chunks:
             error = relative_error(torch.from_numpy(latents), torch.from_numpy(session.run_chunk().to_host()))
             worst("image to video by AOTInductor against the eager model", error)
             assert error <= STREAM_BAR

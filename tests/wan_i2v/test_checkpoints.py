@@ -47,8 +47,8 @@ def test_a_file_tells_what_it_is(kind: str, form: str, tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "file", model, format=form, seed=0, dtype=torch.float32)
     recognised = recognise_checkpoint(tmp_path / "file").recognised
     assert (recognised.family, recognised.kind, recognised.foreign) == ("wan_i2v", WanI2vModel, ())
-    told = {name: fact.value for name, fact in recognised.model.items()}
-    assert (told["pictures"], told["image_dim"]) == (model.seen_pictures, getattr(model, "image_dim", None))
+    facts = {name: fact.value for name, fact in recognised.model.items()}
+    assert (facts["pictures"], facts["image_dim"]) == (model.seen_pictures, getattr(model, "image_dim", None))
     loaded = load_checkpoint(tmp_path / "file", model)
     assert {name: tuple(weight.shape) for name, weight in loaded.items()} == i2v_shapes(model)
 

@@ -84,7 +84,7 @@ def opened(config: VideoBuild, weights: dict[str, torch.Tensor], **more: object)
         yield session
 
 
-def held(session: Session, name: str) -> torch.Tensor:
+def input_buffer(session: Session, name: str) -> torch.Tensor:
     return session._rows.device().buffers[f"input.{name}"][0].clone()
 
 
@@ -98,15 +98,15 @@ def test_a_last_picture_is_encoded_as_the_end_of_the_clip(
     frame = np.array([last_frame])
     pictures = np.stack((FIRST, LAST))[None]  # of one row
     with opened(config, weights, image=pictures, inputs={FEATURES: features, "last_frame": frame}) as session:
-        table = held(session, "condition")
+        table = input_buffer(session, "condition")
     clip = torch.zeros(1, 3, 4 * last_frame + 1, 32, 48, dtype=torch.float64)
     for at, picture in ((0, FIRST), (-1, LAST)):
         clip[0, :, at] = torch.from_numpy(picture).permute(2, 0, 1).double() / 127.5 - 1
     with torch.no_grad():
         whole = VaeOracle(torch.float64).encode(clip)[0]  # [z, frames, h, w]
     z = config.model.out_channels
-    made = table[4 + z :, min(last_frame, 29)]
-    error = relative_error(made, whole[:, -1])
+    latents = table[4 + z :, min(last_frame, 29)]
+    error = relative_error(latents, whole[:, -1])
     worst("last picture's latents against the whole clip", error)
     assert error <= VAE[torch.float32]
 
@@ -122,16 +122,16 @@ def test_clip_sees_the_whole_picture_squashed(
     options = asked_options(chunks=1)
     image = fit_conditioning(asked, options, manifest).image
     with opened(config, weights, image=image, inputs=start_inputs(asked, options, manifest, {})) as session:
-        made = torch.from_numpy(session.run_chunk().to_host().copy())
+        chunk = torch.from_numpy(session.run_chunk().to_host().copy())
         session.restart_row(0, image=FIRST)
-        other = torch.from_numpy(session.run_chunk().to_host().copy())
+        restarted = torch.from_numpy(session.run_chunk().to_host().copy())
     bare, bare_weights = build(ONE)
     wanted = []
     for photo, start in ((PHOTO, image), (FIRST, FIRST)):
         features = seen_by(model, torch.from_numpy(photo)).numpy()
         with opened(bare, bare_weights, image=start, inputs={FEATURES: features}) as session:
             wanted.append(torch.from_numpy(session.run_chunk().to_host().copy()))
-    for found, expected in zip((made, other), wanted, strict=True):
+    for found, expected in zip((chunk, restarted), wanted, strict=True):
         error = relative_error(found, expected)
         worst("a session that sees its first picture", error)
         assert error <= STREAM_BAR
@@ -181,12 +181,14 @@ def test_rows_of_a_pool_end_at_frames_of_their_own() -> None:
     config = i2v_config(TWO)
     condition = TwoPictureFrames(config)
     table = torch.randn(3, 36, 30, 4, 6)
-    given = {"condition": table, "last_frame": torch.tensor([[0], [3], [40]])}
+    inputs = {"condition": table, "last_frame": torch.tensor([[0], [3], [40]])}
     frames = torch.tensor([[2, 3], [0, 1], [40, 41]])
-    made = condition(given, frames, rows=torch.tensor([1, 0, 2]))
-    assert made.shape == (3, 20, 2, 4, 6)
-    assert torch.equal(made[0, :, 0], table[1, :20, 2])
-    assert torch.equal(made[0, :, 1], torch.cat((table[1, :3, 3], torch.ones(1, 4, 6), table[1, 20:, 3])))
-    assert torch.equal(made[1], table[0, :20, :2])
-    assert torch.equal(made[2, 4:, 0], table[2, 20:, 29])
-    assert torch.equal(made[2, :, 1], table[2, :20, 29])
+    conditions = condition(inputs, frames, rows=torch.tensor([1, 0, 2]))
+    assert conditions.shape == (3, 20, 2, 4, 6)
+    assert torch.equal(conditions[0, :, 0], table[1, :20, 2])
+    assert torch.equal(
+        conditions[0, :, 1], torch.cat((table[1, :3, 3], torch.ones(1, 4, 6), table[1, 20:, 3]))
+    )
+    assert torch.equal(conditions[1], table[0, :20, :2])
+    assert torch.equal(conditions[2, 4:, 0], table[2, 20:, 29])
+    assert torch.equal(conditions[2, :, 1], table[2, :20, 29])

@@ -65,7 +65,7 @@ class KeptOp:
 
 
 class KeptOps:
-    """A context manager in which tracing keeps these ops as one node each; afterwards `found` holds each of them by
+    """A context manager in which tracing keeps these ops as one node each; afterwards `ops` holds each of them by
     name.
 
     Parameters
@@ -75,7 +75,7 @@ class KeptOps:
     """
 
     def __init__(self, bodiless: Collection[str] = ()) -> None:
-        self.found: dict[str, KeptOp] = {}
+        self.ops: dict[str, KeptOp] = {}
         self._bodiless = frozenset(bodiless)
         self._stack = ExitStack()
 
@@ -182,11 +182,11 @@ class KeptOps:
             tuple(results.values()),
         )
         if name in MANY and name not in self._bodiless:
-            alike = [op for op in self.found.values() if op.name.partition(".")[0] == name]
+            alike = [op for op in self.ops.values() if op.name.partition(".")[0] == name]
             same = [op.name for op in alike if _meaning(op) == _meaning(op_kept)]
             name = same[0] if same else f"{name}.{len(alike) + 1}" if alike else name
             op_kept = replace(op_kept, name=name)
-        first = self.found.setdefault(name, op_kept)
+        first = self.ops.setdefault(name, op_kept)
         if _meaning(first) != _meaning(op_kept) and not (name in MANY and name in self._bodiless):
             raise LoweringError(
                 f"function {DOMAIN}::{name} is called with {op_kept.inputs} and with {first.inputs}, or with another "

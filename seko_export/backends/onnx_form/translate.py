@@ -92,7 +92,7 @@ def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()
         with kept_ops:
             program = torch.export.export(FunctionalModule(piece), examples, strict=False)
         model = translate(program, examples, inputs, outputs, opset, piece.name)
-        if bodies := [op for op in kept_ops.found.values() if op.name not in bodiless]:
+        if bodies := [op for op in kept_ops.ops.values() if op.name not in bodiless]:
             model.functions.extend(_functions_of(bodies, opset))
     model = infer_shapes(model)
     check_form(model, opset)

@@ -137,7 +137,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
     main, windows = groups[0], [group for group in groups if group.window]
     advance = ADVANCE[config.workload.schedule.sampler]
-    solver_state = Argument("kept", f"buffer:{SOLVER}{part}", (b, advance.kept, *latent), f32)
+    solver_state = Argument("solver_state", f"buffer:{SOLVER}{part}", (b, advance.kept, *latent), f32)
     by_levels = (
         (Argument("weights", "weight:schedule.solver[pass]", (8,), f32), solver_state)
         if advance.kept

@@ -172,10 +172,10 @@ class UniPcAdvance(nn.Module):
         velocity: Tensor,
         sigma: Tensor,
         weights: Tensor,
-        kept: Tensor,
+        solver_state: Tensor,
         conditioning_frames: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next latents [B, C, F, h, w] float32, and what the next step takes as ``kept``.
+        """Return the next latents [B, C, F, h, w] float32, and what the next step takes as ``solver_state``.
 
         Parameters
         ----------
@@ -185,15 +185,15 @@ class UniPcAdvance(nn.Module):
             Noise level before the step, [1] float32.
         weights : Tensor
             The pass's entry of `unipc_weights`, [8] float32.
-        kept : Tensor
+        solver_state : Tensor
             Results of earlier steps, [B, 3, C, F, h, w] float32: corrected latents and clean latents of the step
             before, and clean latents of the step before that. A tensor with weight 0 is not read, so that a first step
-            does not depend on ``kept``.
+            does not depend on it.
         conditioning_frames : Tensor
             Number of leading frames of the chunk that are conditioning frames, [B] int64.
         """
         still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
-        last, before, earlier = kept.unbind(1)
+        last, before, earlier = solver_state.unbind(1)
         clean = latents - sigma * velocity
         corrected = _weighted(weights[:5], (latents, last, before, earlier, clean))
         after = _weighted(weights[5:], (corrected, clean, before))

@@ -243,8 +243,8 @@ class MemoryDirectory:
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
         """Return a session's stored facts and its lease."""
         self._expire()
-        place, held = self._places.get(session), self._leases.get(session)
-        return None if place is None else place[0], None if held is None else held[0]
+        place, lease = self._places.get(session), self._leases.get(session)
+        return None if place is None else place[0], None if lease is None else lease[0]
 
     async def note(self, video: str, box: str) -> None:
         """Record which box makes a video."""

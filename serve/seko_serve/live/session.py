@@ -180,10 +180,10 @@ class LiveSession:
             self.viewer.tell(message("received", id=control.id))
         self._wake()
 
-    def hold(self, held: bool = True) -> None:
-        """Stop making chunks if ``held`` is True; continue if it is False."""
+    def hold(self, on: bool = True) -> None:
+        """Stop making chunks if ``on`` is True; continue if it is False."""
         with self._lock:
-            self._held = held
+            self._held = on
         self._wake()
 
     @property
