@@ -79,12 +79,12 @@ def test_messages_and_arrays_arrive_as_they_were(messages: list[dict[str, Any]])
 def test_a_large_array_and_a_strided_one_arrive_whole() -> None:
     large = np.random.default_rng(0).standard_normal(LATENTS).astype(np.float32)
     strided = large[..., ::3].swapaxes(1, 4)
-    (found,) = sent({"large": large, "strided": strided, "seed": np.int64(3), "tensor": torch.arange(3)})
-    assert np.array_equal(found["large"], large)
-    assert np.array_equal(found["strided"], strided)
-    assert found["seed"] == 3
-    assert found["tensor"].tolist() == [0, 1, 2]
-    found["large"][:] = 0  # the receiver's own
+    (received,) = sent({"large": large, "strided": strided, "seed": np.int64(3), "tensor": torch.arange(3)})
+    assert np.array_equal(received["large"], large)
+    assert np.array_equal(received["strided"], strided)
+    assert received["seed"] == 3
+    assert received["tensor"].tolist() == [0, 1, 2]
+    received["large"][:] = 0  # the receiver's own
 
 
 def test_an_end_that_goes_in_the_middle_of_an_array_is_told() -> None:
@@ -124,7 +124,7 @@ def test_a_group_that_is_lost_keeps_nothing_of_who_asks_it() -> None:
     """Its one error is raised by every call."""
     group, frames = Lost(), []
     for _ in range(3):
-        with pytest.raises(RankLostError, match="gone") as found:
+        with pytest.raises(RankLostError, match="gone") as error:
             group.call("run_chunk", seconds=1)
-        frames.append(len(found.traceback))
+        frames.append(len(error.traceback))
     assert frames[2] == frames[0]

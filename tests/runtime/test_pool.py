@@ -260,8 +260,8 @@ def test_a_lease_that_is_none_is_refused_before_a_row_is_taken(lease: Any, tmp_p
 def test_a_paused_sessions_lease_runs_out_and_its_host_memory_comes_back() -> None:
     now = [0.0]
     with closing(open_pool(clock=lambda: now[0])) as pool:
-        leased, kept = (pool.open_session(prompt=PROMPTS[0], name=name, lease_s=lease)
-                        for name, lease in (("leased", 10.0), ("kept", None)))  # fmt: skip
+        leased, unleased = (pool.open_session(prompt=PROMPTS[0], name=name, lease_s=lease)
+                        for name, lease in (("leased", 10.0), ("unleased", None)))  # fmt: skip
         stored: list[Any] = []
         store = pool._rows.store
 
@@ -272,7 +272,7 @@ def test_a_paused_sessions_lease_runs_out_and_its_host_memory_comes_back() -> No
 
         pool._rows.store = watched  # type: ignore[method-assign]
         leased.pause()
-        kept.pause()
+        unleased.pause()
         now[0] = 9.0
         leased.renew()
         now[0] = 18.0
@@ -285,8 +285,8 @@ def test_a_paused_sessions_lease_runs_out_and_its_host_memory_comes_back() -> No
         assert [reference() is None for reference in stored] == [True, False]
         with pytest.raises(UsageError, match="'leased' is not paused; it is closed"):
             leased.resume()
-        kept.resume()
-        kept.run_chunk()
+        unleased.resume()
+        unleased.run_chunk()
 
 
 def test_a_session_whose_lease_ran_out_while_paused_does_not_resume() -> None:

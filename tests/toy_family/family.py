@@ -55,9 +55,9 @@ WORDS = {"blocks": "layer", "self_attn": "past", "cross_attn": "words", "tail": 
 class CameraEmbed(Embed):
     """Embeds the latents and, as further channels of every patch, the camera."""
 
-    def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def beside(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return [B, C + CAMERA, F, h, w] from latents [B, C, F, h, w] and a camera [B, F, CAMERA]."""
-        camera = given["camera"].transpose(1, 2)[..., None, None]  # [B, CAMERA, F, 1, 1]
+        camera = conditioning["camera"].transpose(1, 2)[..., None, None]  # [B, CAMERA, F, 1, 1]
         return torch.cat((latents, camera.expand(-1, -1, -1, *latents.shape[3:])), 1)
 
 
@@ -71,10 +71,10 @@ class CameraAttention(nn.Module):
         self.pose = nn.Linear(CAMERA, 2 * model.dim, dtype=dtype)
         self.out = nn.Linear(model.dim, model.dim, dtype=dtype)
 
-    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the next hidden state [B, T, d]; the camera is [B, F, CAMERA]."""
         q = self.query(hidden).unflatten(-1, self.heads)
-        k, v = self.pose(given["camera"].to(hidden.dtype)).chunk(2, -1)  # [B, F, d] each
+        k, v = self.pose(conditioning["camera"].to(hidden.dtype)).chunk(2, -1)  # [B, F, d] each
         seen = attention(q, k.unflatten(-1, self.heads), v.unflatten(-1, self.heads), None)
         return hidden + self.out(seen)
 

@@ -35,7 +35,7 @@ WORLD_MODEL = replace(MODEL, in_channels=MODEL.out_channels, family=f"{__name__}
 class View(nn.Module):
     """Embeds a chunk's camera; it counts its calls."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
     calls = 0
 
     def __init__(self, config: VideoBuild) -> None:
@@ -43,24 +43,24 @@ class View(nn.Module):
         self.tokens = config.workload.stream.frame_tokens
         self.pose = nn.Linear(CAMERA, config.model.dim, dtype=config.target.dtype)
 
-    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return [B, T, d] from a camera [B, F, CAMERA]."""
         View.calls += 1
-        return self.pose(given["camera"].to(self.pose.weight.dtype)).repeat_interleave(self.tokens, 1)
+        return self.pose(conditioning["camera"].to(self.pose.weight.dtype)).repeat_interleave(self.tokens, 1)
 
 
 class ScaleShift(nn.Module):
     """What one layer makes of the view."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
         self.both = nn.Linear(config.model.dim, 2 * config.model.dim, dtype=config.target.dtype)
 
-    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, conditioning: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return scale and shift, [B, T, d] each."""
-        scale, shift = self.both(given["view"]).chunk(2, -1)
+        scale, shift = self.both(conditioning["view"]).chunk(2, -1)
         return scale, shift
 
 
@@ -71,9 +71,9 @@ class Injector(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.empty(model.dim, dtype=dtype))
 
-    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the next hidden state [B, T, d]."""
-        return hidden * (1 + given["scale"]) + given["shift"] * self.gain
+        return hidden * (1 + conditioning["scale"]) + conditioning["shift"] * self.gain
 
 
 class WorldFamily(CameraFamily):

@@ -324,16 +324,17 @@ def _replace_folder(folder: Path, output_path: Path) -> bool:
     return True
 
 
-def _is_foreign(folder: Path, held: int) -> bool:
+def _is_foreign(folder: Path, opened_folder: int) -> bool:
     """Return whether a folder that was exchanged for an artifact is not an artifact, so that it must get its name back.
 
-    Another process may have named the folder after ``held`` was opened, and ended since. A third process then removes
-    the folder as a leftover, which it locks for that time. A folder that another process has locked, or that is gone,
-    is therefore not foreign, whatever files are left in it.
+    ``opened_folder`` is a descriptor of the folder that was exchanged. Since it was opened, another process may have
+    given its name to another folder and ended. A third process then removes the folder as a leftover, which it locks
+    for that time. A folder that another process has locked, or that is gone, is therefore not foreign, whatever files
+    are left in it.
     """
     with contextlib.ExitStack() as opened:
-        descriptor = held
-        if not is_open_on(held, folder):
+        descriptor = opened_folder
+        if not is_open_on(opened_folder, folder):
             try:
                 descriptor = os.open(folder, _FOLDER)
             except FileNotFoundError:

@@ -28,7 +28,7 @@ class CountedKv(NamedTuple):
 
     k: Tensor
     v: Tensor
-    held: Tensor  # tokens in the cache
+    filled: Tensor  # tokens in the cache
     seen: Tensor  # tokens of the stream
 
 
@@ -52,7 +52,7 @@ class ShiftedStore:
 
     def attend(self, layer: CountedKv, q: Tensor, k: Tensor, v: Tensor, place: int) -> Tensor:
         """Make room, write k and v by slices, and return attention of q over what is held: [B, T, H*D]."""
-        filled, seen = int(layer.held.item()), int(layer.seen.item())
+        filled, seen = int(layer.filled.item()), int(layer.seen.item())
         evicted = max(0, filled + place - seen - self.size)
         stop = filled + place - seen - evicted
         start = stop - self.chunk
@@ -61,14 +61,14 @@ class ShiftedStore:
                 cache[:, self.sink : start] = cache[:, self.sink + evicted : start + evicted].clone()
             cache[:, start:stop] = new
         y = attention(q, layer.k[:, :stop], layer.v[:, :stop], None)
-        layer.held.fill_(stop)
+        layer.filled.fill_(stop)
         layer.seen.fill_(place)
         return y
 
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of one layer in the order of time, [B, tokens, H, D]."""
         layer = self.layers[number]
-        filled = int(layer.held.item())
+        filled = int(layer.filled.item())
         return layer.k[:, :filled], layer.v[:, :filled]
 
     @property

@@ -38,7 +38,7 @@ class BlockWeights(Ranked):
     """
 
     # names of the arguments of `forward` that are mappings
-    groups: tuple[str, ...] = ("caches", "scales", "places", "given")
+    groups: tuple[str, ...] = ("caches", "scales", "places", "conditioning")
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class BlockWeights(Ranked):
         q: Tensor,
         text_k: Tensor,
         text_v: Tensor,
-        given: Mapping[str, Tensor],
+        conditioning: Mapping[str, Tensor],
         rows: Tensor | None,
     ) -> Tensor:
         """Return the cross-attention of q [B, T, H, D] to the text, plus the cross-attention to the keys and values
@@ -89,7 +89,7 @@ class BlockWeights(Ranked):
         """
         pairs = [(text_k, text_v)]
         if self.beside_text:
-            k, v = (given[name] for name in self.beside_text)
+            k, v = (conditioning[name] for name in self.beside_text)
             pairs.append((k, v))
         if rows is not None:
             pairs = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in pairs]
@@ -136,7 +136,7 @@ class Block(BlockWeights):
         scales: Mapping[str, Tensor],
         places: Mapping[str, Tensor],
         rows: Tensor | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        conditioning: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
     ) -> Tensor:
         """Advance the hidden state by one layer, and write this layer's keys and values to the cache.
@@ -163,7 +163,7 @@ class Block(BlockWeights):
         rows : Tensor, optional
             The row of the pool for each batch index, int64 [B], which selects from the caches, ``text_k`` and
             ``text_v``; None without a pool.
-        given : mapping of str to Tensor, optional
+        conditioning : mapping of str to Tensor, optional
             Tensors of the model family by name: inputs of the modules `after_attention` and `tail`, and the further
             keys and values that `beside_text` names.
         rank : Tensor, optional
@@ -200,15 +200,15 @@ class Block(BlockWeights):
         y = self.self_attn.o(y if self.split is None else self.split.to_tokens(y))
         hidden = gated_residual(hidden, y, gate_1)
         if self.after_attention is not None:
-            hidden = self.after_attention(hidden, given or {})
+            hidden = self.after_attention(hidden, conditioning or {})
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
-        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, given or {}, rows)
+        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
         hidden = hidden + self.cross_attn.o(y)
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
         hidden = gated_residual(hidden, self.ffn(x), gate_2)
-        return hidden if self.tail is None else self.tail(hidden, given or {})
+        return hidden if self.tail is None else self.tail(hidden, conditioning or {})
 
     def _attend(
         self,

@@ -48,7 +48,7 @@ class Embed(Ranked):
         How ranks share a chunk. Each rank embeds the whole chunk and keeps its own tokens.
     """
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Embed(Ranked):
         slot_frames: Tensor | None = None,
         valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        conditioning: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Embed one chunk of latent frames.
@@ -107,7 +107,7 @@ class Embed(Ranked):
         rows : Tensor, optional
             The row of the pool for each batch index, int64 [B], only in a pool; ``slot_frames`` then covers all rows of
             the pool.
-        given : mapping of str to Tensor, optional
+        conditioning : mapping of str to Tensor, optional
             Inputs that the caller supplies and that the method `beside` concatenates to the latents, by name, [B, ...]
             each.
         rank : Tensor, optional
@@ -132,7 +132,7 @@ class Embed(Ranked):
         slot_rotary, patch_rotary : Tensor
             The two rotary tables of the cached keys that `rotary.key_rotary_tables` returns; only with `key_rotary`.
         """
-        latents = self.beside(latents, given or {})
+        latents = self.beside(latents, conditioning or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
         hidden = self.tokens(patches, frames)
         if self.split is not None and rank is not None:
@@ -146,11 +146,11 @@ class Embed(Ranked):
         state = (hidden, torch.zeros_like(hidden)) if self.update else (hidden,)
         return (*state, modulation, time, *of_rank(positions, self.split, rank))
 
-    def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def beside(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the input of the patch embedding, [B, in_channels, F, h, w]: the latents, and further channels that
         the family adds.
         """
-        del given
+        del conditioning
         return latents
 
     def tokens(self, patches: Tensor, frames: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class FamilyModule:
         ``NAME.``, or with ``blocks.{layer}.NAME.`` if the module runs once per layer.
     make : callable
         Function that returns the module of a build. The module's forward takes one mapping of tensors, called
-        ``given``, as its attribute `groups` = ``("given",)`` states.
+        ``conditioning``, as its attribute `groups` = ``("conditioning",)`` states.
     takes : tuple of str
         Names of the module's inputs: inputs that the caller supplies, and outputs of earlier modules.
     outputs : callable
@@ -185,7 +185,7 @@ def caller_arguments(
     rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
     known = {
         caller_input.name: Argument(
-            f"given.{caller_input.name}",
+            f"conditioning.{caller_input.name}",
             f"buffer:{caller_input.buffer}{part if caller_input.per == 'chunk' else ''}",
             (rows if caller_input.per == "chunk" else config.workload.state_rows, *caller_input.shape),
             getattr(torch, caller_input.dtype),
@@ -197,7 +197,7 @@ def caller_arguments(
     for prompt in choice.prompt_modules:
         known |= _arguments(config, PROMPT, prompt, (config.workload.state_rows,), "")
     for name, (shape, dtype) in choice.pass_tables.items():
-        known[name] = Argument(f"given.{name}", f"weight:{OF_TIMES}{name}[pass]", shape, dtype)
+        known[name] = Argument(f"conditioning.{name}", f"weight:{OF_TIMES}{name}[pass]", shape, dtype)
     return tuple(known[name] for name in names)
 
 
@@ -229,7 +229,7 @@ def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]
     rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
     known = {
         caller_input.name: Argument(
-            f"given.{caller_input.name}",
+            f"conditioning.{caller_input.name}",
             f"buffer:{caller_input.buffer}{row}",
             (*rows, *caller_input.shape),
             getattr(torch, caller_input.dtype),
@@ -314,6 +314,6 @@ def _arguments(
     their buffers."""
     layer = OF_LAYER if module.per_layer else ""
     return {
-        name: Argument(f"given.{name}", f"buffer:{role}.{name}{layer}{part}", (*rows, *shape), dtype)
+        name: Argument(f"conditioning.{name}", f"buffer:{role}.{name}{layer}{part}", (*rows, *shape), dtype)
         for name, (shape, dtype) in module.outputs(config).items()
     }

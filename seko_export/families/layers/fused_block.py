@@ -149,7 +149,7 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None = None,
         token_index: Tensor | None = None,
         rows: Tensor | None = None,
-        given: Mapping[str, Tensor] | None = None,
+        conditioning: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; if ``token_index`` is passed, also write this layer's K and V.
@@ -176,7 +176,7 @@ class FusedLayer(BlockWeights):
             Cache slot of each latent frame of the chunk, int64 [B, F]; for layers that expand an FP4 cache.
         token_index : Tensor, optional
             Index of each token into the flat cache, int64 [B*T] from `Embed`, if the layer writes its keys and values.
-        given : mapping of str to Tensor, optional
+        conditioning : mapping of str to Tensor, optional
             Tensors of the model family by name: inputs of the modules `after_attention` and `tail`, and the further
             keys and values that `beside_text` names.
         rank : Tensor, optional
@@ -213,7 +213,7 @@ class FusedLayer(BlockWeights):
         if self.after_attention is not None:
             hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_1)
             hidden, y = (
-                self.after_attention(hidden, given or {}),
+                self.after_attention(hidden, conditioning or {}),
                 torch.zeros_like(y),
             )  # zeros, so that the norm adds nothing
         hidden, x = ops.gated_residual_norm(
@@ -221,7 +221,7 @@ class FusedLayer(BlockWeights):
         )
 
         q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
-        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, given or {}, rows)
+        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
         y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
         hidden, x = ops.residual_norm_modulate(
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
@@ -233,7 +233,7 @@ class FusedLayer(BlockWeights):
         if self.tail is None:
             return hidden, update
         hidden = ops.gated_residual(hidden, update, shift_scale_gate, GATE_2)
-        return self.tail(hidden, given or {}), torch.zeros_like(update)
+        return self.tail(hidden, conditioning or {}), torch.zeros_like(update)
 
     def _attend(
         self,

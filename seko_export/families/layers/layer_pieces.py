@@ -30,8 +30,8 @@ from seko_export.families.layers.rotary import side_channels
 SLOT_FRAMES = "kv.slot_frames"
 OF_PASS = "[pass]"  # index of a cache reference: the cache of the pass, if each pass has its own
 # Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the
-# caches; the fill of a layer's resident window. These names, and the prefixes `places.` and `given.` of an engine's
-# inputs, are part of the artifact format.
+# caches; the fill of a layer's resident window. These names, and the prefixes `places.` and `conditioning.` of an
+# engine's inputs, are part of the artifact format.
 BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "window"
 # Variants of a block: for rows whose caches are full; and for fused layers the context pass, its last layer, and
 # layers in `--fp8-except`.

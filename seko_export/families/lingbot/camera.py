@@ -32,7 +32,7 @@ class CameraTokens(Ranked):
         How ranks (GPUs) share a chunk. Each rank computes its own tokens.
     """
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class CameraTokens(Ranked):
         self.c2ws_hidden_states_layer1 = nn.Linear(d, d, dtype=dtype)
         self.c2ws_hidden_states_layer2 = nn.Linear(d, d, dtype=dtype)
 
-    def forward(self, given: Mapping[str, Tensor], rank: Tensor | None = None) -> Tensor:
+    def forward(self, conditioning: Mapping[str, Tensor], rank: Tensor | None = None) -> Tensor:
         """Return the camera's tokens [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes
         them; with `split` and the rank's number [1] int64 the rank's tokens [B, T/R, d].
         """
-        ray_tokens = as_tokens(rays(given[POSES], given[INTRINSICS], self.height, self.width))
+        ray_tokens = as_tokens(rays(conditioning[POSES], conditioning[INTRINSICS], self.height, self.width))
         if self.split is not None and rank is not None:
             ray_tokens = self.split.own_tokens(ray_tokens, rank)
         tokens: Tensor = self.patch_embedding_wancamctrl(
@@ -60,7 +60,7 @@ class CameraTokens(Ranked):
 class ScaleShift(nn.Module):
     """The module that computes one layer's scale and shift from the camera's tokens."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
     fp8_linears = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
@@ -71,9 +71,9 @@ class ScaleShift(nn.Module):
         self.cam_scale_layer = nn.Linear(d, d, dtype=dtype)
         self.cam_shift_layer = nn.Linear(d, d, dtype=dtype)
 
-    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, conditioning: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return scale and shift of one layer, [B, T, d] each, from the camera's tokens [B, T, d]."""
-        tokens = given[TOKENS]
+        tokens = conditioning[TOKENS]
         inner = tokens + self.cam_injector_layer2(F.silu(self.cam_injector_layer1(tokens)))
         return self.cam_scale_layer(inner), self.cam_shift_layer(inner)
 
@@ -86,17 +86,17 @@ class KeptCamera(nn.Module):
         super().__init__()
         del model, dtype
 
-    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the next hidden state [B, T, d], scaled and shifted in float32."""
-        return scaled(hidden, given[SCALE], given[SHIFT])
+        return scaled(hidden, conditioning[SCALE], conditioning[SHIFT])
 
 
 class CameraInLayer(ScaleShift):
     """The module that computes a layer's scale and shift from the camera's tokens in every pass and applies them."""
 
-    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(self, hidden: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
         """Return the next hidden state [B, T, d], scaled and shifted in float32."""
-        return scaled(hidden, *super().forward(given))
+        return scaled(hidden, *super().forward(conditioning))
 
 
 def scaled(hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -32,16 +32,16 @@ DECODER_EPS = 1e-5  # epsilon of the norms in torch's decoder layer
 class AudioFeatures(HubertFeatures):
     """The module that encodes the audio windows of a chunk's latent frames to features."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         if config.workload.audio is None:
             raise TypeError("a build without an audio encoder has no such engine")
         super().__init__(config.workload.audio, talk_model(config.model).audio_frames, config.target.dtype)
 
-    def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(self, conditioning: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
         """Return features [B, S, F, M, audio_dim] of ``audio``, windows [B, S, F, samples] float32."""
-        windows = given[AUDIO]
+        windows = conditioning[AUDIO]
         features: Tensor = super().forward(windows.flatten(0, 2)).unflatten(0, windows.shape[:3])
         return features
 
@@ -57,7 +57,7 @@ class AudioTokens(Ranked):
         picture.
     """
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class AudioTokens(Ranked):
 
     def forward(
         self,
-        given: Mapping[str, Tensor],
+        conditioning: Mapping[str, Tensor],
         frames: Tensor,
         rows: Tensor | None = None,
         rank: Tensor | None = None,
@@ -82,7 +82,7 @@ class AudioTokens(Ranked):
 
         Parameters
         ----------
-        given : mapping of str to Tensor
+        conditioning : mapping of str to Tensor
             Inputs by name: ``audio`` [B, S, F, M, audio_dim] float32, or with an audio encoder ``audio_heard``; with
             several speakers also ``speaker_masks`` [B, S, n] float32, which in a pool has all rows of the pool.
         frames : Tensor
@@ -100,14 +100,14 @@ class AudioTokens(Ranked):
             Whether each token of the picture attends to each speaker's audio: 0 or 1, float32 [B, S, T]; with `split`
             [B, S, T/R].
         """
-        features = given[self.features]
+        features = conditioning[self.features]
         batch, speakers, count = features.shape[:3]
         memory = self.proj_in(features.flatten(0, 2).to(self.proj_in.weight.dtype))  # [B*S*F, M, width]
         tokens = self.learnable_queries.expand(memory.shape[0], -1, -1)
         tokens = self.transformer_decoder(tokens, memory)
         gate = (frames >= 0).float()[:, None, :, None].expand(-1, speakers, -1, self.frame_tokens)
         if self.speakers > 1:
-            masks = given[MASKS] if rows is None else given[MASKS].index_select(0, rows)
+            masks = conditioning[MASKS] if rows is None else conditioning[MASKS].index_select(0, rows)
             gate = gate * masks[:, :, None, :]
         gate = gate.flatten(2)
         if self.split is not None and rank is not None:
@@ -174,7 +174,7 @@ class _Attention(nn.Module):
 class AudioKv(nn.Module):
     """The projections of one layer's keys and values of the chunk's audio."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
@@ -183,9 +183,9 @@ class AudioKv(nn.Module):
         self.norm_kv = nn.LayerNorm(model.audio_width, model.audio_eps)
         self.to_kv = nn.Linear(model.audio_width, 2 * model.dim, dtype=dtype)
 
-    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, conditioning: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return keys and values, [B, S, F, A, H, D] each, from the tokens [B, S, F, A, width], the audio tokens."""
-        normed = self.norm_kv(given[TOKENS].float()).to(self.to_kv.weight.dtype)
+        normed = self.norm_kv(conditioning[TOKENS].float()).to(self.to_kv.weight.dtype)
         k, v = self.to_kv(normed).chunk(2, -1)
         return k.unflatten(-1, self.heads).contiguous(), v.unflatten(-1, self.heads).contiguous()
 
@@ -202,7 +202,7 @@ class AudioAttention(nn.Module):
         self.to_out = nn.Linear(d, d, dtype=dtype)
         self.shift_scale_gate = nn.Parameter(torch.empty(1, 3, d))
 
-    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the next hidden state [B, T, d], after attention to the audio; with several ranks T counts the rank's
         own tokens.
 
@@ -210,13 +210,14 @@ class AudioAttention(nn.Module):
         ----------
         hidden : Tensor
             The hidden state, [B, T, d], with the same number of tokens in each latent frame.
-        given : mapping of str to Tensor
+        conditioning : mapping of str to Tensor
             Tensors by name: ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and
             ``audio_times`` [3, d], the current pass's entry of `time_table`.
         """
-        k, v, of_speaker = given[KEYS], given[VALUES], given[GATE]
+        k, v, of_speaker = conditioning[KEYS], conditioning[VALUES], conditioning[GATE]
         batch, speakers, frames = k.shape[:3]
-        shift, scale, gate = (given[TIMES].float() + self.shift_scale_gate.squeeze(0)).unbind(0)  # [d] each
+        modulation = conditioning[TIMES].float() + self.shift_scale_gate.squeeze(0)  # [3, d]
+        shift, scale, gate = modulation.unbind(0)
         x = F.layer_norm(hidden.float(), (self.model.dim,), eps=1e-6) * (1 + scale) + shift
         q = self.to_q(x.to(hidden.dtype)).unflatten(1, (frames, -1))  # [B, F, n, d]
         q = q.flatten(0, 1).unflatten(-1, k.shape[-2:]).transpose(1, 2)  # [B*F, H, n, D]

@@ -90,7 +90,7 @@ def picture_branch(config: VideoBuild, branch: PictureBranch) -> tuple[InputSpec
 class PictureTokens(nn.Module):
     """The module that projects CLIP's features to tokens of the model's width."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild, branch: PictureBranch) -> None:
         super().__init__()
@@ -108,10 +108,10 @@ class PictureTokens(nn.Module):
         )
         self.emb_pos = nn.Parameter(torch.empty(1, count, width)) if branch.positions else None
 
-    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Project picture features [..., N, I] to tokens [..., N, d]."""
         dtype = self.proj[1].weight.dtype
-        features = given[self.features].float()
+        features = conditioning[self.features].float()
         if self.emb_pos is not None:
             features = features + self.emb_pos[0]
         inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](features).to(dtype))))
@@ -122,14 +122,14 @@ class PictureTokens(nn.Module):
 class PictureKv(PromptKv):
     """The projections of one layer's keys and values of the picture."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__(config.model, config.target.dtype)
 
-    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, conditioning: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return keys and values, [..., N, H, D] each, from the tokens [..., N, d]."""
-        return super().forward(given[TOKENS])
+        return super().forward(conditioning[TOKENS])
 
 
 class PictureFeatures(ClipFeatures):
@@ -141,7 +141,7 @@ class PictureFeatures(ClipFeatures):
         Name of the input with the pictures.
     """
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild, picture: str) -> None:
         if config.workload.image is None:
@@ -149,9 +149,9 @@ class PictureFeatures(ClipFeatures):
         super().__init__(config.workload.image, config.target.dtype)
         self.picture = picture
 
-    def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(self, conditioning: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
         """Return the features [..., N, I] of the row's pictures; in a pool there is no row axis."""
-        return self.features_of(given[self.picture])
+        return self.features_of(conditioning[self.picture])
 
     def features_of(self, pictures: Tensor) -> Tensor:
         """Return features [..., N, I] of pictures [..., rows, columns, 3]."""

@@ -45,42 +45,46 @@ _FIRST, _LATER, _LAST = f"{_WORK}first", f"{_WORK}later", f"{_WORK}last"
 class ConditionFrames(nn.Module):
     """The module that selects the entries of the picture's condition table for the frames of a chunk."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
         del config
 
-    def forward(self, given: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, conditioning: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
         """Return the condition [B, C, F, h, w] of a chunk's frames, from the condition tables [B, C, 30, h, w].
 
         Parameters
         ----------
-        given : mapping of str to Tensor
+        conditioning : mapping of str to Tensor
             The condition tables by name, for the call's rows; in a pool for all rows of the pool.
         frames : Tensor
             Absolute latent-frame numbers, [B, F] int64. Frame f takes row min(f, 29) of the table.
         rows : Tensor, optional
             The pool row of each batch index, [B] int64; only in a pool.
         """
-        return _of_frames(_of_rows(given[TABLE], rows), frames)
+        return _of_frames(_of_rows(conditioning[TABLE], rows), frames)
 
 
 class TwoPictureFrames(nn.Module):
     """`ConditionFrames` for a model with two pictures, the second of which ends the stream."""
 
-    groups = ("given",)
+    groups = ("conditioning",)
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
         self.first_channels = condition_channels(config.model)
 
-    def forward(self, given: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, conditioning: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
         """Return the condition [B, 4 + z, F, h, w] of a chunk's frames.
 
         Parameters
         ----------
-        given : mapping of str to Tensor
+        conditioning : mapping of str to Tensor
             The condition tables ``condition`` [B, 4 + 2z, 30, h, w] and the number ``last_frame`` [B, 1] int64, which
             is 0 for a stream without a last picture. A condition table has the mask, the latents of the first picture,
             and the latents of the last picture, if the stream ended at each frame. In a pool both tensors hold all pool
@@ -90,7 +94,7 @@ class TwoPictureFrames(nn.Module):
         rows : Tensor, optional
             The pool row of each batch index, [B] int64; only in a pool.
         """
-        table, last_frame = _of_rows(given[TABLE], rows), _of_rows(given[LAST_FRAME], rows)
+        table, last_frame = _of_rows(conditioning[TABLE], rows), _of_rows(conditioning[LAST_FRAME], rows)
         condition = _of_frames(table[:, : self.first_channels], frames)
         last = _of_frames(table[:, self.first_channels :], last_frame)  # [B, z, 1, h, w]
         ends = ((frames == last_frame) & (frames > 0))[:, None, :, None, None]  # [B, 1, F, 1, 1]
@@ -113,9 +117,9 @@ def _of_frames(table: Tensor, frames: Tensor) -> Tensor:
 class ConditionedEmbed(Embed):
     """The embedding of a chunk, with the picture's condition as further channels beside the latents."""
 
-    def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    def beside(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the input of the patch embedding, [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
-        return torch.cat((latents, given[ROWS]), 1)
+        return torch.cat((latents, conditioning[ROWS]), 1)
 
 
 class Table(nn.Module):
