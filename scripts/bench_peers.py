@@ -147,12 +147,12 @@ class Comparison:
     def _reference(self, shape: Shape) -> None:
         file = self._reference_file(shape)
         job = {"kind": "reference", "shape": shape.name, "reference": str(file)}
-        if built.known(file, job) is not None:
-            return
-        built.forget(file)
-        file.unlink(missing_ok=True)  # an older one must not be compared with if this one fails
-        if self.runner.measure(f"{shape.name} reference", job) is not None:
-            built.mark(file, job)
+
+        def build() -> dict[str, Any] | None:
+            file.unlink(missing_ok=True)  # an older one must not be compared with if this one fails
+            return None if self.runner.measure(f"{shape.name} reference", job) is None else {}
+
+        built.build_once(file, job, build)
 
     def _checkpoint(self, preset: str) -> None:
         import torch
@@ -166,12 +166,14 @@ class Comparison:
     def _build(self, shape: Shape, engine: str, suffix: str = "", *more: str) -> None:
         checkpoint, output = self.options.work / f"{shape.preset}.pt", self._artifact(shape, engine, suffix)
         arguments = running.build_arguments(shape, engine, checkpoint, output, *more)
-        if built.known(output, arguments) is not None:
-            return
-        built.forget(output)
-        shutil.rmtree(output, ignore_errors=True)  # an older one must not be measured if this build fails
-        if self.runner.build(f"{shape.name} build {engine}{suffix}", arguments) is not None:
-            built.mark(output, arguments)
+
+        def build() -> dict[str, Any] | None:
+            shutil.rmtree(output, ignore_errors=True)  # an older one must not be measured if this build fails
+            return (
+                None if self.runner.build(f"{shape.name} build {engine}{suffix}", arguments) is None else {}
+            )
+
+        built.build_once(output, arguments, build)
 
     def _peer(self, shape: Shape, name: str) -> None:
         self._job(shape, name, caches=f"{shape.name}-{name}", kind="peer", peer=name)

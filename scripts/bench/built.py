@@ -7,7 +7,9 @@ should be built while something is measured: a build on the same GPU can double 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +25,59 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def known(output: Path, made_of: object) -> dict[str, Any] | None:
-    """Return what `mark` was told of a build, if this commit built the same there; else None.
+def build_once(
+    output: Path, inputs: object, build: Callable[[], dict[str, Any] | None]
+) -> dict[str, Any] | None:
+    """Build a file or folder, unless this commit has built it of the same inputs.
 
-    Files that differ from their commit, or whose commit nobody knows, are never taken for the same.
+    Another process that builds the same output at the same time is waited for.
 
     Parameters
     ----------
     output : Path
         File or folder of the build.
-    made_of : object
-        What was built: a configuration or arguments, told apart by their representation.
+    inputs : object
+        What is built: a configuration or arguments, compared by their representation.
+    build : callable
+        Builds the output, of which an older one may be there. Returns what a row says of the build, as JSON can hold
+        it; None if the build failed, which is then tried again in a later run.
+
+    Returns
+    -------
+    dict or None
+        What ``build`` returned, now or in the earlier run.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.with_name(f".{output.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (facts := known(output, inputs)) is not None:
+            return facts
+        _mark(output).unlink(missing_ok=True)
+        facts = build()
+        if facts is not None:
+            mark(output, inputs, **facts)
+        return facts
+
+
+def known(output: Path, inputs: object) -> dict[str, Any] | None:
+    """Return the facts that `mark` noted of a build, if this commit built the same there; else None.
+
+    A build is of another commit where nobody knows the commit, or where files differ from it.
     """
     commit = measured_commit()
     if commit is None or commit.endswith("+") or not output.exists():
         return None
     try:
-        told: dict[str, Any] = json.loads(_mark(output).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(_mark(output).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return told if (told.pop("commit"), told.pop("made_of")) == (commit, repr(made_of)) else None
+    return facts if (facts.pop("commit"), facts.pop("inputs", None)) == (commit, repr(inputs)) else None
 
 
-def mark(output: Path, made_of: object, **told: object) -> None:
+def mark(output: Path, inputs: object, **facts: object) -> None:
     """Note beside a file or folder that this commit built it, with what a row says of the build."""
-    content = {"commit": measured_commit(), "made_of": repr(made_of), **told}
+    content = {"commit": measured_commit(), "inputs": repr(inputs), **facts}
     _mark(output).write_text(json.dumps(content), encoding="utf-8")
-
-
-def forget(output: Path) -> None:
-    """Take a build for unknown from now on: it is about to be made anew."""
-    _mark(output).unlink(missing_ok=True)
 
 
 def _mark(output: Path) -> Path:

@@ -7,7 +7,6 @@ captures and replays the chunk. A bench is made of parts, and a part that fails 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import json
 import shutil
@@ -29,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from vae_engines import random_weights as random_vae  # noqa: E402
 
-from scripts.bench.built import add_prepare  # noqa: E402
+from scripts.bench.built import add_prepare, build_once  # noqa: E402
 from seko_export.artifact.describe import describe  # noqa: E402
 from seko_export.artifact.writer import hash_files  # noqa: E402
 from seko_export.backends import EAGER, export_backend  # noqa: E402
@@ -159,10 +158,15 @@ class FullModelBench:
     ----------
     options : argparse.Namespace
         From `full_model_parser`.
+    started : float
+        When the bench began, by the monotonic clock.
+    compiled : dict of Path to VideoBuild
+        The builds whose engines lie in their folders, compiled by this process or found of this commit.
     """
 
     options: argparse.Namespace
     started: float = field(default_factory=time.monotonic)
+    compiled: dict[Path, VideoBuild] = field(default_factory=dict)
 
     @property
     def on_gpu(self) -> bool:
@@ -183,13 +187,13 @@ class FullModelBench:
         raise NotImplementedError
 
     def compile(self, configs: Sequence[VideoBuild]) -> None:
-        """Compile the engines of some builds side by side, but for those that are there."""
+        """Compile the engines of some builds side by side, but for those that this commit has compiled."""
         with self.compiling(configs) as wait:
             wait()
 
     @contextmanager
     def compiling(self, configs: Sequence[VideoBuild]) -> Iterator[Callable[[], None]]:
-        """Compile the engines of some builds, but for those that are there, beside the caller's block.
+        """Compile the engines of some builds beside the caller's block, but for those that this commit has compiled.
 
         Yields
         ------
@@ -216,20 +220,18 @@ class FullModelBench:
 
     def _compile(self, config: VideoBuild) -> None:
         folder = self.folder(config)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may compile the same engines
-            if not (folder / "done").exists():
-                self._compile_into(folder, config)
+        if self.compiled.get(folder) != config:
+            build_once(folder, config, lambda: self._compile_into(folder, config))
+            self.compiled[folder] = config
 
-    def _compile_into(self, folder: Path, config: VideoBuild) -> None:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+    def _compile_into(self, folder: Path, config: VideoBuild) -> dict[str, Any]:
+        shutil.rmtree(folder, ignore_errors=True)  # of another commit, or of a run that was cut off
         folder.mkdir()
         with compiled_beside(config, export_backend("aoti"), folder, silent) as wait:
             seconds = wait()
         slowest = sorted(seconds, key=seconds.__getitem__)[-3:]
         self.say(f"{folder.name}: {', '.join(f'{name} {seconds[name]:.0f} s' for name in slowest)}")
-        (folder / "done").touch()
+        return {}
 
     @contextmanager
     def engines(
@@ -339,7 +341,10 @@ def full_model_parser(
     """Return a parser of the options that such benches share."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the engines; those that are there are used"
+        "--work",
+        type=Path,
+        required=True,
+        help="folder of the engines; those that the same commit compiled are used",
     )
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
     parser.add_argument("--preset", choices=presets_known, default=presets_known[0])

@@ -214,10 +214,12 @@ def _full_size(work: Path, model: FullSize, device: str) -> Path:
 
 def _built(artifact: Path, *arguments: str) -> Path:
     """Build an artifact, unless this commit has done so."""
-    if built.known(artifact, arguments) is None:
-        built.forget(artifact)
+
+    def build() -> dict[str, Any]:
         last_json("-m", "seko_export", "build", *arguments, "-o", str(artifact), "--force", "--json")
-        built.mark(artifact, arguments)
+        return {}
+
+    built.build_once(artifact, arguments, build)
     return artifact
 
 

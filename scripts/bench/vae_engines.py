@@ -54,18 +54,19 @@ class Reference:
 
 def build(config: VideoBuild, work: Path, names: Sequence[str] = DECODERS) -> dict[str, float]:
     """Compile engines side by side into ``work``, unless this commit has done so, and return the seconds of each."""
-    made_of = (config, *names)
-    if (told := built.known(work, made_of)) is not None:
-        seconds: dict[str, float] = told["seconds"]
-        return seconds
-    built.forget(work)
-    with ProcessPoolExecutor(len(names), multiprocessing.get_context("spawn")) as pool:
-        started = {
-            name: pool.submit(make_engine, compile_piece, config, name, work / f"{name}.pt2")
-            for name in names
-        }
-        seconds = {name: future.result() for name, future in started.items()}
-    built.mark(work, made_of, seconds=seconds)
+
+    def compile_all() -> dict[str, dict[str, float]]:
+        with ProcessPoolExecutor(len(names), multiprocessing.get_context("spawn")) as pool:
+            started = {
+                name: pool.submit(make_engine, compile_piece, config, name, work / f"{name}.pt2")
+                for name in names
+            }
+            return {"seconds": {name: future.result() for name, future in started.items()}}
+
+    work.mkdir(parents=True, exist_ok=True)
+    facts = built.build_once(work, (config, *names), compile_all)
+    assert facts is not None
+    seconds: dict[str, float] = facts["seconds"]
     return seconds
 
 

@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 
 from scripts.bench.peers import child
+from scripts.bench.rows import COMMIT
 from scripts.random_vae import random_vae
 from seko_export.media.taehv.modules import latent_statistics
 from seko_export.media.taehv.vae import VAE
@@ -167,11 +168,19 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
     monkeypatch.setattr(script.FullModelBench, "folder", lambda _, __: folder)
     folder.mkdir(parents=True)
     (folder / "half an engine").touch()
-    bench = script.FullModelBench(argparse.Namespace(prepare=False, eager=False))
+    options = argparse.Namespace(prepare=False, eager=False)
+    monkeypatch.setenv(COMMIT, "abc+")  # of no commit: used in the same run alone
+    bench = script.FullModelBench(options)
     bench.compile(["a build"])
     bench.compile(["a build"])
     assert compiled == ["a build"]
-    assert {file.name for file in folder.iterdir()} == {"engine.pt2", "done"}
+    assert {file.name for file in folder.iterdir()} == {"engine.pt2"}
+    monkeypatch.setenv(COMMIT, "abc")
+    for _ in range(2):  # two runs
+        script.FullModelBench(options).compile(["a build"])
+    assert compiled == ["a build"] * 2
+    script.FullModelBench(options).compile(["another build"])
+    assert compiled == [*["a build"] * 2, "another build"]
 
     def part(bench: Any) -> None:
         bench.compile(["a build"])
