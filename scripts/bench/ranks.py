@@ -29,36 +29,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import vae
-import vae_engines
-from numpy.typing import NDArray
+from rank_caller import called
 from rank_child import build_config
+from rank_comparison import append_equal, append_skew, compared
+from rank_decode import decoded
+from rank_processes import SAID_BYTES, run_ranks
 from rows import append_row
 
+from scripts.bench.built import build_once
 from seko_export.backends import export_backend
 from seko_export.backends.workers import compiled_beside
 from seko_export.host.progress import silent
 from seko_export.tools.inspection import percentile
-from seko_runtime import Session, open_artifact, read_manifest
+from seko_runtime import read_manifest
 
-CHILD = Path(__file__).parent / "rank_child.py"
 BARS = {2: 1.80, 4: 3.35}
 QUANTISED = {
     "kv": "fp4",
@@ -67,8 +64,6 @@ QUANTISED = {
     "attention": "fp8",
     "resident_window": True,
 }
-SAID_BYTES = 3000  # of what a child that failed wrote last
-CHILD_S = 120.0
 
 
 def main() -> int:
@@ -206,245 +201,20 @@ def drawn(options: argparse.Namespace) -> None:
     append_equal(options.rows, shape, *([file[name] for name in file.files] for file in files))
 
 
-def decoded(options: argparse.Namespace) -> None:
-    """Compare the VAE's decoding on one GPU and on several."""
-    facts = {"height": options.height, "width": options.width, "name": options.vae}
-    counts = {"one": 1, "several": options.ranks}
-    configs = {name: vae.build_config(**facts, ranks=count) for name, count in counts.items()}
-    if configs["several"][0].decode_ranks != options.ranks:
-        raise ValueError(configs["several"][0].no_shared_decoding)
-    for name, (config, _) in configs.items():
-        folder = options.work / f"vae-{name}"
-        if not options.eager and not (folder / "done").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            vae_engines.build(config, folder)
-            (folder / "done").touch()
-    if options.compile:
-        return
-    reports = {
-        name: run_ranks(
-            options,
-            name,
-            count,
-            {"decode": facts, "eager": options.eager, "engines": str(options.work / f"vae-{name}")},
-        )
-        for name, count in counts.items()
-    }
-    by_rank = {name: [statistics.median(rank["ms"]) for rank in by_run] for name, by_run in reports.items()}
-    ms = {name: max(times) for name, times in by_rank.items()}  # a picture is there when its last part is
-    parts = {
-        name: [np.load(options.work / f"{name}.npz.{rank}.npz") for rank in range(count)]
-        for name, count in counts.items()
-    }
-    chunks = parts["one"][0].files
-    apart = [
-        np.abs(
-            parts["one"][0][chunk].astype(int) - np.concatenate([part[chunk] for part in parts["several"]], 1)
-        )
-        for chunk in chunks
-    ]
-    append_row(
-        options.rows,
-        f"sp{options.ranks}_vae",
-        f"{vae.described(configs['several'][0], options.vae)}, {options.ranks} GPUs",
-        ms["one"] / ms["several"],
-        "decode of 1 GPU / of all",
-        {4: 2.8}.get(options.ranks),
-        ms=ms,
-        by_rank=by_rank["several"],
-        engines="uncompiled" if options.eager else "aoti",
-        levels_apart=int(max(difference.max() for difference in apart)),
-        share_apart=float(np.mean([(difference > 0).mean() for difference in apart])),
-        peak_bytes=[rank["peak_bytes"] for by_run in reports.values() for rank in by_run],
-    )
-
-
 def compile_engines(build: Mapping[str, Any], ranks: int, folder: Path) -> None:
-    """Compile a build's engines into a folder, if they are not there."""
-    if (folder / "done").exists():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    begun = time.monotonic()
-    with compiled_beside(build_config(build, ranks), export_backend("aoti"), folder, silent) as wait:
-        wait()
-    (folder / "done").touch()
-    print(f"# engines of {ranks} ranks compiled in {time.monotonic() - begun:.0f} s", flush=True)
+    """Compile a build's engines into a folder, unless this commit has done so."""
+    config = build_config(build, ranks)
 
+    def compile_all() -> dict[str, Any]:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        begun = time.monotonic()
+        with compiled_beside(config, export_backend("aoti"), folder, silent) as wait:
+            wait()
+        print(f"# engines of {ranks} ranks compiled in {time.monotonic() - begun:.0f} s", flush=True)
+        return {}
 
-def run_ranks(
-    options: argparse.Namespace, name: str, ranks: int, spec: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return what each rank's process measures, by rank; if one fails, the others are ended."""
-    cuda = torch.cuda.is_available()
-    with tempfile.TemporaryDirectory() as folder:
-        shared = dict(spec) | {
-            "ranks": ranks,
-            "meeting": f"{folder}/store",
-            "chunks": options.steady,
-            "latents": str(options.work / f"{name}.npz"),
-        }
-        processes, words = [], []
-        try:
-            for rank in range(ranks):
-                own = shared | {"rank": rank, "device": f"cuda:{rank}" if cuda else "cpu"}
-                words.append((Path(folder) / f"out{rank}", Path(folder) / f"err{rank}"))
-                with words[-1][0].open("wb") as out, words[-1][1].open("wb") as err:
-                    command = [sys.executable, str(CHILD), json.dumps(own)]
-                    processes.append(subprocess.Popen(command, stdout=out, stderr=err))
-            _wait_for(processes, words)
-            return [json.loads(out.read_text().strip().splitlines()[-1]) for out, _ in words]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-
-
-def _wait_for(processes: Sequence[subprocess.Popen[bytes]], words: Sequence[tuple[Path, Path]]) -> None:
-    deadline = time.monotonic() + CHILD_S
-    while any(process.poll() is None for process in processes):
-        late = time.monotonic() > deadline
-        for rank, process in enumerate(processes):
-            if process.poll() or late:
-                said = words[rank][1].read_text(errors="replace")[-SAID_BYTES:]
-                raise RuntimeError(f"rank {rank}: exit {process.poll()}, late {late}: {said}")
-        time.sleep(0.2)
-    for rank, process in enumerate(processes):
-        if process.returncode:
-            raise RuntimeError(f"rank {rank}: {words[rank][1].read_text(errors='replace')[-SAID_BYTES:]}")
-
-
-def compared(
-    single: Sequence[Mapping[str, Any]], several: Sequence[Mapping[str, Any]], ranks: int
-) -> dict[str, Any]:
-    """Return the times of a step on one GPU and on rank 0, and by kind of kernel what exceeds a rank's share."""
-    both = {"one": single[0], "several": several[0]}
-    passes = single[0]["passes"]
-    ms = {
-        name: {how: round(statistics.median(times) / passes, 3) for how, times in report["ms"].items()}
-        for name, report in both.items()
-    }
-    return {
-        "ms": ms,
-        "ratios": {how: round(ms["one"][how] / ms["several"][how], 3) for how in ms["one"]},
-        "peak_bytes": [report["peak_bytes"] for report in (*single, *several)],
-        "ready_s": [report["ready_s"] for report in (*single, *several)],
-    } | ({} if "profile" not in single[0] else _profiled(both, passes, ranks))
-
-
-def _profiled(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) -> dict[str, Any]:
-    """Return the milliseconds of a step by kind of kernel, of those that take most, and of an idle device."""
-    kinds = {
-        name: {kind: row["time_ns"] / 1e6 / passes for kind, row in report["profile"]["buckets"].items()}
-        for name, report in both.items()
-    }
-    kernels = {
-        kind: [
-            round(number, 3)
-            for number in (took, kinds["several"][kind], kinds["several"][kind] - took / ranks)
-        ]
-        for kind, took in kinds["one"].items()
-        if took or kinds["several"][kind]
-    }
-    idle = {name: round(report["profile"]["idle_ns"] / 1e6 / passes, 3) for name, report in both.items()}
-    top = {
-        name: [
-            [row["name"][:80], row["calls"], round(row["time_ns"] / 1e6 / passes, 3)]
-            for row in report["profile"]["top"]
-        ]
-        for name, report in both.items()
-    }
-    return {
-        "kernels_ms": {"one, rank 0, more than its share": kernels},
-        "idle_ms": idle,
-        "top_ms": top,
-    }
-
-
-def append_skew(rows: Path, figure: str, shape: str, several: Sequence[Mapping[str, Any]]) -> None:
-    """Append how far apart the ranks end a chunk."""
-    ends = np.array([report["ends_ns"] for report in several]) / 1e6  # [ranks, chunks]
-    spread = ends.max(axis=0) - ends.min(axis=0)
-    median, most = float(np.median(spread)), float(spread.max())
-    append_row(
-        rows,
-        figure,
-        shape,
-        median,
-        "ms between the ranks' ends of a chunk",
-        0.5,
-        max=most,
-        chunks=len(spread),
-    )
-
-
-def append_equal(
-    rows: Path, shape: str, single: Sequence[NDArray[np.float32]], several: Sequence[NDArray[np.float32]]
-) -> None:
-    """Append how far the latents of two runs lie apart."""
-    pairs = [*zip(single, several, strict=True)]
-    errors = [float(np.linalg.norm(b - a) / np.linalg.norm(a)) for a, b in pairs]
-    append_row(
-        rows,
-        "sp_equal",
-        shape,
-        max(errors),
-        "largest relative difference of a chunk",
-        None,
-        equal_bytes=all(np.array_equal(a, b) for a, b in pairs),
-        by_chunk=[float(f"{error:.3g}") for error in errors],
-    )
-
-
-def called(folder: Path, chunks: int, busy: int) -> dict[str, Any]:
-    """Return times and latents of one artifact's session as its caller sees them, in milliseconds."""
-    begun = time.perf_counter()
-    with open_artifact(folder) as artifact:
-        opened = time.perf_counter() - begun
-        stream = artifact.manifest.workload.stream
-        fill = -(-stream.cache_frames // stream.chunk_frames)
-        with artifact.open_session() as session:
-            runs = [timed(session) for _ in range(max(chunks, fill + 4))]
-            crowded: list[float] = []
-            if busy:
-                with busy_cores():
-                    crowded = [timed(session)[0] for _ in range(busy)]
-            stats = session.stats
-    return {
-        "open_s": round(opened, 2),
-        "chunk_ms": [ms for ms, _ in runs[fill + 1 :]],
-        "latents": [latents for _, latents in runs[:chunks]],
-        "busy_ms": crowded,
-        "graph_launches": stats.graph_launches,
-    }
-
-
-def timed(session: Session) -> tuple[float, NDArray[np.float32]]:
-    """Return the milliseconds of a chunk, and its latents."""
-    begun = time.perf_counter()
-    latents = session.run_chunk().to_host()
-    return 1e3 * (time.perf_counter() - begun), latents
-
-
-@contextmanager
-def busy_cores() -> Iterator[None]:
-    """Have a process spin on every core."""
-    context = multiprocessing.get_context("spawn")
-    spinners = [context.Process(target=_spin, daemon=True) for _ in range(os.cpu_count() or 1)]
-    for process in spinners:
-        process.start()
-    time.sleep(1)
-    try:
-        yield
-    finally:
-        for process in spinners:
-            process.kill()
-
-
-def _spin() -> None:
-    while True:
-        pass
+    build_once(folder, config, compile_all)
 
 
 if __name__ == "__main__":
