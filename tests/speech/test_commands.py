@@ -20,7 +20,7 @@ from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.speech.voice import Voice
-from tests.speech.test_sessions import said_alone
+from tests.speech.texts import said_alone
 from tests.speech.toy_speech import (
     GOLDEN,
     PATCH,

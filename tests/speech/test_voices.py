@@ -1,0 +1,60 @@
+"""Voices that a pool of speech encodes, and what is no voice."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seko_runtime.errors import (
+    UsageError,
+)
+from seko_runtime.speech.pool import SpeechPool
+from seko_runtime.speech.prompts import Floats
+from seko_runtime.speech.voice import NO_VOICE
+from tests.speech.toy_speech import C, P
+
+
+def test_a_voice_is_encoded_stretch_by_stretch(pool: SpeechPool) -> None:
+    """Filled up to whole patches, a reference at its end and a voice that goes on before its beginning."""
+    sound = np.arange(1, 12, dtype=np.float32) / 8
+    voice = pool.encode_voice(sound, continued=sound, text="yes")
+    for patches, padding in ((voice.reference, (0, 1)), (voice.continued, (1, 0))):
+        wanted = np.cumsum(np.pad(sound, padding).reshape(-1, 2).sum(1)).reshape(3, P, C)
+        np.testing.assert_allclose(patches, wanted, rtol=1e-6)
+    assert pool.encode_voice() == NO_VOICE
+    references: dict[int, Floats] = {}
+
+    def encode(number: int) -> None:
+        reference = pool.encode_voice(np.full(101, number, np.float32)).reference
+        assert reference is not None
+        references[number] = reference
+
+    threads = [threading.Thread(target=encode, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(1, 5):
+        np.testing.assert_array_equal(references[number], number * references[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"reference": np.zeros(0, np.float32)}, "reference is float32"),
+        ({"reference": np.zeros((2, 3), np.float32)}, "expected float32"),
+        ({"reference": np.zeros(3, np.int16)}, "reference is int16"),
+        ({"reference": np.array([np.nan], np.float32)}, "not finite"),
+        ({"reference": np.array([1e300])}, "not finite"),
+        ({"reference": [[0.5], [0.5, 0.5]]}, "is no array, expected float32"),
+        ({"reference": "voice.wav"}, "reference is a str, expected float32"),
+        ({"continued": np.ones(3, np.float32)}, "give both or neither"),
+        ({"text": "yes"}, "give both or neither"),
+    ],
+)
+def test_what_is_no_voice_is_refused(pool: SpeechPool, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        pool.encode_voice(**arguments)
