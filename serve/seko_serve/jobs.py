@@ -25,8 +25,8 @@ from seko_serve.store.base import StoreError
 MAX_FOLDER_BYTES = 1 << 30
 KEPT_S = 3600.0  # from a video's end to its removal
 REAP_S = 5.0
-NICE = 10  # of the thread that codes videos: encoders of live sessions go first
-ID = "video_"  # which ids begin with
+NICE = 10  # niceness of the thread that encodes videos: encoders of live sessions go first
+ID = "video_"  # first letters of every id
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -95,7 +95,9 @@ class VideoJobs:
         self._worker = ThreadPoolExecutor(
             1, thread_name_prefix="seko-video", initializer=partial(os.nice, NICE)
         )
-        self._turns: dict[str, int] = {}  # by tenant: the last turn in which a video of its was made
+        self._turns: dict[
+            str, int
+        ] = {}  # by tenant: number of the last turn, counted over all tenants, that made a video of it
         self._current: _Current | None = None
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -254,7 +256,7 @@ class VideoJobs:
             stream.failed(ServeError("conflict", "the video was removed"))
             stream.close()
 
-        with suppress(DeviceEndedError):  # and the pool with it
+        with suppress(DeviceEndedError):  # the pool ended with the device
             await self._device.call(close)
 
     async def _reap(self) -> None:

@@ -300,7 +300,10 @@ def test_pictures_cameras_and_voices_of_numbers_that_overflow_are_refused(world:
     refused: list[tuple[Callable[[], object], str]] = [
         (lambda: world.artifact.open_session(conditioning_latents=latents), "conditioning_latents holds"),
         (lambda: world.voice.push(np.full(9, 1e38, np.float32)), "audio holds"),
-        (lambda: CameraPath(shaken, INTRINSICS, unit=1.0, **SIZE).next_chunk(), "way, in its unit, holds"),
+        (
+            lambda: CameraPath(shaken, INTRINSICS, unit=1.0, **SIZE).next_chunk(),
+            "movement, in its unit, holds",
+        ),
         (lambda: CameraPath(POSES, INTRINSICS * 1e38, **SIZE), "intrinsics holds"),
         (lambda: KeyboardCamera(**SIZE, intrinsics=INTRINSICS * 1e38), "intrinsics holds"),
         (lambda: KeySettings(move=1e38), r"move is 1e\+38"),

@@ -130,7 +130,7 @@ def header_end(data: memoryview, size: int, file: str) -> int:
 
 
 def check_tensor(tensors: Mapping[str, MappedTensor], wanted: TensorSpec, file: str) -> MappedTensor:
-    """Return the tensor ``wanted`` of a file if it matches the manifest.
+    """Return the tensor of a file that the manifest describes as ``wanted``.
 
     Raises
     ------

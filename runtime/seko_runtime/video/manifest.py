@@ -139,7 +139,7 @@ class GoldenBound:
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden: recorded chunks for comparison, as tensors ``latents.{chunk}`` and optionally ``exact.{chunk}``, with
+    """Recorded chunks with which a replay is compared: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and
     their text input.
 
     With ``cache_step`` there are also tensors ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row

@@ -23,7 +23,7 @@ from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS
 
 MAX_FPS = 240.0
-LAST_S, MAX_LAST_S = 5.0, 600.0  # when the last picture is shown, from the stream's start on
+LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's start to its last picture
 # Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
 MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
 SPEECH_FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text")
@@ -61,15 +61,15 @@ def speech_opening_of(table: dict[str, Any], manifest: SpeechManifest) -> Speech
     _check_fields(table, SPEECH_FIELDS, manifest.name)
     seed, text, voice = _seed(table.get("seed", 0)), table.get("voice_text", ""), table.get("voice")
     if seed < 0:
-        raise ServeError("bad_request", "seed is below 0, which a voice's is not")
+        raise ServeError("bad_request", f"seed is {seed}, expected 0 or more for speech")
     if not isinstance(text, str):
-        raise ServeError("bad_request", "voice_text is no text: the words of the voice")
+        raise ServeError("bad_request", "voice_text is no text, expected the words that voice says")
     if len(text) > MAX_PROMPT_LETTERS:
         raise ServeError(
             "too_large", f"voice_text has {len(text)} letters, at most {MAX_PROMPT_LETTERS} are taken"
         )
     if text and voice is None:
-        raise ServeError("bad_request", "voice_text are the words of voice, which is missing")
+        raise ServeError("bad_request", "voice_text has the words that voice says, but voice is missing")
     samples = None
     if voice is not None:
         data = uploads.data_of(voice, "voice", uploads.MAX_SOUND_BYTES)
@@ -108,11 +108,13 @@ def _between(value: object, name: str, most: float) -> float | None:
 def _prompt(prompt: object, manifest: VideoManifest) -> str | None:
     takes_text = manifest.workload.text is not None
     if not takes_text and prompt is not None:
-        raise ServeError("unsupported", "this artifact takes no sentences: leave prompt out")
+        raise ServeError(
+            "unsupported", "this artifact has no text encoder and takes no prompt: leave prompt out"
+        )
     if not takes_text:
         return None
     if not isinstance(prompt, str):
-        raise ServeError("bad_request", "prompt is missing, expected a text")
+        raise ServeError("bad_request", "prompt is missing or no text, expected a text")
     if len(prompt) > MAX_PROMPT_LETTERS:
         raise ServeError(
             "too_large", f"prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken"

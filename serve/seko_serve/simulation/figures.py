@@ -47,7 +47,7 @@ class Figures:
         Mean requests a second: from viewers to all gateways, from gateways to all boxes, commands to Redis, and
         snapshots to the store.
     gateway_rps_peak, box_rps_peak, directory_rps_peak, store_rps_peak : int
-        Requests to gateways, boxes, Redis and the store in the second with most requests.
+        Largest number of requests to gateways, boxes, Redis and the store in any second.
     """
 
     sessions: int
@@ -138,7 +138,7 @@ class Figures:
             f"at a time in {self.span_s:.0f} s",
             f"boxes     {self.ended_boxes} ended; {self.resumes} sockets resumed after "
             f"p50 {_shown(self.resume_s_p50, 1)} s, p99 {_shown(self.resume_s_p99, 1)} s; {self.lost} sessions lost",
-            "a second  mean, and in the fullest second:",
+            "a second  mean, and in the busiest second:",
             f"          {self.gateway_rps:.1f}, {self.gateway_rps_peak} requests to the gateways",
             f"          {self.box_rps:.1f}, {self.box_rps_peak} requests from gateways to boxes",
             f"          {self.directory_rps:.1f}, {self.directory_rps_peak} commands to Redis",
@@ -149,9 +149,9 @@ class Figures:
 
 def in_time(session: Session, buffer: int) -> float | None:
     """Return the share of a session's chunks that were in time; None if no chunk had a due time."""
-    lates = [late > 0 for view in session.views for late in view.late(buffer)]
-    lates += [True] * sum(bool(view.came_at) for view in session.views[1:])
-    return 1 - sum(lates) / len(lates) if lates else None
+    is_late = [late > 0 for view in session.views for late in view.late(buffer)]
+    is_late += [True] * sum(bool(view.came_at) for view in session.views[1:])
+    return 1 - sum(is_late) / len(is_late) if is_late else None
 
 
 def _shown(value: float | None, digits: int) -> str:

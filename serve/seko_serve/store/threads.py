@@ -35,7 +35,7 @@ class StoreThreads:
             thread.start()
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a function in one of the threads, and return its result."""
+        """Run a function in one of the threads, and return its result; what the function raises is raised here."""
         done: Future[ResultT] = Future()
 
         def run() -> None:
@@ -50,7 +50,7 @@ class StoreThreads:
         return await asyncio.wrap_future(done)
 
     async def stop(self, within_s: float) -> bool:
-        """End the threads behind their work; return whether they ended within some seconds."""
+        """End the threads after the functions that already wait; return whether all ended within some seconds."""
         for _ in self._threads:
             self._work.put(None)
         until = time.monotonic() + within_s

@@ -14,12 +14,10 @@ from seko_runtime.errors import UsageError
 from seko_runtime.video.inputs import as_array, check_magnitude
 
 Array = NDArray[np.float64]
-REFERENCE_HEIGHT, REFERENCE_WIDTH = (
-    480,
-    832,
-)  # picture size in pixels to which recorded intrinsics refer, whatever the video's size
+# Picture size in pixels to which recorded intrinsics refer, whatever the video's size.
+REFERENCE_HEIGHT, REFERENCE_WIDTH = 480, 832
 VIDEO_PER_LATENT = 4  # video frames, each with a pose, for each latent frame after the first
-# names of a model's inputs for poses [F, 3, 4] and intrinsics [F, 4], float32
+# Names of a model's inputs for poses [F, 3, 4] and intrinsics [F, 4], float32
 POSES, INTRINSICS = "camera", "intrinsics"
 MAX_SIDE, MAX_CHUNK_FRAMES = 1 << 16, 1 << 12
 _ROUNDED = 1e-3  # tolerance for a rotation matrix in a file, of R R^T = 1
@@ -59,12 +57,12 @@ def checked_size(height: object, width: object, chunk_frames: object) -> tuple[i
 
 
 def checked_unit(unit: object) -> float:
-    """Return a length if it is positive and finite.
+    """Return ``unit``, the length by which a camera's translations are divided, as a float.
 
     Raises
     ------
     UsageError
-        If the length is not positive and finite.
+        If ``unit`` is not a positive finite number.
     """
     length = real_number(unit, "unit", "a positive length")
     if length <= 0:
@@ -87,8 +85,8 @@ def checked_poses(poses: object) -> Array:
     turn = checked[:, :3, :3]
     with np.errstate(invalid="ignore", over="ignore"):
         off = np.abs(turn @ turn.swapaxes(1, 2) - np.eye(3)).max()
-        whole = np.abs(checked[:, 3] - [0, 0, 0, 1]).max() <= _ROUNDED and np.linalg.det(turn).min() > 0
-    if not (np.isfinite(checked).all() and off <= _ROUNDED and whole):
+        proper = np.abs(checked[:, 3] - [0, 0, 0, 1]).max() <= _ROUNDED and np.linalg.det(turn).min() > 0
+    if not (np.isfinite(checked).all() and off <= _ROUNDED and proper):
         raise UsageError(
             "poses hold a matrix that is not a rotation and a translation over a row 0, 0, 0, 1: expected cameras to "
             "the world"
@@ -154,8 +152,8 @@ def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]
     Raises
     ------
     UsageError
-        If a number is larger than `LARGEST`.
+        If a number is not finite, or larger in magnitude than `seko_runtime.video.inputs.LARGEST`.
     """
-    check_magnitude(poses, "the camera's way, in its unit,")
+    check_magnitude(poses, "the camera's movement, in its unit,")
     check_magnitude(intrinsics, "intrinsics, in pixels of the video,")
     return {POSES: poses.astype(np.float32), INTRINSICS: intrinsics.astype(np.float32)}
