@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequenc
 from concurrent import futures
 from contextlib import suppress
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any, Self, TypeVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -230,20 +231,25 @@ class AsyncClient:
 
 
 def _answer(request: Request) -> dict[str, Any]:
-    """Return the answer to a request; ServeError if it is a refusal, with the code ``internal`` if a proxy before the
-    server, or another server, answered.
+    """Return a session, as the server answers a request, or nothing if it was deleted; ServeError if the request is
+    refused, with the code ``internal`` if a proxy before the server, or another server, answered.
     """
-    try:
-        with urlopen(request, timeout=ANSWER_S) as answer:
-            status, content = answer.status, answer.read()
-    except HTTPError as refused:
-        status, content = refused.code, refused.read()
-    refusal = ServeError("internal", f"a proxy answered {status}")
+    status, content = 0, b""
+    with suppress(HTTPException):  # the answer is another protocol's, or ends too soon
+        try:
+            with urlopen(request, timeout=ANSWER_S) as answer:
+                status, content = answer.status, answer.read()
+        except HTTPError as refused:
+            status, content = refused.code, refused.read()
+    if status == HTTPStatus.NO_CONTENT:
+        return {}
+    refusal = ServeError("internal", f"a proxy or another server answered {status or 'without HTTP'}")
     with suppress(ValueError, KeyError, TypeError):  # such as a proxy's page
-        fields: dict[str, Any] = json.loads(content or "{}")
-        if status < HTTPStatus.MULTIPLE_CHOICES:
+        fields: dict[str, Any] = json.loads(content)
+        if status >= HTTPStatus.BAD_REQUEST:
+            refusal = ServeError.of_body(fields["error"])
+        elif fields["object"] == "session":
             return fields
-        refusal = ServeError.of_body(fields["error"])
     raise refusal
 
 

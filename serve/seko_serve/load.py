@@ -118,6 +118,8 @@ class View:
     """Seconds for which playback stood still."""
     refused: str = ""
     """Code of the error with which the viewer was refused."""
+    reason: str = ""
+    """Sentence of that error."""
     lost: str = ""
     """Reason for which the viewer's stream ended early."""
 
@@ -262,10 +264,10 @@ async def _view(load: Load, number: int, after: float) -> View:
             opening = {"seed": load.seed + number, **load.opening}
             await client.open(codecs=[load.codec], buffer=load.buffer, **opening)  # type: ignore[arg-type]
         except ServeError as error:
-            view.refused = error.kind.code
+            view.refused, view.reason = error.kind.code, error.message
             return view
-        except (OSError, WebSocketException):
-            view.refused = UNREACHABLE
+        except (OSError, WebSocketException) as error:
+            view.refused, view.reason = UNREACHABLE, sentence(error)
             return view
         try:
             await _watch(client, load, view)
@@ -400,10 +402,14 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 2
-    report = Report.of(asyncio.run(run_load(load)), load.buffer)
+    views = asyncio.run(run_load(load))
+    report = Report.of(views, load.buffer)
     print(json.dumps(asdict(report)) if chosen.json else report.text())
     if report.served:
         return 0
-    if UNREACHABLE in report.refused:
-        print(f"seko-serve: no server answers at {load.url}; check the address", file=sys.stderr)
+    first = views[0]
+    why = f"no viewer was served: {first.reason or first.lost}"
+    if first.refused == UNREACHABLE:
+        why = f"no server answers at {load.url}: {first.reason}; check the address"
+    print(f"seko-serve: {why}", file=sys.stderr)
     return 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -125,6 +127,29 @@ def _address(settings: Settings, port: int) -> str:
     return f"{'http' if settings.tls_key is None else 'https'}://{host}:{port}/"
 
 
+async def _check_address(settings: Settings) -> None:
+    """Raise the OSError that listening on the address would raise: opening an artifact may take minutes."""
+    loop = asyncio.get_running_loop()
+    if settings.uds is None:
+        probe = await loop.create_server(asyncio.Protocol, settings.host, settings.port, start_serving=False)
+        probe.close()
+        return
+    with socket.socket(socket.AF_UNIX) as client:
+        if client.connect_ex(str(settings.uds)) == 0:  # asyncio would take the file from the other process
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _cannot_listen(settings: Settings, error: BaseException | None) -> int:
+    """Say why the server cannot listen on its address; return the exit code."""
+    why = str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        why = str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno)
+    other = "--host or --port" if settings.uds is None else "--uds"
+    where = _address(settings, settings.port)
+    print(f"seko-serve: {where} cannot be listened on: {why}; choose another {other}", file=sys.stderr)
+    return 3
+
+
 def serve(settings: Settings) -> int:
     """Run the server until a signal comes or the device is lost; return the exit code."""
     set_up(settings.log_level)
@@ -139,17 +164,16 @@ def serve(settings: Settings) -> int:
 
     http_server = server(settings, announce=announce)
     try:
+        asyncio.run(_check_address(settings))
+    except OSError as error:
+        return _cannot_listen(settings, error)
+    try:
         asyncio.run(http_server.serve())
     except (SekoRuntimeError, StoreError, OSError) as error:
         print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 3
-    except SystemExit:  # uvicorn's, which has written why to the log
-        where = _address(settings, settings.port)
-        print(
-            f"seko-serve: {where} cannot be listened on; another process may have it: choose another --port",
-            file=sys.stderr,
-        )
-        return 3
+    except SystemExit as ended:  # uvicorn's: the address was taken while the artifact was opened
+        return _cannot_listen(settings, ended.__context__)
     except KeyboardInterrupt:
         return 0
     if http_server.application.lost:

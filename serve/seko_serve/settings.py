@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from seko_runtime.backends.host import check_device_name
+from seko_runtime.errors import UsageError
+
 LEAST_KEY_BYTES = 32
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -61,7 +64,8 @@ class Settings:
     Raises
     ------
     ValueError
-        If a setting is out of range, or other machines can reach the address and there is no API key.
+        If a setting is out of range, ``device`` is no name of a device, or other machines can reach the
+        address and there is no API key.
     """
 
     artifact: Path
@@ -87,6 +91,10 @@ class Settings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
+        try:
+            check_device_name(self.device)
+        except UsageError:
+            raise ValueError(f"--device {self.device}: expected auto, cpu, cuda or cuda:N") from None
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"--port {self.port}: expected 0 to 65535")
         if self.max_sessions is not None and self.max_sessions < 1:

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 import numpy as np
@@ -255,20 +255,27 @@ def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> No
         second.close()
 
 
-@pytest.mark.parametrize("words", [b"Internal Server Error", b"[]", b"{}"])
-def test_what_a_proxy_answers_in_its_own_words_is_an_error_that_may_be_tried_again(words: bytes) -> None:
-    class Proxy(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(502)
-            self.end_headers()
-            self.wfile.write(words)
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        *(
+            (b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(words), words), status.decode())
+            for status in (b"502", b"200")
+            for words in (b"Internal Server Error", b"[]", b"{}")
+        ),
+        (b"HTTP/1.1 200\r\nContent-Length: 20\r\n\r\n{}", "without HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "without HTTP"),
+    ],
+)
+def test_what_another_server_answers_is_an_error_that_may_be_tried_again(answer: bytes, named: str) -> None:
+    class Other(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(answer)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        threading.Thread(target=proxy.handle_request).start()
-        with Client(f"http://127.0.0.1:{proxy.server_port}") as client:
-            with pytest.raises(ServeError, match="a proxy answered 502") as refused:
+    with TCPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.handle_request).start()
+        with Client(f"http://127.0.0.1:{other.server_address[1]}") as client:
+            with pytest.raises(ServeError, match=f"a proxy or another server answered {named}") as refused:
                 client.open(prompt=PROMPT)
             assert refused.value.kind.retryable

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,7 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
     ("options", "named"),
     [
         (["--port", "70000"], "--port"),
+        (["--device", "gpu"], "--device gpu: expected auto, cpu, cuda or cuda:N"),
         (["--lease", "0"], "--lease"),
         (["--max-sessions", "0"], "--max-sessions"),
         (["--videos", "-1"], "--videos"),
@@ -286,13 +287,70 @@ def test_an_artifact_that_is_not_there_ends_it_with_a_sentence(
     assert "Traceback" not in printed
 
 
-@pytest.mark.usefixtures("_own_log", "serve")
-def test_a_port_that_is_taken_ends_it_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("_own_log")
+@pytest.mark.parametrize("url", ["s3://", "store://bucket"])
+def test_a_url_that_is_no_object_store_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([__file__, "--port", "0", "--snapshots", url]) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"seko-serve: --snapshots: {url} is no object store, expected one such as s3://BUCKET/PREFIX; "
+        "give another place, or none"
+    )
+
+
+@pytest.mark.usefixtures("_own_log")
+@pytest.mark.parametrize("early", [True, False], ids=["before the artifact is opened", "meanwhile"])
+def test_a_port_that_is_taken_ends_it_with_a_sentence(
+    early: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = []
+
+    def opener(*_: object) -> AbstractContextManager[Pool]:
+        opened.append(True)
+        return toy_opener()
+
+    monkeypatch.setattr(seko_serve.run, "pool_of", opener)
+    if not early:
+        monkeypatch.setattr(seko_serve.run, "_check_address", lambda _: asyncio.sleep(0))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
         assert main(["toy", "--port", str(number), "--snapshots", "none"]) == 3
-    printed = capsys.readouterr().err
-    assert f"127.0.0.1:{number}/ cannot be listened on" in printed
-    assert "Traceback" not in printed
+    assert opened == ([] if early else [True])
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"seko-serve: http://127.0.0.1:{number}/ cannot be listened on: Address already in use; "
+        "choose another --host or --port"
+    )
+
+
+@pytest.mark.usefixtures("_own_log")
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("192.0.2.1", "Cannot assign requested address"), ("no.invalid", "Name or service not known")],
+)
+def test_an_address_of_another_machine_ends_it_with_a_sentence(
+    host: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    keys.chmod(0o600)
+    assert main(["toy", "--host", host, "--port", "0", "--api-key-file", str(keys)]) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"seko-serve: http://{host}:0/ cannot be listened on: {reason}; choose another --host or --port"
+    )
+
+
+@pytest.mark.usefixtures("_own_log")
+def test_a_socket_file_of_a_running_server_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(file))
+        taken.listen()
+        assert main(["toy", "--uds", str(file), "--snapshots", "none"]) == 3
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(file))
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"seko-serve: unix:{file} cannot be listened on: Address already in use; choose another --uds"
+    )

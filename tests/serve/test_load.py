@@ -71,7 +71,11 @@ def test_viewers_are_served_refused_and_counted(start: Starter, capsys: pytest.C
     assert report["ttfc_ms_p50"] > 0
     assert server.manager.sessions == {}
     assert main(["load", server.url, "--sessions", "1", "--prompt", "x" * 5000]) == 1
-    assert "1 too_large" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "1 too_large" in printed.out
+    assert (
+        printed.err == "seko-serve: no viewer was served: prompt has 5000 letters, at most 4000 are taken\n"
+    )
 
 
 URL = "http://127.0.0.1:1"
@@ -125,7 +129,7 @@ def test_where_nobody_listens_or_something_else_does_nobody_is_served(
     assert main(["load", URL, "--sessions", "1", "--json"]) == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out)["refused"] == {"unreachable": 1}
-    assert printed.err == f"seko-serve: no server answers at {URL}; check the address\n"
+    assert printed.err == f"seko-serve: no server answers at {URL}: Connection refused; check the address\n"
 
     class Other(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

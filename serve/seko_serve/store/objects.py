@@ -40,7 +40,7 @@ class ObjectStore:
         try:
             self._store = obstore.store.from_url(url, **options)
         except (BaseError, ValueError) as fault:
-            raise StoreError(f"the object store cannot be opened: {type(fault).__name__}") from fault
+            raise StoreError(f"{url} is no object store, expected one such as s3://BUCKET/PREFIX") from fault
         name = f"start-{secrets.token_hex(8)}"
         try:
             self.put(name, [b""])
