@@ -32,7 +32,7 @@ SILENT_S = 4.0  # seconds without a heartbeat, after which a process is checked 
 APART_S = 4.0  # most seconds between the first rank's failure at a command and the last rank's answer
 ENDING_S = 5.0  # seconds for a group to end by itself before it is killed
 _LOOK_S = 0.2
-_TOLD_BYTES = 4096  # most bytes that are read of a process's stderr
+_STDERR_BYTES = 4096  # most bytes that are read of a process's stderr
 
 
 @dataclass
@@ -99,17 +99,17 @@ class RankGroup:
         self._lock = threading.Condition()
         self._open_calls: dict[int, Answers] = {}  # by the command's number
         self._number = 0
-        self._over: SekoRuntimeError | None = None
+        self._over: SekoRuntimeError | None = None  # the error that later calls raise
         folder = Path(tempfile.mkdtemp(prefix="seko-ranks-")) if meeting is None else meeting.folder
         self._folder = folder
-        self._words = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `_clear`
+        self._stderr_files = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `_clear`
         self._started: list[subprocess.Popen[bytes]] = []
         self._members: list[subprocess.Popen[bytes] | Joined] = []
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []
-        self._ended = threading.Event()  # the error that later calls raise; set together with `_over`
+        self._ended = threading.Event()  # set together with `_over`
         self._cleared = weakref.finalize(
-            self, _clear, os.getpid(), self._started, self._channels, self._words, folder
+            self, _clear, os.getpid(), self._started, self._channels, self._stderr_files, folder
         )
         try:
             for rank in range(ranks if meeting is None else 1):
@@ -254,7 +254,7 @@ class RankGroup:
                     pass_fds=[other.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=self._words[rank],
+                    stderr=self._stderr_files[rank],
                     # Temporary files that a killed process leaves are removed with the group's folder.
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self._folder)},
                     process_group=0,
@@ -369,8 +369,8 @@ class RankGroup:
         how = "closed its channel" if code is None else f"ended with code {code}"
         if code is not None and code < 0:
             how = f"was ended by signal {-code}"
-        words = _last_words(self._words[rank])
-        saying = f", saying {words!r}" if words else ""
+        line = _last_line(self._stderr_files[rank])
+        saying = f", saying {line!r}" if line else ""
         return (
             f"rank {rank} of {self.ranks} (process {process.pid}) {how}{saying}; the others were ended too: open the "
             "artifact again"
@@ -407,7 +407,7 @@ def _clear(
     owner: int,
     processes: list[subprocess.Popen[bytes]],
     channels: list[Channel],
-    words: Sequence[IO[bytes]],
+    stderr_files: Sequence[IO[bytes]],
     meeting: Path,
 ) -> None:
     """Kill the remaining processes of a group and remove its folder. Do nothing in a forked child, which does not own
@@ -420,15 +420,15 @@ def _clear(
         process.wait()
     for channel in channels:
         channel.close()
-    for file in words:
+    for file in stderr_files:
         file.close()
     shutil.rmtree(meeting, ignore_errors=True)
 
 
-def _last_words(file: IO[bytes]) -> str:
+def _last_line(file: IO[bytes]) -> str:
     """Return the last line that a process wrote to stderr."""
     size = os.fstat(file.fileno()).st_size
-    text = os.pread(file.fileno(), _TOLD_BYTES, max(0, size - _TOLD_BYTES)).decode("utf-8", "replace")
+    text = os.pread(file.fileno(), _STDERR_BYTES, max(0, size - _STDERR_BYTES)).decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 

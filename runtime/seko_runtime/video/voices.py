@@ -111,5 +111,7 @@ class Voices:
             return {}
         name = self.windows.name
         if name in (inputs or {}):
-            raise UsageError(f"found the input {name!r} and audio that was pushed, which gives it; give one")
+            raise UsageError(
+                f"found the input {name!r} and audio that was pushed, which makes the same input; give one of them"
+            )
         return {name: voice.of_chunk(first_frame)}

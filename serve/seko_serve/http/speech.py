@@ -25,7 +25,7 @@ from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
 from seko_serve.protocol import Codec, Control, Media
 
 PATH = "/v1/audio/speech"
-AGAIN_S = 1.0  # after which a client asks again
+AGAIN_S = 1.0  # seconds after which a refused client asks again
 MAX_INPUT_LETTERS = 4096
 AHEAD = 8  # patches that are made before they are sent
 FIELDS = frozenset(
@@ -66,6 +66,7 @@ class SpeechRoutes:
         return link_to(PATH, self._access.links.issue(tenant, PATH))
 
     def _speaking(self) -> SpeechManifest:
+        """Return the artifact's manifest; ServeError if its workload is not speech."""
         manifest = self._manager.device.manifest
         if not isinstance(manifest, SpeechManifest):
             raise ServeError("unsupported", "this artifact makes video and does not speak")
@@ -148,9 +149,16 @@ def _checked(table: dict[str, Any]) -> tuple[str, str, bool]:
     if len(text) > MAX_INPUT_LETTERS:
         raise ServeError("too_large", f"input has {len(text)} letters, at most {MAX_INPUT_LETTERS} are taken")
     if table.get("voice") not in VOICES:
-        raise ServeError("unsupported", "voice is default; to sound like a recording send it as ref_audio")
+        raise ServeError(
+            "unsupported",
+            "voice is not known, expected default; to speak as in a recording send that as ref_audio",
+        )
+    if table.get("ref_text") and table.get("ref_audio") is None:
+        raise ServeError(
+            "bad_request", "ref_text has the words that ref_audio says, but ref_audio is missing"
+        )
     if table.get("speed", 1) != 1:
-        raise ServeError("unsupported", "speed is 1: this model has no other")
+        raise ServeError("unsupported", "the model has one speed: leave speed out, or give 1")
     form, streamed = table.get("response_format", "mp3"), table.get("stream_format", "audio")
     if form not in FORMS:
         raise ServeError("unsupported", f"response_format is none of {', '.join(FORMS)}")

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from seko_runtime.arguments import mapping_of
 from seko_runtime.errors import UsageError
 
-MadeT = TypeVar("MadeT")
+ResultT = TypeVar("ResultT")
 
 
 @runtime_checkable
@@ -29,10 +29,10 @@ class Camera(Protocol):
 
 
 def steered(
-    run: Callable[[Mapping[str, object] | None], MadeT],
+    run: Callable[[Mapping[str, object] | None], ResultT],
     inputs: Mapping[str, object] | None,
     camera: Camera | None,
-) -> MadeT:
+) -> ResultT:
     """Make a chunk with the caller's inputs and the camera inputs that ``camera`` gives for the chunk. If the chunk
     fails, the camera keeps its old position.
 
@@ -52,7 +52,9 @@ def steered(
         moved = camera.next_chunk()
         by_name = mapping_of(inputs, "inputs")
         if both := sorted(set(moved) & set(by_name)):
-            raise UsageError(f"found the input {both[0]!r} and a camera, which gives it; give one")
+            raise UsageError(
+                f"found the input {both[0]!r} and a camera, which makes the same input; give one of them"
+            )
         return run({**by_name, **moved})
     except BaseException:
         camera.load(before)
