@@ -51,22 +51,22 @@ async def run(url, presses, image):
     async with AsyncClient(url) as client:
         await client.open(codecs=["h264"], **fields)
         sent, times = None, []
-        async for told in client.messages():
-            if isinstance(told, Media):
-                if sent is not None and told.chunk == sent[2]:
+        async for message in client.messages():
+            if isinstance(message, Media):
+                if sent is not None and message.chunk == sent[2]:
                     times.append(1e3 * (time.monotonic() - sent[1]))
                     sent = None
                 continue
-            if told["type"] == "applied" and sent is not None and told["id"] == sent[0]:
-                sent = (*sent[:2], told["chunk"])
-            if told["type"] == "chunk" and told["chunk"] < 8:
-                await client.send("ack", chunk=told["chunk"])
-            elif told["type"] == "chunk" and told["chunk"] > 8:  # two are unshown: the row waits
+            if message["type"] == "applied" and sent is not None and message["id"] == sent[0]:
+                sent = (*sent[:2], message["chunk"])
+            if message["type"] == "chunk" and message["chunk"] < 8:
+                await client.send("ack", chunk=message["chunk"])
+            elif message["type"] == "chunk" and message["chunk"] > 8:  # two are unshown: the row waits
                 if len(times) >= presses:
                     break
                 name = await client.send("keys", held=["KeyJ" if len(times) % 2 else "KeyL"])
                 sent = (name, time.monotonic(), None)
-                await client.send("ack", chunk=told["chunk"] - 1)
+                await client.send("ack", chunk=message["chunk"] - 1)
         await client.close()
     print(json.dumps(times))
 

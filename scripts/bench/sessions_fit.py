@@ -32,24 +32,25 @@ def free():
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else free_host_bytes()
 
 before = free()
-made, chunk_s = 0, []
+count, chunk_s = 0, []
 try:
     with open_artifact(sys.argv[1]) as artifact, artifact.open_pool() as pool:
         buffers = pool.manifest.buffers
-        shape = next(one for one in buffers if one.name == "text.embeddings").shape
+        shape = next(buffer for buffer in buffers if buffer.name == "text.embeddings").shape
         text = np.zeros((1, *shape[1:]), np.float32)
         for seed in range(pool.capacity):
             session = pool.open_session(seed=seed, text=text)
             begin = time.perf_counter()
             assert np.isfinite(pool.run([session])[0].to_host()).all()
             chunk_s.append(time.perf_counter() - begin)
-            made += 1
-        told = {"row_bytes": sum(one.nbytes for one in buffers) // pool.manifest.state_rows, "free_after": free()}
+            count += 1
+        row_bytes = sum(buffer.nbytes for buffer in buffers) // pool.manifest.state_rows
+        result = {"row_bytes": row_bytes, "free_after": free()}
         for session in pool.sessions:
             session.close()
 except (DeviceMemoryError, torch.OutOfMemoryError) as fault:
-    told = {"refused": str(fault)[:300]}
-print(json.dumps({"sessions": made, "free_before": before, "last_chunk_s": chunk_s[-1:], **told}))
+    result = {"refused": str(fault)[:300]}
+print(json.dumps({"sessions": count, "free_before": before, "last_chunk_s": chunk_s[-1:], **result}))
 """
 
 

@@ -45,7 +45,7 @@ folder, out, what = sys.argv[1:]
 try:
     with open_artifact(folder, ranks=2) as artifact:
         with artifact.open_session({SEEDS[0]}) as session:
-            made = [session.run_chunk().to_host() for _ in range({CHUNKS})]
+            chunks = [session.run_chunk().to_host() for _ in range({CHUNKS})]
             if what == "endless":
                 print(json.dumps(artifact.processes), flush=True)
                 while True:
@@ -55,7 +55,7 @@ try:
             open_artifact(folder)
         except UsageError as fault:
             again = str(fault)
-    np.savez(out, latents=made, processes=artifact.processes, own=os.getpid(), engines=engines, again=again)
+    np.savez(out, latents=chunks, processes=artifact.processes, own=os.getpid(), engines=engines, again=again)
 except RankLostError as fault:
     print(fault, flush=True)
 finally:

@@ -55,13 +55,13 @@ if not moment.startswith(("import", "open")):
         return EagerBackend()
 
     seko_runtime.opening.artifact.open_backend = opened
-    run_chunk, made = seko_runtime.video.together.Together.run_chunk, []
+    run_chunk, chunks = seko_runtime.video.together.Together.run_chunk, []
 
-    def chunk_run(session, *given):
-        made.append(session)
-        if moment == "chunk" and len(made) == 2:
+    def chunk_run(session, *arguments):
+        chunks.append(session)
+        if moment == "chunk" and len(chunks) == 2:
             strike()
-        return run_chunk(session, *given)
+        return run_chunk(session, *arguments)
 
     seko_runtime.video.together.Together.run_chunk = chunk_run
 runpy.run_module("seko_runtime", run_name="__main__", alter_sys=True)

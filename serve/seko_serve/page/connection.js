@@ -93,21 +93,21 @@ export class Connection extends EventTarget {
         this.dispatchEvent(new CustomEvent("media", { detail: { media, data } }));
         return;
       }
-      const told = JSON.parse(data);
-      if (told.type === "ready") {
-        this.resume = told.resume;
+      const message = JSON.parse(data);
+      if (message.type === "ready") {
+        this.resume = message.resume;
         this.lostAt = this.reason = undefined;
         this.retryMs = FIRST_RETRY_MS;
-      } else if (told.type === "resume") {
-        this.resume = told.token;
-      } else if (told.type === "error") {
-        this.ended = !told.retryable;
-        const away = this.resume && (told.code === "not_found" || told.code === "lost");
-        this.reason = away ? "The server no longer has this session" : sentence(told.message);
-      } else if (told.type === "end") {
+      } else if (message.type === "resume") {
+        this.resume = message.token;
+      } else if (message.type === "error") {
+        this.ended = !message.retryable;
+        const away = this.resume && (message.code === "not_found" || message.code === "lost");
+        this.reason = away ? "The server no longer has this session" : sentence(message.message);
+      } else if (message.type === "end") {
         this.ended = true;
       }
-      this.dispatchEvent(new CustomEvent("told", { detail: told }));
+      this.dispatchEvent(new CustomEvent("told", { detail: message }));
     };
     socket.onclose = () => this.lost(socket);
     this.socket = socket;
