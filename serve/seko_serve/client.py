@@ -240,7 +240,8 @@ def _answer(request: Request) -> dict[str, Any]:
             with urlopen(request, timeout=ANSWER_S) as answer:
                 status, content = answer.status, answer.read()
         except HTTPError as refused:
-            status, content = refused.code, refused.read()
+            with refused:
+                status, content = refused.code, refused.read()
     if status == HTTPStatus.NO_CONTENT:
         return {}
     refusal = ServeError("internal", f"a proxy or another server answered {status or 'without HTTP'}")

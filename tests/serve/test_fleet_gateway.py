@@ -159,6 +159,9 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
         listed = (await ask(fleet, "/v1/videos?limit=1"))[1]
         assert listed["has_more"]
         following = (await ask(fleet, f"/v1/videos?after={listed['last_id']}"))[1]
+        assert (await ask(fleet, "/v1/videos?after=video_none"))[1]["data"] == []
+        for query in ("limit=00501", "order=up"):
+            assert (await ask(fleet, f"/v1/videos?{query}"))[0] == 400
         assert {listed["last_id"], following["last_id"]} == set(videos)
         assert (await ask(fleet, f"/v1/videos/{videos[0]}", "DELETE"))[1]["deleted"]
         for path in ("/v1/videos/video_none", "/v1/sessions/" + "0" * 16, "/v1/queue"):

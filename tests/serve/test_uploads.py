@@ -52,6 +52,12 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     assert refused.value.kind.code == "too_large"
 
 
+def test_a_picture_that_cannot_be_taken_is_refused_with_the_readers_reason() -> None:
+    reason = "^last_image has 48 x 4 pixels, expected at least 8 along each side$"
+    with pytest.raises(ServeError, match=reason):
+        uploads.decoded_picture(coded(np.zeros((4, 48, 3), np.uint8), "png"), "last_image")
+
+
 @given(
     st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"RIFF....WEBPVP8X", b"RIFF....WEBPVP8 ", b""]),
     st.binary(),
@@ -72,7 +78,7 @@ def test_a_damaged_picture_is_refused_without_the_names_of_files(codec: str) -> 
 def test_long_sounds_and_large_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     head = b"RIFF\xff\xff\xff\x7fWAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\xff\xff\xff\x7f"
     assert len(uploads.decoded_sound(head + bytes(31_800), max_s=1)) == 15_900
-    with pytest.raises(ServeError, match="at most 1 s"):
+    with pytest.raises(ServeError, match=r"^voice is longer than 1 s"):
         uploads.decoded_sound(head + bytes(33_000), max_s=1)
     monkeypatch.setattr(uploads, "MAX_SOUND_BYTES", 100)
     with pytest.raises(ServeError, match="at most 100 are taken"):

@@ -120,12 +120,30 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
         ({"model": "other"}, 404),
         ({"prompt": "x" * 5000}, 413),
         ({"more": 1}, 400),
+        ({"image": "AAAA", "input_reference": "AAAA"}, 400),
     ],
 )
 def test_what_cannot_be_made_is_refused(start: Starter, fields: dict[str, object], status: int) -> None:
     server = start()
     assert http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT, **fields})[0] == status
     assert http(f"{server.url}/v1/videos")[1]["data"] == []
+
+
+@pytest.mark.parametrize("name", ["image", "input_reference"])
+def test_a_picture_is_named_as_the_client_named_it(start: Starter, name: str) -> None:
+    server = start()
+    for picture, message in (
+        ({}, f"{name} is of type dict"),
+        ("AAAA", f"{name} is no picture"),
+    ):
+        status, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT, name: picture})
+        assert status in (400, 415)
+        assert message in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("order", "status"), [("asc", 200), ("desc", 200), ("up", 400)])
+def test_no_other_order_is_taken(start: Starter, order: str, status: int) -> None:
+    assert http(f"{start().url}/v1/videos?order={order}")[0] == status
 
 
 @pytest.mark.parametrize("limit", ["0", "101", "00501", "1" * 5000, "-1", "\u0661"])

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -143,3 +144,7 @@ def test_what_no_route_takes_is_refused_in_the_same_shape(start: Starter) -> Non
     ):
         http_status, answer = http(f"{server.url}{path}", method)
         assert (http_status, answer["error"]["code"], answer["error"]["retryable"]) == (status, code, False)
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(f"{server.url}/v1/sessions/a", method="PUT"), timeout=20)
+    with refused.value as answer:
+        assert set(answer.headers["allow"].split(", ")) == {"DELETE", "GET", "HEAD", "PATCH"}

@@ -36,7 +36,7 @@ from seko_serve.http.bodies import MAX_BODY_BYTES, Refusals, raw_body
 from seko_serve.http.guard import BOXES, guarded
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.pages import composed, page_files
-from seko_serve.http.videos import MAX_LISTED
+from seko_serve.http.videos import MAX_LISTED, listed
 from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
 from seko_serve.settings import Settings
@@ -295,29 +295,10 @@ class Gateway:
 
     async def _videos(self, request: Request) -> Response:
         """Return the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
-        query = request.query_params
-        limit = query.get("limit", "20")
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= MAX_LISTED):
-            raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}")
         answers = await self._all(await self._known(), request, f"/v1/videos?limit={MAX_LISTED}")
         videos = [video for _, answer in answers for video in answer.table.get("data", [])]
-        newest_first = query.get("order", "desc") != "asc"
-        videos.sort(key=lambda video: (video["created_at"], video["id"]), reverse=newest_first)
-        names = [video["id"] for video in videos]
-        if query.get("after") in names:
-            videos = videos[names.index(query["after"]) + 1 :]
-        page = videos[: int(limit)]
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": None,
-                "last_id": None,
-                **ends,
-                "has_more": len(videos) > len(page),
-            }
-        )
+        videos.sort(key=lambda video: (video["created_at"], video["id"]), reverse=True)
+        return JSONResponse(listed(videos, request.query_params))
 
     async def _video(self, request: Request) -> Response:
         box = await self._box_of_video(request)

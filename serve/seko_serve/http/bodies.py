@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -95,14 +96,18 @@ class Refusals:
 
     async def known(self, _: Request, error: ServeError) -> Response:
         """Return the HTTP answer for a ServeError."""
+        return self._answer(error, {})
+
+    def _answer(self, error: ServeError, headers: Mapping[str, str]) -> Response:
         self._metrics.refused.labels(error.kind.code).inc()
-        headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
+        if error.retry_after is not None:
+            headers = {**headers, "retry-after": str(max(1, round(error.retry_after)))}
         return JSONResponse({"error": error.body()}, error.kind.status, headers)
 
-    async def of_routing(self, request: Request, error: HTTPException) -> Response:
-        """Return the HTTP answer for a request that matches no route."""
+    async def of_routing(self, _: Request, error: HTTPException) -> Response:
+        """Return the HTTP answer for a request that matches no route, or whose method the route does not take."""
         code, message = _BY_STATUS.get(error.status_code, ("bad_request", "the request cannot be understood"))
-        return await self.known(request, ServeError(code, message))
+        return self._answer(ServeError(code, message), error.headers or {})
 
     async def unknown(self, request: Request, error: Exception) -> Response:
         """Return the HTTP answer for an unexpected exception."""

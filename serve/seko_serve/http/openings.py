@@ -44,14 +44,15 @@ def session_opening_of(table: dict[str, Any], manifest: Served) -> Opening | Spe
     return opening_of(table, manifest)
 
 
-def opening_of(table: dict[str, Any], manifest: Served) -> Opening:
-    """Return the opening of a session of a video artifact from a request; see `session_opening_of`."""
+def opening_of(table: dict[str, Any], manifest: Served, picture: str = "image") -> Opening:
+    """Return the opening of a session of a video artifact from a request; see `session_opening_of`. Messages of errors
+    call the field ``image`` by the name ``picture``."""
     if not isinstance(manifest, VideoManifest):
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
     _check_fields(table, FIELDS, manifest.name)
     prompt, seed = _prompt(table.get("prompt"), manifest), _seed(table.get("seed", 0))
     fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
-    image, of_pictures = _pictures(table, fps, manifest)
+    image, of_pictures = _pictures(table, fps, manifest, picture)
     inputs = {**of_pictures, **_inputs(table.get("inputs", {}))}
     return Opening(prompt, seed, fps, image, inputs, _voice(table.get("voice"), manifest))
 
@@ -132,7 +133,7 @@ def _fps(fps: object, manifest: VideoManifest) -> float:
 
 
 def _pictures(
-    table: dict[str, Any], fps: float, manifest: VideoManifest
+    table: dict[str, Any], fps: float, manifest: VideoManifest, picture: str
 ) -> tuple[NDArray[Any] | None, dict[str, NDArray[Any]]]:
     """Return the pictures of a request as a session takes them, and the session's inputs that follow from them."""
     place, last_frame = picture_place(manifest), last_frame_input(manifest)
@@ -142,18 +143,22 @@ def _pictures(
         )
     if table.get("image") is None:
         if needs_picture(manifest):
-            raise ServeError("bad_request", "image is missing: this artifact's video begins with a picture")
+            raise ServeError(
+                "bad_request", f"{picture} is missing: this artifact's video begins with a picture"
+            )
         return None, {}
     if place is None:
-        raise ServeError("unsupported", "this artifact takes no picture: leave image out")
+        raise ServeError("unsupported", f"this artifact takes no picture: leave {picture} out")
     if last_frame is not None and table.get("last_image") is None:
         raise ServeError(
             "bad_request", "last_image is missing: this artifact's video leads from one picture to another"
         )
-    names = ["image"] if last_frame is None else ["image", "last_image"]
+    fields = {picture: table["image"]}
+    if last_frame is not None:
+        fields["last_image"] = table["last_image"]
     pictures = [
-        uploads.decoded_picture(uploads.data_of(table[name], name, uploads.MAX_PICTURE_BYTES), name)
-        for name in names
+        uploads.decoded_picture(uploads.data_of(field, name, uploads.MAX_PICTURE_BYTES), name)
+        for name, field in fields.items()
     ]
     try:
         if place == "reference":
@@ -162,7 +167,7 @@ def _pictures(
         inputs = {name: np.asarray(array) for name, array in squashed.items()}
         if last_frame is not None:
             inputs[last_frame] = np.array([_last_latent(table.get("last_s", LAST_S), fps, manifest)])
-        return fit_start_pictures(manifest, pictures, names)[0], inputs
+        return fit_start_pictures(manifest, pictures, list(fields))[0], inputs
     except UsageError as error:
         raise ServeError("unsupported", str(error)) from None
 

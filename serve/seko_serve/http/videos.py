@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from email.message import EmailMessage
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -25,9 +26,11 @@ from seko_serve.live.manager import SessionManager
 MAX_SECONDS = 60.0
 MAX_LISTED = 100
 INTEGER, LIMIT = re.compile("-?[0-9]{1,19}"), re.compile("[0-9]{1,4}")
-FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed", "image", "last_image", "voice", "inputs"})
-
-FILES = ("input_reference", "last_image")  # fields of a form that are files
+PICTURE = "input_reference"  # OpenAI's name of the field `image`
+FIELDS = frozenset(
+    {"model", "prompt", "seconds", "size", "seed", "image", PICTURE, "last_image", "voice", "inputs"}
+)
+FILES = (PICTURE, "last_image")  # fields of a form that are files
 
 
 class VideoRoutes:
@@ -61,6 +64,14 @@ class VideoRoutes:
         table = await _fields(request)
         if set(table) - FIELDS:
             raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
+        named = "image" if table.get("image") is not None else PICTURE
+        reference = table.pop(PICTURE, None)
+        if isinstance(reference, dict):
+            reference = reference.get("image_url", reference)
+        if reference is not None:
+            if named == "image":
+                raise ServeError("bad_request", f"image and {PICTURE} are the same picture: give one of them")
+            table["image"] = reference
         manifest = self._manager.device.video_manifest
         video = manifest.workload.video
         assert video is not None  # else the server does not start
@@ -71,32 +82,13 @@ class VideoRoutes:
         frames = _frames(table.pop("seconds", 4), fps)
         if "last_image" in table:
             table["last_s"] = frames / fps
-        opening = await asyncio.to_thread(opening_of, table, manifest)
+        opening = await asyncio.to_thread(opening_of, table, manifest, named)
         self._manager.check_takes()
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
 
     async def _list(self, request: Request) -> Response:
         videos = self._jobs.of(self._access.tenant(request))
-        query = request.query_params
-        if query.get("order", "desc") == "asc":
-            videos.reverse()
-        after = query.get("after")
-        if after is not None:
-            names = [video.id for video in videos]
-            videos = videos[names.index(after) + 1 :] if after in names else []
-        limit = query.get("limit", "20")
-        if not (LIMIT.fullmatch(limit) and 1 <= int(limit) <= MAX_LISTED):
-            raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}")
-        page = videos[: int(limit)]
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": [self._facts(video) for video in page],
-                "first_id": page[0].id if page else None,
-                "last_id": page[-1].id if page else None,
-                "has_more": len(videos) > len(page),
-            }
-        )
+        return JSONResponse(listed([self._facts(video) for video in videos], request.query_params))
 
     async def _video(self, request: Request) -> Response:
         video = self._jobs.find(request.path_params["name"], self._access.tenant(request))
@@ -141,6 +133,33 @@ class VideoRoutes:
         }
 
 
+def listed(videos: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, object]:
+    """Return the answer of ``GET /v1/videos``: one page of videos, given as JSON objects from the newest to the oldest.
+
+    Raises
+    ------
+    ServeError
+        If the query's ``order`` or ``limit`` is invalid.
+    """
+    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise ServeError("bad_request", "order is neither asc nor desc")
+    if not (LIMIT.fullmatch(limit) and 1 <= int(limit) <= MAX_LISTED):
+        raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}")
+    ordered = list(videos if order == "desc" else reversed(videos))
+    if after is not None:
+        names = [video["id"] for video in ordered]
+        ordered = ordered[names.index(after) + 1 :] if after in names else []
+    page = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(ordered) > len(page),
+    }
+
+
 def _frames(seconds: object, fps: int) -> int:
     """Return the number of video frames in a duration of so many seconds, which is a number or, in the form of OpenAI's
     clients, a string of digits."""
@@ -154,17 +173,11 @@ def _frames(seconds: object, fps: int) -> int:
 
 
 async def _fields(request: Request) -> dict[str, Any]:
-    """Return the fields of a request body, which is JSON or, in the form of OpenAI's clients, a multipart form; the
-    picture is the field ``image``."""
+    """Return the fields of a request body, which is JSON or, in the form of OpenAI's clients, a multipart form."""
     kind = request.headers.get("content-type", "")
     if kind.lower().startswith("multipart/form-data"):
-        table = form_fields(kind, await raw_body(request, MAX_OPENING_BYTES))
-    else:
-        table = await json_body(request, MAX_OPENING_BYTES)
-    picture = table.pop("input_reference", None)
-    if isinstance(picture, dict):
-        picture = picture.get("image_url", picture)
-    return table if picture is None else {**table, "image": picture}
+        return form_fields(kind, await raw_body(request, MAX_OPENING_BYTES))
+    return await json_body(request, MAX_OPENING_BYTES)
 
 
 def form_fields(kind: str, body: bytes) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
         raise ServeError(
             "too_large", f"{name} has {size[0]} x {size[1]} pixels, at most {MAX_PICTURE_PIXELS} are taken"
         )
-    return _from_file(data, load_image, f"{name} is no picture that can be decoded: expected {PICTURES}")
+    return _from_file(data, name, load_image, f"is no picture that can be decoded: expected {PICTURES}")
 
 
 def decoded_sound(data: bytes, *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND_S) -> NDArray[np.float32]:
@@ -126,21 +126,23 @@ def decoded_sound(data: bytes, *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND
         raise ServeError("too_large", f"voice has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
     return _from_file(
         data,
+        "voice",
         lambda path: load_sound(path, max_s=max_s, rate=rate),
-        f"voice is no sound of at most {max_s} s that can be decoded: expected {SOUNDS}",
+        f"is no sound of at most {max_s} s that can be decoded: expected {SOUNDS}",
     )
 
 
-def _from_file(data: bytes, read: Callable[[Path], ReadT], otherwise: str) -> ReadT:
+def _from_file(data: bytes, name: str, read: Callable[[Path], ReadT], otherwise: str) -> ReadT:
     """Write the bytes to a file that only this process's user can open, and return what the runtime's reader returns
-    for it."""
+    for it; ServeError with the reader's reason, or else with ``otherwise``."""
     with tempfile.NamedTemporaryFile(prefix="seko-upload-") as file:
         file.write(data)
         file.flush()
         try:
             return read(Path(file.name))
-        except SekoRuntimeError:  # its message names the file
-            raise ServeError("bad_request", otherwise) from None
+        except SekoRuntimeError as error:
+            reason = str(error).partition(f"{file.name} ")[2]  # behind the words for an option and its file
+            raise ServeError("bad_request", f"{name} {reason or otherwise}") from None
 
 
 def array_of(value: object, name: str) -> NDArray[Any]:
