@@ -37,7 +37,7 @@ class CudaMemory(CpuMemory):
     stream of its own."""
 
     captures = True
-    warm_up_runs = 1
+    warm_up_runs = 0  # a capture loads the kernels: see `_captured`
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -327,12 +327,12 @@ class _PinnedResults(HostResults):
 
 def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool: Any) -> torch.cuda.CUDAGraph:
     graph = _cuda.CUDAGraph()
-    # Mode thread_local: CUDA calls of other threads during the capture, for example to open another session, are no
-    # errors.
+    # Mode relaxed: the first run of an engine loads its kernels and makes the libraries' handles, which the other modes
+    # forbid during a capture. CUDA calls of other threads, for example to open another session, are no errors either.
     with (
         torch.no_grad(),
         _cuda.device(device),
-        _cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        _cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"),
     ):
         work()
     captured: torch.cuda.CUDAGraph = graph

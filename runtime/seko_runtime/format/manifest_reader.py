@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from seko_runtime.errors import ManifestError
 from seko_runtime.format import budgets
@@ -65,16 +65,26 @@ def parse_manifest(
     return manifest
 
 
-def workload_kind(document: bytes) -> str:
-    """Return the name of the workload that an untrusted manifest names; no other field is read.
+class Outline(NamedTuple):
+    """What must be known of a manifest before the manifest is read."""
+
+    workload_kind: str
+    target_device: str  # kind of device for which the artifact was built
+
+
+def read_outline(document: bytes) -> Outline:
+    """Return the outline of an untrusted manifest; no other field is read.
 
     Raises
     ------
     ManifestError
-        If the document is no manifest of this format version, or names no workload.
+        If the document is no manifest of this format version, or names no workload or device.
     """
     fields = Fields(_table(document), MANIFEST_FILE)
-    return Fields(fields.value("workload"), f"{MANIFEST_FILE}.workload").text("kind")
+    workload, target = (
+        Fields(fields.value(name), f"{MANIFEST_FILE}.{name}") for name in ("workload", "target")
+    )
+    return Outline(workload.text("kind"), target.text("device"))
 
 
 def _table(document: bytes) -> object:

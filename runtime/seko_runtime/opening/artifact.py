@@ -12,9 +12,11 @@ from typing import Any
 from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
+from seko_runtime.backends.cuda_start import CudaStart
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.host.collection import without_collections
 from seko_runtime.host.faults import fault_text, machine_faults, of_machine
 from seko_runtime.host.parts import part
 from seko_runtime.host.releasing import release_after_error
@@ -35,6 +37,7 @@ __all__ = ["CheckedArtifact", "check_artifact", "open_artifact", "open_rank", "r
 
 
 @machine_faults()
+@without_collections()
 def open_artifact(
     path: str | Path,
     device: str = "auto",
@@ -47,7 +50,7 @@ def open_artifact(
     if ranks is not None:
         ranks = whole_number(ranks, "ranks", 1)
     copy_weights = flag(copy_weights, "copy_weights")
-    with read_artifact(path, trust=trust) as read:
+    with CudaStart(device) as start, read_artifact(path, trust=trust, begin=start.begin) as read:
         manifest = read.manifest
         check_ranks(manifest, ranks)
         if manifest.ranks == 1:
@@ -61,6 +64,7 @@ def open_artifact(
 
 
 @machine_faults()
+@without_collections()
 def open_rank(
     path: str | Path,
     device: str = "auto",
@@ -71,7 +75,7 @@ def open_rank(
 ) -> OpenArtifact[Any]:
     """Check an artifact and load it in this process, as one of the ranks (GPUs) that run it together; parameters are
     those of `open_artifact`."""
-    with read_artifact(path, trust=trust) as read:
+    with CudaStart(device) as start, read_artifact(path, trust=trust, begin=start.begin) as read:
         return _opened(read, device, copy_weights, _place(read.workload, read.manifest, rank))
 
 

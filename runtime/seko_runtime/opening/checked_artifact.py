@@ -4,7 +4,7 @@ artifact."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.artifact_files import ArtifactFiles, TakePiece
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
 from seko_runtime.format.manifest import CACHE_KEY, PLUGINS_KEY, Manifest, Weight
+from seko_runtime.format.manifest_reader import read_outline
 from seko_runtime.format.safetensors_map import (
     PREFIX_BYTES,
     MappedTensor,
@@ -30,7 +31,7 @@ from seko_runtime.format.safetensors_map import (
 from seko_runtime.format.trust import check_signature
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.host.parts import part
-from seko_runtime.opening.workloads import workload_of_document
+from seko_runtime.opening.workloads import workload_of
 from seko_runtime.sessions.workload import RuntimeWorkload
 
 
@@ -181,17 +182,26 @@ class ReadArtifact:
 
 @contextmanager
 def read_artifact(
-    path: str | Path, *, trust: str | Path | None = None, may_be_unsigned: bool = False
+    path: str | Path,
+    *,
+    trust: str | Path | None = None,
+    may_be_unsigned: bool = False,
+    begin: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ReadArtifact]:
-    """Open an artifact's folder for the time of the context, read its manifest and check its signature. Parameters are
-    those of `open_artifact` and `check_artifact`."""
+    """Open an artifact's folder for the time of the context, read its manifest and check its signature.
+
+    ``begin`` is called with the kind of the target's device after the signature was checked and before the manifest is
+    read. The other parameters are those of `open_artifact` and `check_artifact`.
+    """
     folder = ArtifactFiles(path_of(path, "path"))
     try:
         document, signature = folder.read_manifest(), folder.read_signature()
         if not may_be_unsigned:
             check_signature(document, signature, trust)
         with part("manifest"):
-            workload = workload_of_document(document)
+            outline = read_outline(document)
+            begin(outline.target_device)
+            workload = workload_of(outline.workload_kind)
             manifest = workload.parse(document)
         yield ReadArtifact(folder, manifest, workload, document, signature)
     finally:

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from seko_runtime.errors import ManifestError, UsageError
-from seko_runtime.format.manifest_reader import workload_kind
 from seko_runtime.sessions.workload import RuntimeWorkload
 
 if TYPE_CHECKING:
@@ -57,11 +56,6 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
             "brings it, or update this one"
         )
     return _loaded(installed[kind])
-
-
-def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
-    """Return the workload that an untrusted manifest names; ManifestError if it names no known workload."""
-    return workload_of(workload_kind(document))
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import DeviceMemoryError, SessionClosedError, TornStreamError
 from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.host.collection import without_collections
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.host.parts import part
 from seko_runtime.host.releasing import release_after_error, release_all
@@ -307,6 +308,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 RowsT = TypeVar("RowsT", bound=LocalRows[Any, Any])
 
 
+@without_collections()
 def opened_rows(loaded: Loaded[ManifestT], make: Callable[[Memory], RowsT], *, check: bool = True) -> RowsT:
     """Return the rows of a pool in this process, ready to run. After an error nothing stays allocated.
 

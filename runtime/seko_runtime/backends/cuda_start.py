@@ -1,0 +1,62 @@
+"""Start of CUDA in a thread of its own, while the manifest of an artifact is read and checked."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+
+from seko_runtime.backends.cuda_driver import CudaDriver
+from seko_runtime.errors import SekoRuntimeError
+
+
+class CudaStart:
+    """A context manager that holds the CUDA context of a device from `begin` until the end of the context.
+
+    Creating a CUDA context takes 0.2 s, in which Python can run: ctypes releases the interpreter's lock. Whoever uses
+    the device meanwhile waits in the driver.
+
+    Parameters
+    ----------
+    device : str
+        Device on which an artifact is to be opened: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._driver: CudaDriver | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> CudaStart:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._driver = None  # releases the context, unless somebody else holds it by now
+
+    def begin(self, target_device: str) -> None:
+        """Start CUDA if an artifact built for ``target_device`` (``cpu`` or ``cuda``) would use it. An error is left to
+        the checks of the device, which meet it again."""
+        if target_device != "cuda" or not isinstance(self._device, str) or _torch_uses_cuda():
+            return
+        kind, _, number = self._device.partition(":")
+        if kind in ("auto", "cuda") and (not number or (number.isdecimal() and len(number) < 4)):
+            self._thread = threading.Thread(
+                target=self._hold, args=(int(number or 0),), name="seko-cuda-start"
+            )
+            self._thread.start()
+
+    def _hold(self, index: int) -> None:
+        try:
+            self._driver = CudaDriver(index)
+        except SekoRuntimeError:
+            return
+
+
+def _torch_uses_cuda() -> bool:
+    """Return whether torch has a CUDA context in this process; torch may then have another current device than 0."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
