@@ -14,18 +14,25 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from children import last_json, run_python
 from counting import launches_of
 from rows import append_row
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
+
+from scripts.bench.built import add_prepare, build_once
 from seko_export.tools.inspection import percentile
 
 PRESET = "self-forcing-1.3b"
 SHAPE = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1"
+SCHEMES = ("bf16", "fp4")  # of the KV cache
 _FIRST_CHUNK = """
 import json, sys, time
 import torch
@@ -54,6 +61,8 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
     parser.add_argument("--chunks", type=int, default=20, help="steady chunks to time")
     parser.add_argument("--latencies", type=int, default=100, help="chunks on the calm and on the busy host")
+    parser.add_argument("--first-chunk", action="store_true", help="measure the first chunk alone")
+    add_prepare(parser)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     checkpoint = options.work / "self-forcing.pt"
@@ -61,30 +70,48 @@ def main() -> None:
         run_python("scripts/make_checkpoint.py", "--preset", PRESET, "--format", "self-forcing", "--device", "cuda",
               "-o", str(checkpoint))  # fmt: skip
 
+    if options.prepare or options.first_chunk:
+        for scheme in SCHEMES:
+            artifact = options.work / scheme
+            build_once(artifact, (PRESET, scheme), partial(build, checkpoint, scheme, artifact))
+            if not options.prepare:
+                first_chunk(artifact, scheme, options.rows)
+        return
     built = {}
-    for scheme in ("bf16", "fp4"):
+    for scheme in SCHEMES:
         artifact = options.work / scheme
-        built[scheme] = last_json("-m", "seko_export", "build", str(checkpoint), "--preset", PRESET, "--kv", scheme,
-                              "-o", str(artifact), "--force", "--json")  # fmt: skip
-        report = built[scheme]
-        print(json.dumps(report), flush=True)
+        built[scheme] = report = build(checkpoint, scheme, artifact)
         shape, rows = f"{SHAPE}, {scheme}", options.rows
         bar = 60.0 if scheme == "bf16" else None
         errors = {name: report[name] for name in ("golden_error", "golden_cache_error")}
         append_row(rows, "build_s", shape, report["build_s"], "s", bar, **errors)
         append_row(rows, "engine_mb", shape, report["engine_bytes"] / 1e6, "MB", 5.0)
-        first = min(
-            (last_json("-c", _FIRST_CHUNK, str(artifact)) for _ in range(3)), key=lambda r: r["total_s"]
-        )
-        append_row(
-            rows, "first_chunk_s", shape, first["total_s"], "s beyond import torch, best of 3", 1.0, **first
-        )
+        first_chunk(artifact, scheme, rows)
         steady(artifact, checkpoint, scheme, report["kernels"], options)
     kv = built["fp4"]["kv"]
     append_row(
         options.rows, "fp4_pool_ratio", SHAPE, kv["pool_bytes"] / kv["bf16_pool_bytes"], "of bf16", 0.2813,
         pool_bytes=kv["pool_bytes"], error_vs_exact=kv["error_vs_exact"],
     )  # fmt: skip
+
+
+def build(checkpoint: Path, scheme: str, artifact: Path) -> dict[str, Any]:
+    """Build an artifact with a KV cache of this scheme and return the report of the build."""
+    options = ("--preset", PRESET, "--kv", scheme, "-o", str(artifact), "--force", "--json")
+    report: dict[str, Any] = last_json("-m", "seko_export", "build", str(checkpoint), *options)
+    print(json.dumps(report), flush=True)
+    return report
+
+
+def first_chunk(artifact: Path, scheme: str, rows: Path) -> None:
+    """Measure the time to the first chunk in three new processes, and append a row of the fastest."""
+    first = min(
+        (last_json("-c", _FIRST_CHUNK, str(artifact)) for _ in range(3)), key=lambda run: run["total_s"]
+    )
+    shape = f"{SHAPE}, {scheme}"
+    append_row(
+        rows, "first_chunk_s", shape, first["total_s"], "s beyond import torch, best of 3", 1.0, **first
+    )
 
 
 def steady(artifact: Path, checkpoint: Path, scheme: str, kernels: str, options: argparse.Namespace) -> None:

@@ -12,8 +12,8 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
-prepare=() preparable=" vae vae_fp8 vae_encode vae22 tiny_decoder pipeline fps5 fps5_tiny peers peers_tiny peers_vae_fp8 parts peers3 peers5 lingbot lingbot_key lingbot_720p i2v seko_talk serve serve_misses serve_s3 serve_key "
+lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "first_chunk" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+prepare=() preparable=" first_chunk vae vae_fp8 vae_encode vae22 tiny_decoder pipeline fps5 fps5_tiny peers peers_tiny peers_vae_fp8 parts peers3 peers5 lingbot lingbot_key lingbot_720p i2v seko_talk serve serve_misses serve_s3 serve_key "
 [ "${1:-}" != --prepare ] || { prepare=(--prepare) && shift; }
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
@@ -94,6 +94,7 @@ section() { # NAME
     voxcpm2_kernels) "${limit[@]}" scripts/bench/voxcpm2_kernels.py --parts admit --seconds 170 \
         --admit kernels/seko_kernels/tuned_rows.json ;;
     voxcpm2) "${limit[@]}" scripts/bench/voxcpm2.py --work "$work/voxcpm2" --rows "$rows" ;;
+    first_chunk) bench scripts/bench/main_job.py --first-chunk --work "$work/first-chunk" --rows "$rows" ;;
     layers) "${limit[@]}" scripts/bench/layer_streaming.py --work "$work/layers" --rows "$rows" ;;
     esac
 }
