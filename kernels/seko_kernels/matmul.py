@@ -1,15 +1,17 @@
-"""The fp8 matmul as one function, which is `torch._scaled_mm` with row scales on CUDA, the reference on a CPU."""
+"""Matmuls of layers as functions: in fp8, which is `torch._scaled_mm` with row scales on CUDA and the reference on a
+CPU, and with GELU behind it."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
-from seko_kernels.ops import takes_kernels
+from seko_kernels.ops import has_stand_ins, takes_kernels
 from seko_kernels.rows import Rows
 
 MATRIX_UNIT = 16  # both sides of an fp8 matrix must be multiples of this
@@ -90,3 +92,41 @@ def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, d
     else:
         y = fused_reference.fp8_linear(x, rows.scale, weight, weight_scale, bias).to(dtype)
     return y.view(batch, tokens, outer)
+
+
+def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return GELU, in its tanh form, of a linear layer: ``gelu(x @ weight.T + bias)``.
+
+    In bfloat16 on CUDA, cuBLAS applies GELU to its float32 sums: a large tensor is written once less and read once
+    less, and the argument of GELU is not rounded. Otherwise it is rounded to x's dtype.
+
+    Parameters
+    ----------
+    x : Tensor
+        Activations, ``[B, T, in]`` float32 or bfloat16, contiguous.
+    weight, bias : Tensor
+        The layer's ``[out, in]`` and ``[out]``, of x's dtype.
+
+    Returns
+    -------
+    Tensor
+        Result, ``[B, T, out]`` of x's dtype.
+
+    Raises
+    ------
+    KernelsError
+        If a tensor has another shape, dtype or layout than documented here.
+    """
+    expect_dims("x", x, 3, "[batch, tokens, in]")
+    expect_dims("weight", weight, 2, "[out, in]")
+    expect("x", x, tuple(x.shape), x.dtype)
+    expect("weight", weight, (weight.shape[0], x.shape[2]), x.dtype)
+    expect("bias", bias, (weight.shape[0],), x.dtype)
+    if takes_kernels(x, weight, bias) and x.dtype == torch.bfloat16 and not has_stand_ins():
+        y = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True).unflatten(
+            0, x.shape[:2]
+        )
+    else:
+        y = F.gelu(F.linear(x, weight, bias), approximate="tanh")
+    result: Tensor = y
+    return result

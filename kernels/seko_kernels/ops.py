@@ -77,6 +77,11 @@ def stand_in(name: str) -> Callable[..., Any] | None:
     return _STAND_INS.get().get(name)
 
 
+def has_stand_ins() -> bool:
+    """Return whether `stand_ins` is active: the graph is for another language, which knows fewer of torch's ops."""
+    return bool(_STAND_INS.get())
+
+
 def _device_type(*tensors: Tensor) -> str:
     """Return the type (``cpu`` or ``cuda``) of the device of all tensors, which must be on one device."""
     devices = {tensor.device for tensor in tensors}

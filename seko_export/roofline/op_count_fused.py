@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.families.layers.layer_ops import LayerOps
@@ -198,6 +199,10 @@ class CountedOps(LayerOps):
     def gelu_quantise(self, x: Tensor) -> Rows:
         """Count the cost of `rows.gelu_quantise`."""
         return self._rows(x, [x], fp8=True)[1]
+
+    def gelu_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Count the cost of `matmul.gelu_linear`: that of the linear layer, as GELU is part of the same launch."""
+        return F.linear(x, weight, bias)
 
     def fp8_linear(
         self, rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype

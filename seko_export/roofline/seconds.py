@@ -30,6 +30,7 @@ from seko_export.roofline.gpus import (
     LOCAL_ATTENTION_SHARE,
     MASKED_ATTENTION_SHARE,
     MATMUL_SHARE,
+    OWN_CONVOLUTION_SHARE,
     PEER_LINK_SHARE,
     ROW_KERNEL_SHARE,
     ROWS_SHARE,
@@ -98,7 +99,7 @@ def launch_seconds(launch: Launch, gpu: Gpu) -> float:
         BF16_ATTENTION: gpu.bf16 * BF16_ATTENTION_SHARE,
         FP8_ATTENTION: gpu.bf16 * FP8_ATTENTION_SHARE,
         CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
-        OWN_CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
+        OWN_CONVOLUTION: gpu.bf16 * OWN_CONVOLUTION_SHARE,
         MATMUL: gpu.bf16 * MATMUL_SHARE,
         FP8_MATMUL: gpu.fp8 * FP8_MATMUL_SHARE,
     }.get(launch.kind, gpu.fp32)  # an expansion has no FLOPs

@@ -98,7 +98,8 @@ def test_each_rank_has_its_share_of_a_quantised_cache_and_of_decoding():
     )  # the host's numbers are whole
     latents = 4 * 16 * 3 * 60 * 104  # whole on each
     assert 2 * (half["session_bytes"]["decode"] - latents) == whole["session_bytes"]["decode"] - latents
-    assert 0.5 < half["decode_s"] / whole["decode_s"] < 0.65
+    # one GPU decodes with convolutions of Seko's own, ranks with those of torch
+    assert 0.5 < half["decode_s"] / whole["decode_s"] < 0.8
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
@@ -152,7 +153,9 @@ def test_decoding_is_near_its_newest_row():
 
 
 def test_decoding_a_first_chunk_is_near_its_newest_row():
-    piece = make_pieces(on_gpu("self-forcing-1.3b").changed(vae=WanVaeConfig()))["vae_decode_first"]
+    config = on_gpu("self-forcing-1.3b").changed(vae=WanVaeConfig())
+    config = replace(config, target=replace(config.target, convolutions="sm_90"))
+    piece = make_pieces(config)["vae_decode_first"]
     seconds = sum(launch_seconds(launch, GPUS["h200"]) for launch in count_piece(piece).launches)
     assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
 

@@ -2,11 +2,13 @@
 attention.
 
 `RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and rounds
-exactly as `Block` does. `FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch (keys int8,
-values fp8), and one kernel attends to this scratch and to the chunk's own unquantised keys and values (docs/adr/0004).
-The 8-bit scratch lives for one call, so all layers share its memory. With a resident window, `past_window.WindowExpand`
-expands the cached frames once a chunk, not in every pass. Attention reads the number of filled tokens on the device, so
-full and filling rows share an engine.
+as `Block` does, but on a GPU not between the first matmul of the feed-forward network and GELU.
+
+`FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch (keys int8, values fp8), and one
+kernel attends to this scratch and to the chunk's own unquantised keys and values (docs/adr/0004). The 8-bit scratch
+lives for one call, so all layers share its memory. With a resident window, `past_window.WindowExpand` expands the
+cached frames once a chunk, not in every pass. Attention reads the number of filled tokens on the device, so full and
+filling rows share an engine.
 
 Shapes use the letters that `causal_dit` defines. Without a GPU each op runs its reference in plain torch.
 """
@@ -227,8 +229,11 @@ class FusedLayer(BlockWeights):
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
         )
 
-        inner = self._matmul(self.ffn[0], x, dtype)
-        x = ops.gelu_quantise(inner) if self.fp8 else _plain_rows(self.ffn[1](inner))
+        widen = self.ffn[0]
+        if isinstance(widen, nn.Linear):
+            x = _plain_rows(ops.gelu_linear(x.values, widen.weight, widen.bias))
+        else:
+            x = ops.gelu_quantise(self._matmul(widen, x, dtype))
         update = self._matmul(self.ffn[2], x, dtype)
         if self.tail is None:
             return hidden, update

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seko_kernels.attention import attention_fp8
 from seko_kernels.attention_bf16 import attention_bf16
-from seko_kernels.matmul import fp8_linear
+from seko_kernels.matmul import fp8_linear, gelu_linear
 from seko_kernels.qk_norm_rope import qk_norm_rope
 from seko_kernels.rows import (
     gated_residual,
@@ -30,4 +30,5 @@ class LayerOps:
     attention_bf16 = staticmethod(attention_bf16)
     quantise_rows = staticmethod(quantise_rows)
     gelu_quantise = staticmethod(gelu_quantise)
+    gelu_linear = staticmethod(gelu_linear)
     fp8_linear = staticmethod(fp8_linear)
