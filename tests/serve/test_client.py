@@ -170,13 +170,14 @@ def test_a_session_whose_socket_is_refused_ends(
 
 
 class Held:
-    """An asynchronous function of a server that notes that it was called, and waits before it goes on."""
+    """An asynchronous function of a server that notes its calls, and waits before it goes on."""
 
     def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
         self.called, self._released, self.ended = threading.Event(), threading.Event(), threading.Event()
-        self._function = function
+        self._function, self.calls = function, 0
 
     async def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
         self.called.set()
         await asyncio.to_thread(self._released.wait)
         try:

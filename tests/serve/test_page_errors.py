@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from seko_serve.errors import ServeError
+from seko_serve.live.video import VideoContent
+from seko_serve.protocol import Control
+
 from .browser import Page, browser_path, open_page
-from .conftest import Starter
-from .test_page import FRAMES, begin
+from .conftest import Running, Starter
+from .test_client import Held
+from .test_page import COUNT_SOCKETS, FRAMES, begin
 from .test_restart import free_port, process
+from .test_server import LIMIT_S, http
 from .test_speech import opener as speech_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 KEY = "a key of a person"
 STATE, HINT = (f"document.getElementById('{name}').textContent" for name in ("state", "hint-text"))
+ASKED = "performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('v1/sessions')).length"
 IS_ERROR = "document.getElementById('state').classList.contains('error')"
 
 
@@ -65,8 +73,16 @@ def test_a_page_of_speech_asks_for_a_key_and_says_when_it_is_wrong(start: Starte
         page.until(f"{STATE} === 'Saved'")
 
 
+def wait_until_empty(server: Running) -> None:
+    """Wait until the server has no session."""
+    end = time.monotonic() + LIMIT_S
+    while server.manager.sessions:
+        assert time.monotonic() < end, "the page does not end its session"
+        time.sleep(0.05)
+
+
 def test_a_ticket_that_is_too_old_is_told_and_start_works_again(start: Starter) -> None:
-    server = start()
+    server = start(lease_s=3600)
     with open_page(f"{server.url}/") as page:
         page.value(
             "window.Known = WebSocket; window.WebSocket = class extends Known { constructor(url) "
@@ -76,9 +92,77 @@ def test_a_ticket_that_is_too_old_is_told_and_start_works_again(start: Starter) 
         page.until(f"{STATE}.startsWith('The ticket is unknown, used, or older than 30 s')")
         assert page.value(IS_ERROR)
         assert page.value(HINT) == "Write what you want to see, then press Start."
+        wait_until_empty(server)
         page.value("window.WebSocket = Known; document.getElementById('start').click(), true")
         page.until(f"{FRAMES} > 5")
         assert page.value(STATE) == "Live"
+
+
+def test_a_session_that_is_given_up_while_it_opens_ends(start: Starter) -> None:
+    server = start(lease_s=3600)
+    held = server.manager.open = Held(server.manager.open)  # type: ignore[method-assign, assignment]
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        assert held.called.wait(LIMIT_S)
+        assert page.value(HINT) == "One moment"
+        begin(page, "b")  # another press of Start, which does nothing
+        page.value("document.getElementById('stop').click(), true")
+        page.until(f"{STATE} === 'Ended'")
+        held.release_soon()
+        assert held.ended.wait(LIMIT_S)
+        wait_until_empty(server)
+        assert held.calls == 1
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+
+
+def test_a_page_of_speech_that_waits_in_line_has_one_place_however_much_is_written(start: Starter) -> None:
+    server = start(speech_opener, max_sessions=1)
+    url = f"{server.url}/v1/sessions"
+    other = http(url, "POST", {"seed": 0})[1]["id"]
+    with open_page(f"{server.url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        for written in ("h", "ha", "hal"):
+            before = page.value(ASKED)
+            page.value(
+                f"document.getElementById('text').value = '{written}';"
+                "document.getElementById('text').dispatchEvent(new Event('input')), true"
+            )
+            page.until(f"{ASKED} > {before}")
+        assert "You are number 1 in line" in page.value(STATE)
+        assert http(url, "POST", {"seed": 0})[1]["error"]["waiting"] == 1
+        http(f"{url}/{other}", "DELETE")
+        page.until(f"{STATE} === 'Listening to what you write'")
+
+
+def test_a_sentence_that_the_server_rejects_is_not_among_those_so_far(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_: object, control: Control) -> None:
+        if control.fields.get("text") == "b":
+            raise ServeError("bad_request", "no such sentence")
+
+    monkeypatch.setattr(VideoContent, "check", check)
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        begin(page, "b")
+        page.until(f"{IS_ERROR} && {STATE} === 'No such sentence'")
+        begin(page, "a")
+        page.until(f"{STATE} === 'Live'")
+        lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
+        assert page.value(lines) == ["a", "a b"]
+
+
+def test_a_sentence_that_meets_a_lost_connection_is_told(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("sockets.at(-1).close(), true")  # it comes back after a moment
+        begin(page, "b")
+        page.until(f"{STATE} === 'The connection was lost. Press Change when it is back'")
+        assert page.value("document.querySelectorAll('#history button').length") == 1
 
 
 def test_a_sentence_that_is_too_long_is_not_cut_and_not_sent(start: Starter) -> None:

@@ -18,11 +18,11 @@ export class Refusal extends Error {
 }
 
 /** The answer to a request; a Refusal where the server refuses it, an Error in plain words where another one answers. */
-export async function answered(base, path, key, body, more = {}) {
+export async function answered(base, path, key, body, more = {}, method = body ? "POST" : "GET") {
   if (key && !/^[ -~]*$/.test(key)) throw new Refusal({ code: "unauthorized", message: UNKNOWN_KEY }); // no header holds it
   const headers = { ...more, ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
   const answer = await fetch(new URL(path, base), {
-    method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body),
+    method, headers, body: body && JSON.stringify(body), keepalive: method === "DELETE", // also of a page that is left
   }).catch(() => { throw new Error("The server does not answer"); });
   if (answer.ok) return answer;
   const error = (await answer.json().catch(() => ({}))).error; // a proxy's page is no JSON
@@ -65,6 +65,7 @@ export class Connection extends EventTarget {
     this.hello = hello;
     const opened = await request(this.base, "v1/sessions", this.key, session, { "seko-queue": place });
     this.id = opened.id;
+    if (this.ended) { this.abandon(); return; } // the person gave up meanwhile
     this.take(opened.url);
     this.connect(`seko.ticket.${opened.ticket}`);
   }
@@ -98,8 +99,6 @@ export class Connection extends EventTarget {
         this.resume = message.resume;
         this.lostAt = this.reason = undefined;
         this.retryMs = FIRST_RETRY_MS;
-      } else if (message.type === "resume") {
-        this.resume = message.token;
       } else if (message.type === "error") {
         this.ended = !message.retryable;
         const away = this.resume && (message.code === "not_found" || message.code === "lost");
@@ -123,6 +122,7 @@ export class Connection extends EventTarget {
     const late = performance.now() - this.lostAt > GIVE_UP_MS, gone = this.ended || !this.resume || late;
     if (gone && !this.ended) this.reason ??= late ? "The server did not come back" : "The connection was lost";
     this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone, reason: this.reason } }));
+    if (gone && !this.resume) this.abandon();
     if (gone) return;
     setTimeout(() => { if (!this.ended) this.comeBack(); }, this.retryMs);
     this.retryMs = Math.min(2 * this.retryMs, LONGEST_RETRY_MS);
@@ -155,7 +155,17 @@ export class Connection extends EventTarget {
 
   close() {
     this.ended = true;
-    this.send("close");
+    if (this.isOpen) {
+      this.send("close");
+      this.id = undefined;
+    }
+    this.abandon();
     this.socket?.close();
+  }
+
+  /** End a session that no socket can end: the server would keep its row for the lease. */
+  abandon() {
+    if (this.id) answered(this.base, `v1/sessions/${this.id}`, this.key, undefined, {}, "DELETE").catch(() => {});
+    this.id = undefined;
   }
 }

@@ -9,7 +9,7 @@ const BUFFER = 8; // chunks that may come before they are heard
 const BUTTONS = ["say", "again", "hush"];
 const BARS = 160, SAVE_TRIES = 10;
 
-let model, connection, sound, voice, begun = false;
+let model, connection, sound, voice, begun = false, opening = false;
 let sent = ""; // of the text: what the server has
 let written; // when the piece was sent whose sound has not come
 let samples = 0, started = false, attempts = 0;
@@ -32,6 +32,16 @@ async function meet() {
 }
 
 async function start() {
+  const attempt = ++attempts;
+  opening = true;
+  try {
+    await enter(attempt);
+  } finally {
+    if (attempt === attempts) opening = false;
+  }
+}
+
+async function enter(attempt) {
   const audio = await playable();
   if (!audio.length) throw new Error("Sound needs a page over https, or on localhost");
   const words = find("words").value.trim();
@@ -41,7 +51,6 @@ async function start() {
     ...(voice && { voice, ...(words && { voice_text: words }) }),
   };
   say("Opening");
-  const attempt = ++attempts;
   await admitted(async (place) => {
     const mine = new Connection(base, key(), BUFFER);
     connection = mine;
@@ -147,10 +156,10 @@ function write(last = false) {
 }
 
 find("text").addEventListener("input", () => {
-  if (!connection) attempted(start);
-  else write();
+  if (connection) write();
+  else if (!opening) attempted(start); // what waits in line sends the whole text when it gets in
 });
-find("start").onclick = () => attempted(start);
+find("start").onclick = () => { if (!opening) attempted(start); };
 find("say").onclick = () => write(true);
 find("again").onclick = () => { sent = ""; write(true); };
 find("hush").onclick = () => { connection?.send("restart"); };

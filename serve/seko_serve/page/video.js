@@ -17,9 +17,10 @@ const source = new SourcePlayer(find("source"), (told) => heed(told));
 let player = worker, screen = find("video");
 
 let model, connection, sound, microphone, recorder;
-let paused = false, hiddenPause = false, muted = false, attempt = 0, begun = false;
+let paused = false, hiddenPause = false, muted = false, begun = false;
+let attempt = 0, opening; // the number of the last try to open a session, and of the one that goes on
 let picture, lastPicture, picturesSent = "", voice; // a data URL each; what the session began with
-const sent = new Map(); // by id: when a control was sent, and the chunk that follows it
+const sent = new Map(); // by id: when a control was sent, its line in the history, and the chunk that follows it
 const times = []; // when the last frames were painted
 
 // -- what is told ---------------------------------------------------------------------------------------------
@@ -52,6 +53,7 @@ function remember(prompt) {
   line.append(again);
   find("history").prepend(line);
   find("history-box").hidden = false;
+  return line;
 }
 
 // -- the session ----------------------------------------------------------------------------------------------
@@ -70,6 +72,7 @@ async function supported() {
 function control(type, fields) {
   const id = connection?.send(type, fields);
   if (id) sent.set(id, { at: performance.now() });
+  return id;
 }
 
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
@@ -82,7 +85,17 @@ const pictures = () => ({
 
 /** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
-  const mine = ++attempt;
+  const mine = opening = ++attempt;
+  try {
+    await enter(prompt, mine);
+  } finally {
+    if (opening === mine) opening = undefined;
+    if (mine === attempt && !connection) invite();
+  }
+}
+
+async function enter(prompt, mine) {
+  hint("One moment");
   const codecs = await supported();
   const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
   const hello = { codecs, audio: model.takes.voice ? audio : [] };
@@ -138,6 +151,7 @@ function told(message) {
     if (control) control.chunk = message.chunk;
     if (find("state").classList.contains("error")) say(paused ? "Paused" : "Live", "live");
   } else if (message.type === "rejected" || message.type === "error") {
+    sent.get(message.id)?.line?.remove(); // it is not what the video shows
     sent.delete(message.id);
     say(sentence(message.message), "error");
   } else if (message.type === "chunk" && message.late_ms > 0) {
@@ -219,6 +233,7 @@ async function reopen(prompt) {
   if (connection) connection.close();
   connection = undefined;
   begun = paused = false;
+  sent.clear();
   await start(prompt);
 }
 
@@ -236,12 +251,17 @@ find("controls").addEventListener("submit", (event) => {
   const prompt = model?.takes.prompt ? find("prompt").value.trim() : "";
   attempted(async () => {
     if (!model) await meet();
-    if (find("start").disabled) return;
+    if (find("start").disabled || opening === attempt) return;
     const letters = [...prompt].length, most = model.limits.prompt_letters;
     if (letters > most) throw new Error(`The sentence has ${letters} letters, and at most ${most} are taken`);
-    if (connection) control("prompt", { text: prompt, recache: find("recache").checked });
-    else await start(prompt);
-    if (prompt) remember(prompt);
+    if (!connection) {
+      await start(prompt);
+      if (prompt && connection) remember(prompt);
+      return;
+    }
+    const id = control("prompt", { text: prompt, recache: find("recache").checked });
+    if (!id) throw new Error("The connection was lost. Press Change when it is back");
+    sent.get(id).line = remember(prompt);
   });
 });
 find("prompt").addEventListener("keydown", (event) => {
