@@ -119,10 +119,6 @@ class OwnConvolution(Streamed):
         earlier = None
         if self.keeps:
             earlier = None if caches.starts else caches.before(x, CONV_HISTORY)
-            cached = x
-            if x.shape[2] < CONV_HISTORY:
-                cached = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
-            caches.keep(cached[:, :, -CONV_HISTORY:])
         added = None if residual is None else _channels_behind(residual)
         y = causal_conv(
             self._numbers(x),
@@ -133,6 +129,12 @@ class OwnConvolution(Streamed):
             scale=self.sum_scale if self.fp8 else None,
             tiles=self.tiles,
         )
+        if self.keeps:
+            # Behind the convolution, for which the compiler writes `x` to memory: it would compute these frames anew.
+            cached = x
+            if x.shape[2] < CONV_HISTORY:
+                cached = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
+            caches.keep(cached[:, :, -CONV_HISTORY:])
         return y.permute(0, 4, 1, 2, 3)
 
     def with_residual(self, x: Tensor, caches: FrameCaches, residual: Tensor) -> Tensor:
