@@ -24,13 +24,13 @@ from websockets.typing import Subprotocol
 
 from seko_serve.errors import ServeError
 from seko_serve.protocol import (
-    CONTROLS,
     JOIN,
     NONE_SEEN,
     QUEUE_HEADER,
     Entrance,
     Media,
     message,
+    shape_of,
     sound_message,
 )
 
@@ -151,8 +151,13 @@ class AsyncClient:
 
         A message ``ack`` with the number of a ``chunk`` that was shown lets the server make more chunks. A message to a
         socket that has closed is lost, and `messages` says why the socket closed.
+
+        Raises
+        ------
+        ServeError
+            If there is no such type of message.
         """
-        if CONTROLS[kind].takes_id:
+        if shape_of(kind).takes_id:
             self._controls += 1
             fields["id"] = str(self._controls)
         await self._deliver(message(kind, **fields))

@@ -283,9 +283,7 @@ def parse_control(message: str | bytes) -> Control:
     if not isinstance(table, dict):
         raise ServeError("bad_request", f"a control is of type {type(table).__name__}, expected an object")
     kind = table.pop("type", None)
-    shape = CONTROLS.get(kind) if isinstance(kind, str) else None
-    if shape is None:
-        raise ServeError("bad_request", f"unknown type of control, expected one of {', '.join(CONTROLS)}")
+    shape = shape_of(kind)
     fields: dict[str, Any] = {}
     for name, check in (*shape.required, *shape.optional):
         if name in table:
@@ -295,6 +293,14 @@ def parse_control(message: str | bytes) -> Control:
     if table:
         raise ServeError("bad_request", f"{kind} has unknown fields; it takes {_names(shape)}")
     return Control(str(kind), fields.pop("id", ""), fields)
+
+
+def shape_of(kind: object) -> Shape:
+    """Return the fields of a type of control; ServeError if there is no such type."""
+    shape = CONTROLS.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        raise ServeError("bad_request", f"unknown type of control, expected one of {', '.join(CONTROLS)}")
+    return shape
 
 
 def sound_message(pcm16: bytes, count: int, number: int, *, last: bool) -> bytes:

@@ -52,6 +52,8 @@ def test_a_program_without_an_event_loop_sees_the_same_stream(start: Starter) ->
     with Client(server.url) as client:
         client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         assert client.ready["codec"] == "rgb24"
+        with pytest.raises(ServeError, match="expected one of hello, ack, prompt"):
+            client.send("promt")
         media = watched(client, 3)
         assert client.send("pause")
         assert client.send("play")

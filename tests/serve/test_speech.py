@@ -284,7 +284,10 @@ def test_a_voice_is_a_recording_that_is_sent(start: Starter, words: str | None) 
         ({"input": "a", "model": "other"}, 404, "toy-speech"),
         ({"input": "a", "seed": -1}, 400, "expected 0 or more"),
         ({"input": "a", "ref_text": "b"}, 400, "ref_audio is missing"),
-        ({"input": "a", "ref_audio": "AAAA"}, 400, "no sound"),
+        ({"input": "a", "ref_text": 1, "ref_audio": "AAAA"}, 400, "ref_text is no text"),
+        ({"input": "a", "ref_audio": 1}, 400, "ref_audio is of type int"),
+        ({"input": "a", "ref_audio": "AAAA"}, 400, "ref_audio is no sound"),
+        ({"input": "a", "response_format": []}, 415, "response_format"),
         ({"input": "a", "more": 1}, 400, "unknown fields"),
     ],
 )

@@ -75,6 +75,12 @@ def test_a_damaged_picture_is_refused_without_the_names_of_files(codec: str) -> 
     assert "/" not in refused.value.message
 
 
+def test_a_damaged_sound_is_refused_without_the_names_of_files() -> None:
+    with pytest.raises(ServeError, match="ref_audio is no sound") as refused:
+        uploads.decoded_sound(b"RIFF....WAVE", "ref_audio")
+    assert "/" not in refused.value.message
+
+
 def test_long_sounds_and_large_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     head = b"RIFF\xff\xff\xff\x7fWAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\xff\xff\xff\x7f"
     assert len(uploads.decoded_sound(head + bytes(31_800), max_s=1)) == 15_900

@@ -57,25 +57,28 @@ def opening_of(table: dict[str, Any], manifest: Served, picture: str = "image") 
     return Opening(prompt, seed, fps, image, inputs, _voice(table.get("voice"), manifest))
 
 
-def speech_opening_of(table: dict[str, Any], manifest: SpeechManifest) -> SpeechOpening:
-    """Return the opening of a session of a speech artifact from a request; see `session_opening_of`."""
+def speech_opening_of(
+    table: dict[str, Any], manifest: SpeechManifest, sound: str = "voice", words: str = "voice_text"
+) -> SpeechOpening:
+    """Return the opening of a session of a speech artifact from a request; see `session_opening_of`. Messages of errors
+    call the fields ``voice`` and ``voice_text`` by the names ``sound`` and ``words``."""
     _check_fields(table, SPEECH_FIELDS, manifest.name)
     seed, text, voice = _seed(table.get("seed", 0)), table.get("voice_text", ""), table.get("voice")
     if seed < 0:
         raise ServeError("bad_request", f"seed is {seed}, expected 0 or more for speech")
     if not isinstance(text, str):
-        raise ServeError("bad_request", "voice_text is no text, expected the words that voice says")
+        raise ServeError("bad_request", f"{words} is no text, expected the words that {sound} says")
     if len(text) > MAX_PROMPT_LETTERS:
         raise ServeError(
-            "too_large", f"voice_text has {len(text)} letters, at most {MAX_PROMPT_LETTERS} are taken"
+            "too_large", f"{words} has {len(text)} letters, at most {MAX_PROMPT_LETTERS} are taken"
         )
     if text and voice is None:
-        raise ServeError("bad_request", "voice_text has the words that voice says, but voice is missing")
+        raise ServeError("bad_request", f"{words} has the words that {sound} says, but {sound} is missing")
     samples = None
     if voice is not None:
-        data = uploads.data_of(voice, "voice", uploads.MAX_SOUND_BYTES)
+        data = uploads.data_of(voice, sound, uploads.MAX_SOUND_BYTES)
         rate = manifest.workload.voice.sample_rate
-        samples = uploads.decoded_sound(data, rate=rate, max_s=uploads.MAX_VOICE_S)
+        samples = uploads.decoded_sound(data, sound, rate=rate, max_s=uploads.MAX_VOICE_S)
     return SpeechOpening(
         seed,
         _between(table.get("guidance"), "guidance", 10.0),

@@ -85,7 +85,7 @@ class SpeechRoutes:
             )
             if field in table
         }  # fmt: skip
-        opening = await asyncio.to_thread(speech_opening_of, opened, manifest)
+        opening = await asyncio.to_thread(speech_opening_of, opened, manifest, "ref_audio", "ref_text")
         session = await self._manager.open(tenant, opening, resumable=False)
         parts = self._parts(session, text, file)
         if events:
@@ -153,14 +153,10 @@ def _checked(table: dict[str, Any]) -> tuple[str, str, bool]:
             "unsupported",
             "voice is not known, expected default; to speak as in a recording send that as ref_audio",
         )
-    if table.get("ref_text") and table.get("ref_audio") is None:
-        raise ServeError(
-            "bad_request", "ref_text has the words that ref_audio says, but ref_audio is missing"
-        )
     if table.get("speed", 1) != 1:
         raise ServeError("unsupported", "the model has one speed: leave speed out, or give 1")
     form, streamed = table.get("response_format", "mp3"), table.get("stream_format", "audio")
-    if form not in FORMS:
+    if not isinstance(form, str) or form not in FORMS:
         raise ServeError("unsupported", f"response_format is none of {', '.join(FORMS)}")
     if streamed not in ("audio", "sse"):
         raise ServeError("bad_request", "stream_format is neither audio nor sse")

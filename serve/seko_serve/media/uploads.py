@@ -114,7 +114,9 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
     return _from_file(data, name, load_image, f"is no picture that can be decoded: expected {PICTURES}")
 
 
-def decoded_sound(data: bytes, *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND_S) -> NDArray[np.float32]:
+def decoded_sound(
+    data: bytes, name: str = "voice", *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND_S
+) -> NDArray[np.float32]:
     """Return the samples of an uploaded voice, float32 [N] in -1..1 at a given rate, as the mean of its channels.
 
     Raises
@@ -123,10 +125,10 @@ def decoded_sound(data: bytes, *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND
         If the data is not sound, or the sound is longer than the limits.
     """
     if len(data) > MAX_SOUND_BYTES:
-        raise ServeError("too_large", f"voice has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
+        raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
     return _from_file(
         data,
-        "voice",
+        name,
         lambda path: load_sound(path, max_s=max_s, rate=rate),
         f"is no sound of at most {max_s} s that can be decoded: expected {SOUNDS}",
     )
@@ -142,7 +144,9 @@ def _from_file(data: bytes, name: str, read: Callable[[Path], ReadT], otherwise:
             return read(Path(file.name))
         except SekoRuntimeError as error:
             reason = str(error).partition(f"{file.name} ")[2]  # behind the words for an option and its file
-            raise ServeError("bad_request", f"{name} {reason or otherwise}") from None
+            if not reason or file.name in reason:  # such as FFmpeg's, which names it again
+                reason = otherwise
+            raise ServeError("bad_request", f"{name} {reason}") from None
 
 
 def array_of(value: object, name: str) -> NDArray[Any]:
