@@ -29,6 +29,7 @@ from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import assemble
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
 from seko_serve.live.device import pool_of
 from seko_serve.live.pace import CREDIT
 from seko_serve.live.sentences import LONGEST, Sentences
@@ -298,6 +299,21 @@ def test_what_cannot_be_spoken_is_refused(
     code, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
     assert (code, words in answer["error"]["message"]) == (status, True), answer
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+
+
+def test_a_sentence_that_does_not_fit_ends_the_session_with_the_reason(start: Starter) -> None:
+    server = start(opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=[], audio=["pcm"])
+        await client.send("text", text="a" * 100, last=True)
+        with pytest.raises(ServeError) as ended:
+            async for _ in client.messages():
+                pass
+        assert ended.value.kind.code == "bad_request"
+        assert "speak shorter texts" in ended.value.message
+
+    run(test, server)
 
 
 def test_parts_of_prompts_keep_nobody_out() -> None:

@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.session import RowSession
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_serve.errors import ServeError
@@ -327,6 +327,11 @@ class LiveSession:
         """End the session with an error: a chunk cannot be made or encoded."""
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)
         self.close()
+        if isinstance(
+            error, UsageError
+        ):  # what the client sent cannot be made, such as a sentence that is too long
+            self.finish(ServeError("bad_request", str(error)))
+            return
         self.finish(ServeError("internal", "a chunk of this session could not be made"))
 
     def _own_row(self) -> RowSession:
