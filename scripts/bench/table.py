@@ -162,6 +162,11 @@ MISSED: tuple[Said, ...] = (
         (("h200", "e2e_s1_vae_fp8_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8_resident"),),
     ),
     (
+        "decoding a steady chunk by Wan's VAE, 480x832; eager diffusers = 1",
+        "{:.3f}",
+        (("h200", "vae_vs_eager", "Wan VAE, base_dim 96, 480x832, 3 latents, bf16"),),
+    ),
+    (
         "seconds until the first chunk of the 1.3B model over an FP4 cache, after torch was imported",
         "{:.2f}",
         (("h200", "first_chunk_s", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4"),),

@@ -16,9 +16,7 @@ from torch import Tensor
 from seko_export.engines.piece import dtype_name
 from seko_runtime.format.manifest import FileEntry, Weight
 
-SHARD_BYTES = (
-    96 * 2**20
-)  # small enough that all cores of a machine hash and upload the weights of a small model
+SHARD_BYTES = 256 * 2**20  # small enough that a machine hashes and uploads several shards at the same time
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[Weight, ...]:

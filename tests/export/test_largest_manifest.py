@@ -25,7 +25,7 @@ from seko_runtime.format.manifest import FileEntry, Weight
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 
-SHARD_BYTES = 96 << 20
+SHARD_BYTES = 256 << 20
 FIVE = Schedule.warped((1000.0, 800.0, 600.0, 400.0, 200.0))
 
 

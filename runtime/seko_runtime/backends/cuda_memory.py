@@ -327,8 +327,11 @@ class _PinnedResults(HostResults):
 
 def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool: Any) -> torch.cuda.CUDAGraph:
     graph = _cuda.CUDAGraph()
-    # Mode relaxed: the first run of an engine loads its kernels and makes the libraries' handles, which the other modes
-    # forbid during a capture. CUDA calls of other threads, for example to open another session, are no errors either.
+    with queued_on(device, stream):
+        # cuBLAS keeps a workspace for this CUDA stream; one that is made during the capture lies in the graph's memory
+        _cuda.current_blas_handle()
+    # Mode relaxed: the first run of an engine loads its kernels, which the other modes forbid during a capture. CUDA
+    # calls of other threads, for example to open another session, are no errors either.
     with (
         torch.no_grad(),
         _cuda.device(device),
