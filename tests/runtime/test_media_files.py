@@ -319,3 +319,19 @@ def test_a_picture_of_colours_that_only_its_header_names_is_read(tmp_path: Path)
     """sRGB by name, and the first picture of a film."""
     (tmp_path / "a.png").write_bytes(png_with(b"cICP", bytes([1, 13, 0, 1])))
     assert load_image(tmp_path / "a.png").shape == (SIDE, SIDE, 3)
+
+
+@pytest.mark.parametrize(("orientation", "left_turns"), [(1, 0), (3, 2), (6, 3), (8, 1)])
+def test_a_picture_that_a_camera_stored_turned_is_upright(
+    tmp_path: Path, orientation: int, left_turns: int
+) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    stored = np.zeros((32, 64, 3), np.uint8)
+    stored[:16, :32], stored[16:, :32] = 255, 80  # no two corners are alike
+    exif = pillow.Exif()
+    exif[0x112] = orientation
+    pillow.fromarray(stored).save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    upright = np.rot90(stored, left_turns).astype(int)
+    loaded = load_image(tmp_path / "turned.jpg")
+    assert loaded.shape == upright.shape
+    assert np.abs(loaded - upright).max() < 8

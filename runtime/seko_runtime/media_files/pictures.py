@@ -28,6 +28,9 @@ _FILMS = ("mov", "matroska")  # formats whose first picture is taken
 def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     """Read a picture, uint8 [H, W, 3]: an array file, a picture of a known format, or the first picture of a film.
 
+    A picture that its camera stored turned, as EXIF says, is turned upright. Mirror images, which EXIF knows too, are
+    not recognised.
+
     Raises
     ------
     InputFileError
@@ -67,7 +70,9 @@ def _decoded(path: Path, option: str, what: str) -> NDArray[np.uint8]:
         if colours := _odd_colours(frame, form):
             raise InputFileError(f"{what} has {colours} colours; convert it to sRGB")
         picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-    return picture
+    return np.ascontiguousarray(
+        np.rot90(picture, frame.rotation // 90)
+    )  # counted to the left, as `rot90` does
 
 
 def _animated(what: str) -> str:
