@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # The figures that only a GPU gives, on a GPU box with its own torch; each appends its rows to docs/benchmarks/ itself.
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [--prepare] [SECTION...]    without: all, in this order
-# --prepare only builds what the sections measure, four sections side by side; run the same without it afterwards. While
-# a section measures, nothing should be built on its GPU: that has doubled the times of eager models.
+# --prepare only builds what the sections measure; run the same without it afterwards. While a section measures, nothing
+# should be built on its GPU: that has doubled the times of eager models. Three sections build side by side, and those of
+# large models one after another behind them: each of a build's workers holds up to 1 GB of GPU memory, and five such
+# sections beside each other filled 139 GB.
 # Sections of one lane run one after another; lanes are dealt out to the GPUs that there are. SEKO_SECONDS bounds each
 # section (default 480). Builds of several lanes at a time want 16 cores a lane: a section that they starve runs out of time.
 # peers_vae_fp8 and vae_fp8 want fp8 rows of this GPU in tuned_conv.json, which vae_kernels writes.
@@ -13,12 +15,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22" "fps5 fps5_tiny" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "first_chunk" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
-prepare=() preparable=" first_chunk vae vae_fp8 vae_encode vae22 tiny_decoder pipeline fps5 fps5_tiny peers peers_tiny peers_vae_fp8 parts peers3 peers5 lingbot lingbot_key lingbot_720p i2v seko_talk serve serve_misses serve_s3 serve_key "
+prepare=() preparable=" first_chunk vae vae_fp8 vae_encode tiny_decoder pipeline peers peers_tiny peers_vae_fp8 parts peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 serve_key " preparable_alone=" vae22 fps5 fps5_tiny peers5 lingbot_720p i2v "
 [ "${1:-}" != --prepare ] || { prepare=(--prepare) && shift; }
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
-    [ ${#prepare[@]} -eq 0 ] || [ $# -eq 0 ] || [[ $preparable == *" $name "* ]] || { echo "section $name builds nothing ahead" >&2 && exit 2; }
+    [ ${#prepare[@]} -eq 0 ] || [ $# -eq 0 ] || [[ $preparable$preparable_alone == *" $name "* ]] || { echo "section $name builds nothing ahead" >&2 && exit 2; }
 done
 source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
@@ -122,14 +124,24 @@ wait_all() { # counts what failed
     done
 }
 
-if [ ${#prepare[@]} -gt 0 ]; then
-    for name in $preparable; do
+build_ahead() { # MOST NAMES...: those that are wanted, at most MOST at a time
+    local most=$1
+    shift
+    pids=()
+    for name in "$@"; do
         [[ $wanted == *" $name "* ]] || continue
-        [ "$(jobs -rp | wc -l)" -lt 4 ] || wait -n || true
+        [ "$(jobs -rp | wc -l)" -lt "$most" ] || wait -n || true
         lane 0 "$name" &
         pids+=($!)
     done
     wait_all
+}
+
+if [ ${#prepare[@]} -gt 0 ]; then
+    # shellcheck disable=SC2086 # names without spaces
+    build_ahead 3 $preparable
+    # shellcheck disable=SC2086
+    build_ahead 1 $preparable_alone
     exit "$failed"
 fi
 
