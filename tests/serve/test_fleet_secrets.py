@@ -19,6 +19,7 @@ from seko_serve.fleet.box import Box
 from seko_serve.fleet.redis_directory import RedisDirectory
 from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX
 from seko_serve.security.tokens import MOST_OPEN, TICKET_S, Links, Tickets
+from tests.runtime import toy_pool
 
 from .fleets import KEYS, Fleet
 from .test_flags import certificate
@@ -111,6 +112,23 @@ def test_a_key_that_asks_two_gateways_at_once_gets_no_more_sessions_than_it_may_
             await asyncio.wait_for(test(fleet), LIMIT_S)
 
     asyncio.run(bounded())
+
+
+def test_a_key_with_enough_sessions_is_told_so_by_a_full_box_and_holds_no_row(tmp_path: Path) -> None:
+    """A full box answers 503 to a key that may have another session, and 429 to one that may not."""
+
+    async def test(fleet: Fleet) -> None:
+        most = toy_pool.SESSIONS - 1
+        await fleet.box(most=most, keys=KEYS)
+
+        async def opened(key: str) -> int:
+            return (await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT}, key))[0]
+
+        assert [await opened(KEYS[0]) for _ in range(most)] == [201] * most
+        assert [await opened(KEYS[0]), await opened(KEYS[1])] == [429, 201]
+        assert [await opened(KEYS[0]), await opened(KEYS[1])] == [429, 503]  # the box is full
+
+    run(tmp_path / "store", test, keys=KEYS)
 
 
 def test_speech_is_answered_by_a_box_to_which_the_client_is_sent(tmp_path: Path) -> None:

@@ -176,13 +176,9 @@ class SessionManager:
             queue_token = secrets.token_urlsafe(24)
         place = digest(queue_token) if queue_token else None
         try:
-            self.admission.ask(Demand(tenant, session.content.period_s), place, session.name)
-        except ServeError as error:
-            if "place" in error.facts:
-                error.facts["queue_token"] = queue_token
-            raise
-        try:
+            # First, because a request of a tenant that has enough sessions must not hold a row for a moment.
             await self._leases.claim(session.name, tenant)
+            self._ask(session, place, queue_token)
             await self.device.call(partial(self._take_row, session))
             await self._add(session, None)
         except PoolFullError:
@@ -414,6 +410,15 @@ class SessionManager:
     def _free(self, session: LiveSession) -> None:
         self.device.remove(session)
         session.close()
+
+    def _ask(self, session: LiveSession, place: str | None, queue_token: str) -> None:
+        """Ask for a session's admission; the ServeError of a request that waits holds the token of its place."""
+        try:
+            self.admission.ask(Demand(session.tenant, session.content.period_s), place, session.name)
+        except ServeError as error:
+            if "place" in error.facts:
+                error.facts["queue_token"] = queue_token
+            raise
 
     async def _leave(self, name: str) -> None:
         """Give up a session's place in admission and its lease."""
