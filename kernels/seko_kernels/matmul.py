@@ -123,10 +123,7 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     expect("weight", weight, (weight.shape[0], x.shape[2]), x.dtype)
     expect("bias", bias, (weight.shape[0],), x.dtype)
     if takes_kernels(x, weight, bias) and x.dtype == torch.bfloat16 and not has_stand_ins():
-        y = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True).unflatten(
-            0, x.shape[:2]
-        )
-    else:
-        y = F.gelu(F.linear(x, weight, bias), approximate="tanh")
-    result: Tensor = y
-    return result
+        together: Tensor = torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True)
+        return together.view(*x.shape[:2], weight.shape[0])
+    apart: Tensor = F.gelu(F.linear(x, weight, bias), approximate="tanh")
+    return apart

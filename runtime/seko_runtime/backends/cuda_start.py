@@ -7,11 +7,12 @@ import threading
 from types import TracebackType
 
 from seko_runtime.backends.cuda_driver import CudaDriver
-from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.backends.host import check_device_name
+from seko_runtime.errors import SekoRuntimeError, UsageError
 
 
 class CudaStart:
-    """A context manager that holds the CUDA context of a device from `begin` until the end of the context.
+    """A context manager that creates the CUDA context of a device in `begin`, and releases it at its own end.
 
     Creating a CUDA context takes 0.2 s, in which Python can run: ctypes releases the interpreter's lock. Whoever uses
     the device meanwhile waits in the driver.
@@ -40,13 +41,14 @@ class CudaStart:
     def begin(self, target_device: str) -> None:
         """Start CUDA if an artifact built for ``target_device`` (``cpu`` or ``cuda``) would use it. An error is left to
         the checks of the device, which meet it again."""
-        if target_device != "cuda" or not isinstance(self._device, str) or _torch_uses_cuda():
+        if target_device != "cuda" or _torch_uses_cuda():
             return
-        kind, _, number = self._device.partition(":")
-        if kind in ("auto", "cuda") and (not number or (number.isdecimal() and len(number) < 4)):
-            self._thread = threading.Thread(
-                target=self._hold, args=(int(number or 0),), name="seko-cuda-start"
-            )
+        try:
+            kind, index = check_device_name(self._device), int(self._device.partition(":")[2] or 0)
+        except (UsageError, ValueError):  # no name of a device, or a number of too many digits
+            return
+        if kind != "cpu":
+            self._thread = threading.Thread(target=self._hold, args=(index,), name="seko-cuda-start")
             self._thread.start()
 
     def _hold(self, index: int) -> None:

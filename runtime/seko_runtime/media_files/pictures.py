@@ -70,9 +70,8 @@ def _decoded(path: Path, option: str, what: str) -> NDArray[np.uint8]:
         if colours := _odd_colours(frame, form):
             raise InputFileError(f"{what} has {colours} colours; convert it to sRGB")
         picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-    return np.ascontiguousarray(
-        np.rot90(picture, frame.rotation // 90)
-    )  # counted to the left, as `rot90` does
+    # both count quarter turns to the left
+    return np.ascontiguousarray(np.rot90(picture, frame.rotation // 90))
 
 
 def _animated(what: str) -> str:
