@@ -124,10 +124,19 @@ def package_runner(tmp_path: Path) -> Callable[..., Callable[[list[Tensor]], lis
 @pytest.fixture
 def vector_code() -> Iterator[None]:
     """Have packages for a CPU use its vector instructions, as a user's do, whatever scripts/test.sh says."""
-    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    forget_instruction_sets()
     with torch._inductor.config.patch({"cpp.vec_isa_ok": None}):
         yield
+    forget_instruction_sets()
+
+
+def forget_instruction_sets() -> None:
+    """Have torch ask anew which instruction sets it may use: it keeps the answer, whatever the setting says later."""
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    for instruction_set in cpu_vec_isa.supported_vec_isa_list:
+        for kind in type(instruction_set).__mro__:
+            if cached := getattr(vars(kind).get("__bool__"), "cache_clear", None):
+                cached()
 
 
 @pytest.fixture(params=[HOPPER, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["hopper", "others"])
