@@ -19,6 +19,7 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.registry import family_of, graph_of, presets
 from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
+from seko_runtime.errors import UsageError
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
 from tests.export.media_files import TEXT, VAE, write_tokenizer
@@ -182,6 +183,10 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
         ):
             for chunk in pool.run([second, first]):
                 taken(results, chunk)
+            for check_prompt in (first.check_prompt, pool.check_prompt):
+                check_prompt("a blue square")
+                with pytest.raises(UsageError, match="70000 letters"):
+                    check_prompt("a" * 70_000)
             first.set_prompt("a square spinning", recache=True)
             second.restart(reference=pictures(1))
             for due, session in enumerate((second, first)):

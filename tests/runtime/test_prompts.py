@@ -53,6 +53,25 @@ def test_a_prompt_gives_what_its_embeddings_give() -> None:
                 assert stacked.run_chunk().to_host().tobytes() == two.run_chunk().to_host().tobytes()
 
 
+def test_a_check_refuses_what_a_prompt_is_refused_for_and_changes_nothing() -> None:
+    long = "a red disc bounces drifts"
+    with (
+        toy_pool.open_pool(cuts_prompts=False) as pool,
+        pool.open_session(prompt="a red disc") as session,
+        pool.open_session(prompt="a red disc") as other,
+    ):
+        for refused in (
+            lambda: session.set_prompt(long),
+            lambda: session.check_prompt(long),
+            lambda: pool.check_prompt(long),
+        ):
+            with pytest.raises(UsageError, match="the prompt has 6 tokens, this artifact takes 5"):
+                refused()
+        session.check_prompt("a blue ring", recache=True)
+        pool.check_prompt("a blue ring")
+        assert session.run_chunk().to_host().tobytes() == other.run_chunk().to_host().tobytes()
+
+
 def test_a_repeat_is_a_hit_and_calls_no_engine_whatever_its_spelling_of_white_space() -> None:
     counted = Counted("text", "prompt")
     with open_whole(engines=counted.engines) as session:

@@ -277,6 +277,7 @@ def open_pool(
     manifest: VideoManifest | None = None,
     digest: str = "0" * 64,
     overlap: bool = True,
+    cuts_prompts: bool = True,
     **more: Any,
 ) -> OpenPool:
     """A pool of the toy over plain callables; ``more`` is the pool's."""
@@ -285,7 +286,7 @@ def open_pool(
         {**pool_engines(buckets), **(engines or {})},
         pool_weights(buckets),
         CpuMemory() if memory is None else memory,
-        prompt_ids=toy_whole.WordIds(),
+        prompt_ids=toy_whole.WordIds(cuts=cuts_prompts),
         digest=digest,
         overlap=overlap,
     )

@@ -12,6 +12,7 @@ import torch
 
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Buffer, Call, EngineSpec, TensorSpec, Weight
 from seko_runtime.video.manifest import Golden, GoldenBound, Schedule, Text, Video, VideoManifest
 from seko_runtime.video.session import Session
@@ -41,9 +42,15 @@ SHIFT = 5.0
 
 
 class WordIds:
-    """What `PromptIds` gives of the toy's tokenizer, without the library."""
+    """What `PromptIds` gives of the toy's tokenizer, without the library; ``cuts`` is the table's ``truncate``."""
+
+    def __init__(self, *, cuts: bool = True) -> None:
+        self._cuts = cuts
 
     def ids(self, cleaned: str) -> np.ndarray:
+        tokens = len(cleaned.split()) + 1
+        if tokens > TEXT_TOKENS and not self._cuts:
+            raise UsageError(f"the prompt has {tokens} tokens, this artifact takes {TEXT_TOKENS}; shorten it")
         numbers = [WORDS.index(word) if word in WORDS else 1 for word in cleaned.split()]
         numbers = [*numbers[: TEXT_TOKENS - 1], 2]
         return np.array([numbers + [0] * (TEXT_TOKENS - len(numbers))], np.int64)

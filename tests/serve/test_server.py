@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from seko_runtime import Pool
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.openings import MAX_OPENING_BYTES
@@ -263,6 +264,28 @@ def test_a_change_that_is_refused_changes_nothing(start: Starter) -> None:
         assert http(url, "PATCH", {"prompt": PROMPT, "paused": 1})[0] == 400
     assert http(url, "PATCH", {"recache": True})[0] == 400
     assert http(url, "PATCH", {"prompt": PROMPT, "paused": True})[1]["state"] == "paused"
+
+
+@contextmanager
+def uncut_opener() -> Iterator[Pool]:
+    """A pool that refuses a prompt of too many tokens."""
+    with toy_pool.open_pool(cuts_prompts=False) as pool:
+        yield pool
+
+
+def test_a_prompt_of_too_many_tokens_is_refused_when_it_is_sent(start: Starter) -> None:
+    server = start(uncut_opener)
+    url, long = f"{server.url}/v1/sessions", {"prompt": "a red disc bounces drifts"}
+    refused = http(url, "POST", long)
+    assert refused[0] == 400
+    assert "6 tokens, this artifact takes 5" in refused[1]["error"]["message"]
+    opened = http(url, "POST", {"prompt": PROMPT})[1]
+    (session,) = server.manager.sessions.values()
+    assert http(f"{url}/{opened['id']}", "PATCH", {**long, "paused": True}) == refused
+    assert http(f"{server.url}/v1/videos", "POST", long) == refused
+    assert http(f"{server.url}/v1/videos")[1]["data"] == []
+    assert (session.facts()["state"], list(session._waiting)) == ("running", [])
+    assert http(f"{url}/{opened['id']}", "PATCH", {"prompt": "a red disc"})[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -207,13 +207,16 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
         """Set rows' prompts to a sentence; see `Session.set_prompt`."""
-        device = self._device_for(rows, recache=recache)
-        if self._prompts is None:
-            raise UsageError(NO_TEXT_ENCODER)
+        device, prompts = self._device_for(rows, recache=recache), self._row_prompts()
         self.settle(rows)
-        self._prompts.set(device, rows, [prompt] * len(rows))
+        prompts.set(device, rows, [prompt] * len(rows))
         if recache:
             self._recache(rows)
+
+    def check_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
+        self._device_for(rows, recache=recache)
+        self._row_prompts().check(prompt)
 
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
@@ -404,6 +407,11 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Whether a chunk is decoded while the next one is computed."""
         decoder = None if self._device is None else self._device.decoder
         return decoder is not None and decoder.overlaps
+
+    def _row_prompts(self) -> RowPrompts:
+        if self._prompts is None:
+            raise UsageError(NO_TEXT_ENCODER)
+        return self._prompts
 
     def _device_for(self, rows: Sequence[int], *, recache: bool) -> VideoDevice:
         """Return the device side; UsageError if ``recache`` is asked and the rows' caches cannot be rebuilt."""

@@ -110,6 +110,22 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         beginning = Beginning(seeds, prompt, text, image, conditioning_latents, reference, inputs)
         return self._open(lambda row: self._rows.begin([row], beginning), name, lease_s, tenant)
 
+    def check_prompt(self, prompt: str) -> None:
+        """Raise the error with which `open_session` refuses a prompt: a sentence that is too long, or any sentence if
+        the artifact has no text encoder.
+
+        Raises
+        ------
+        UsageError
+            If the artifact takes no sentences, or the sentence is too long.
+        EnvironmentLacksError, ArtifactError
+            If the prompt cannot be tokenised; see `Session.set_prompt`.
+        SessionClosedError
+            If the pool is closed.
+        """
+        with self._call_lock.take():
+            self._rows.check_prompt([], prompt)
+
     def run(self, sessions: Sequence[Session], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of several sessions in one call.
 

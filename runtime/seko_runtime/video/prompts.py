@@ -105,6 +105,10 @@ class RowPrompts:
         self.cache.forget(alone)
         self._owners[row] = alone if tenant is None else f"tenant {tenant}"
 
+    def check(self, prompt: str) -> None:
+        """Raise the error with which `set` refuses a prompt; no prompt changes."""
+        self._ids.ids(clean_prompt(prompt))
+
     def set(self, device: VideoDevice, rows: Sequence[int], prompts: Sequence[str]) -> None:
         """Set a prompt for each of some rows: encode new prompts, copy cached ones.
 

@@ -70,6 +70,10 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Set the prompts of some streams to a sentence."""
         self.ask_ranks("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
 
+    def check_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
+        self.ask_ranks("check_prompt", {"rows": rows, "prompt": prompt, "recache": recache}, ranks=(0,))
+
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
         """Set the prompts of some streams to text embeddings."""
         self.ask_ranks("set_text", {"rows": rows, "text": text, "recache": recache})
@@ -164,6 +168,7 @@ RANK_COMMANDS: Mapping[str, Command] = {
     "begin": lambda rows, facts: rows.begin(facts["rows"], Beginning(**facts["beginning"])),
     "run": lambda rows, facts: [_chunk_fields(chunk) for chunk in rows.run(**facts)],
     "set_prompt": lambda rows, facts: rows.set_prompt(**facts),
+    "check_prompt": lambda rows, facts: rows.check_prompt(**facts),
     "set_text": lambda rows, facts: rows.set_text(**facts),
     "set_inputs": lambda rows, facts: rows.set_inputs(**facts),
     "push_audio": lambda rows, facts: rows.push_audio(**facts),

@@ -77,6 +77,9 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
         """Set the prompts of some streams to a sentence; see `Session.set_prompt`."""
 
+    def check_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
+
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
         """Set the prompts of some streams to text embeddings [k, tokens, text_dim]; see `Session.set_text`."""
 

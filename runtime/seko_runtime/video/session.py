@@ -177,6 +177,14 @@ class Session(RowSession):
         with self._pool._call_lock.take():
             self._pool._rows.set_prompt([self._running_row()], prompt, recache=recache)
 
+    def check_prompt(self, prompt: str, *, recache: bool = False) -> None:
+        """Raise the error with which `set_prompt` refuses a prompt; the session does not change.
+
+        The parameters and errors are those of `set_prompt`.
+        """
+        with self._pool._call_lock.take():
+            self._pool._rows.check_prompt([self._running_row()], prompt, recache=recache)
+
     def set_text(self, text: object, *, recache: bool = False) -> None:
         """Set the prompt to text embeddings, from the next chunk on.
 

@@ -19,7 +19,7 @@ from seko_serve.http.openings import MAX_OPENING_BYTES, session_opening_of
 from seko_serve.http.stream import serve_stream
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.protocol import QUEUE_HEADER, parse_control
+from seko_serve.protocol import QUEUE_HEADER, Control, parse_control
 from seko_serve.security.tokens import TICKET_S
 
 
@@ -80,7 +80,12 @@ class SessionRoutes:
             await self._manager.close(session)
             return Response(status_code=204)
         if request.method == "PATCH":
-            _change(session, await json_body(request))
+            controls = _changes_of(await json_body(request))
+            for control in controls:
+                if control.type == "prompt":
+                    await self._manager.check_control(session, control)
+            for control in controls:
+                session.control(control)
         return JSONResponse(self._facts(session))
 
     async def _saved(self, request: Request, name: str, tenant: str) -> Response:
@@ -108,18 +113,18 @@ class SessionRoutes:
         }
 
 
-def _change(session: LiveSession, table: dict[str, Any]) -> None:
-    """Apply the body of a PATCH request to a session: a new prompt, or a pause."""
+def _changes_of(table: dict[str, Any]) -> list[Control]:
+    """Return the controls that the body of a PATCH request stands for: a new prompt, a pause, or both."""
     if set(table) - {"prompt", "recache", "paused"}:
         raise ServeError("bad_request", "unknown fields, expected some of paused, prompt, recache")
     if "recache" in table and "prompt" not in table:
         raise ServeError("bad_request", "recache says how a prompt is taken: give prompt, too")
     if not isinstance(table.get("paused", False), bool):
         raise ServeError("bad_request", "paused is no true or false")
+    messages: list[dict[str, object]] = []
     if "prompt" in table:
         recache = {"recache": table["recache"]} if "recache" in table else {}
-        session.control(
-            parse_control(json.dumps({"type": "prompt", "id": "", "text": table["prompt"], **recache}))
-        )
+        messages.append({"type": "prompt", "text": table["prompt"], **recache})
     if "paused" in table:
-        session.control(parse_control(json.dumps({"type": "pause" if table["paused"] else "play", "id": ""})))
+        messages.append({"type": "pause" if table["paused"] else "play"})
+    return [parse_control(json.dumps({**message, "id": ""})) for message in messages]

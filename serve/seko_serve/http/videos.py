@@ -84,6 +84,7 @@ class VideoRoutes:
             table["last_s"] = frames / fps
         opening = await asyncio.to_thread(opening_of, table, manifest, named)
         self._manager.check_takes()
+        await self._manager.check_prompt(opening.prompt)
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
 
     async def _list(self, request: Request) -> Response:

@@ -165,6 +165,9 @@ class Content(Protocol):
     def open(self, pool: Any, name: str, tenant: str) -> RowSession:
         """Open a session of the pool; errors of the pool are raised unchanged."""
 
+    def check_with(self, row: Any, control: Control) -> None:
+        """Raise the error of the runtime with which `apply` refuses a control, if it is known now; nothing changes."""
+
     def apply(self, row: Any, control: Control) -> None:
         """Apply a control: change the stream from the next chunk on. The method raises errors of the runtime
         unchanged."""

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,7 @@ from seko_serve.live.kinds import check_served, content_of, content_of_state
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
-from seko_serve.protocol import JOIN
+from seko_serve.protocol import JOIN, Control
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
@@ -36,6 +37,19 @@ SETTLE_S = 0.01  # between two looks whether a session's chunks are coded
 NO_DEVICE = "the server has lost its device and ends; resume at the same address"
 AGAIN_S = 2.0  # after which a client comes back to a server that starts again
 _LOG = logging.getLogger("seko_serve")
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Context manager that turns errors of the runtime into the ServeErrors with which a request is refused."""
+    try:
+        yield
+    except PoolFullError:
+        raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+    except (*LOST, DeviceEndedError):
+        raise ServeError("stopping", NO_DEVICE, retry_after=AGAIN_S) from None
+    except SekoRuntimeError as error:
+        raise ServeError("bad_request", str(error)) from None
 
 
 class SessionManager:
@@ -176,21 +190,31 @@ class SessionManager:
             queue_token = secrets.token_urlsafe(24)
         place = digest(queue_token) if queue_token else None
         try:
-            # First, because a request of a tenant that has enough sessions must not hold a row for a moment.
-            await self._leases.claim(session.name, tenant)
-            self._ask(session, place, queue_token)
-            await self.device.call(partial(self._take_row, session))
-            await self._add(session, None)
-        except PoolFullError:
-            raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
-        except (*LOST, DeviceEndedError):
-            raise ServeError("stopping", NO_DEVICE, retry_after=AGAIN_S) from None
-        except SekoRuntimeError as error:
-            raise ServeError("bad_request", str(error)) from None
+            with _refusals():
+                # First, because a request of a tenant that has enough sessions must not hold a row for a moment.
+                await self._leases.claim(session.name, tenant)
+                self._ask(session, place, queue_token)
+                await self.device.call(partial(self._take_row, session))
+                await self._add(session, None)
         finally:
             if session.name not in self.sessions:
                 await self._leave(session.name)
         return session
+
+    async def check_prompt(self, prompt: str | None) -> None:
+        """Raise the ServeError with which `open` refuses a prompt of a video, such as one of too many tokens.
+
+        A call of `open` needs no check before it, and would wait for another call of the pool.
+        """
+        if prompt is not None:
+            with _refusals():
+                await self.device.call(lambda pool: pool.check_prompt(prompt))
+
+    async def check_control(self, session: LiveSession, control: Control) -> None:
+        """Raise the ServeError with which a session would reject a control, as far as the error is known before the
+        next chunk."""
+        with _refusals():
+            await self.device.call(lambda _: session.check(control))
 
     @property
     def takes(self) -> bool:

@@ -241,6 +241,12 @@ class LiveSession:
             raise
         self._row = restored
 
+    def check(self, control: Control) -> None:
+        """Raise the error with which a control would be rejected, as far as it is known before the next chunk; nothing
+        changes."""
+        self.content.check(control)
+        self.content.check_with(self._own_row(), control)
+
     def capture(self) -> Capture:
         """Return the session's state between two chunks, after applying waiting controls; call this when the session
         is `settled`.

@@ -108,6 +108,9 @@ class SpeechContent:
         )
         return self._row
 
+    def check_with(self, row: SpeechSession, control: Control) -> None:
+        """Do nothing: whether a text can be spoken is known when its sentence begins."""
+
     def apply(self, row: SpeechSession, control: Control) -> None:
         """Append to the text that is to be spoken; for the control ``restart``, drop the text that was not spoken
         yet."""

@@ -196,6 +196,11 @@ class VideoContent:
                 raise
         return row
 
+    def check_with(self, row: Session, control: Control) -> None:
+        """Raise the runtime's error for a prompt that it refuses."""
+        if control.type == "prompt":
+            row.check_prompt(control.fields["text"], recache=control.fields.get("recache", False))
+
     def apply(self, row: Session, control: Control) -> None:
         """Apply a control of the client: change the video from the next chunk on."""
         fields: Mapping[str, Any] = control.fields
