@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.containers import MAX_PIXELS, picture_format, sound_format
+from seko_runtime.media_files.orientation import orientation_of, turned_upright
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.media_files.sound import RATE, load_sound
 
@@ -321,17 +322,70 @@ def test_a_picture_of_colours_that_only_its_header_names_is_read(tmp_path: Path)
     assert load_image(tmp_path / "a.png").shape == (SIDE, SIDE, 3)
 
 
-@pytest.mark.parametrize(("orientation", "left_turns"), [(1, 0), (3, 2), (6, 3), (8, 1)])
-def test_a_picture_that_a_camera_stored_turned_is_upright(
-    tmp_path: Path, orientation: int, left_turns: int
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.jpg", {"quality": 95}), ("a.png", {}), ("a.webp", {"lossless": True}), ("a.tif", {})],
+)
+def test_a_picture_that_a_camera_stored_turned_or_mirrored_is_upright(
+    tmp_path: Path, name: str, options: dict[str, Any], orientation: int
 ) -> None:
-    pillow = pytest.importorskip("PIL.Image")
+    """Also orientations that EXIF does not know, 0 and 9."""
+    pillow, ops = pytest.importorskip("PIL.Image"), pytest.importorskip("PIL.ImageOps")
     stored = np.zeros((32, 64, 3), np.uint8)
     stored[:16, :32], stored[16:, :32] = 255, 80  # no two corners are alike
     exif = pillow.Exif()
     exif[0x112] = orientation
-    pillow.fromarray(stored).save(tmp_path / "turned.jpg", exif=exif, quality=95)
-    upright = np.rot90(stored, left_turns).astype(int)
-    loaded = load_image(tmp_path / "turned.jpg")
+    pillow.fromarray(stored).save(tmp_path / name, exif=exif, **options)
+    with pillow.open(tmp_path / name) as file:
+        upright = np.asarray(ops.exif_transpose(file)).astype(int)
+    loaded = load_image(tmp_path / name)
     assert loaded.shape == upright.shape
-    assert np.abs(loaded - upright).max() < 8
+    assert np.abs(loaded - upright).max() <= (8 if name == "a.jpg" else 0)
+
+
+LETTER = np.arange(6).reshape(2, 3, 1)  # 0 1 2 above 3 4 5
+STORED = {  # by orientation: rows that a camera stored of it
+    1: "012 345",
+    2: "210 543",
+    3: "543 210",
+    4: "345 012",
+    5: "03 14 25",
+    6: "25 14 03",
+    7: "52 41 30",
+    8: "30 41 52",
+}
+
+
+@pytest.mark.parametrize(("orientation", "rows"), STORED.items())
+def test_orientations_are_turned_upright_as_exif_says(orientation: int, rows: str) -> None:
+    stored = np.array([[int(letter) for letter in row] for row in rows.split()])[..., None]
+    assert np.array_equal(turned_upright(stored, orientation), LETTER)
+
+
+@pytest.mark.parametrize(
+    ("form", "head"),
+    [
+        (
+            "jpeg_pipe",
+            b"\xff\xd8\xff\xff\xe0\0\4ab\xff\xe1\0\x20Exif\0\0",
+        ),  # behind filling and another segment
+        ("png_pipe", png_with(b"tEXt", b"a\0b")[:-12] + b"\0\0\0\x18eXIf"),  # behind the picture
+        ("webp_pipe", riff((b"VP8 ", b"abc")) + b"\0EXIF\x1e\0\0\0Exif\0\0"),
+        ("tiff_pipe", b""),
+    ],
+)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_file_cut_off_anywhere_in_its_exif_is_upright(
+    tmp_path: Path, form: str, head: bytes, order: str
+) -> None:
+    mark = b"II" if order == "<" else b"MM"
+    field = struct.pack(f"{order}HHIHxx", 0x112, 3, 1, 7)
+    tiff = mark + struct.pack(f"{order}HIxxH", 42, 10, 1) + field
+    whole = head + tiff
+    path = tmp_path / "a"
+    path.write_bytes(whole)
+    assert orientation_of(path, form) == 7
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert orientation_of(path, form) == 1

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seko_runtime.errors import EngineRunError
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.pool import SpeechPool
@@ -314,6 +316,52 @@ def test_a_sentence_that_does_not_fit_ends_the_session_with_the_reason(start: St
         assert "speak shorter texts" in ended.value.message
 
     run(test, server)
+
+
+@contextmanager
+def failing_opener() -> Iterator[SpeechPool]:
+    """A pool whose calls fail."""
+
+    def fail(**_: object) -> None:
+        raise EngineRunError("the engine failed")
+
+    with open_pool() as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "serve_next", fail)
+        yield pool
+
+
+TOO_LONG = "a" * 100
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+def test_an_error_before_the_first_sound_has_its_status(start: Starter, stream_format: str) -> None:
+    for opened, text, status, words in (
+        (opener, TOO_LONG, 400, "speak shorter texts"),
+        (failing_opener, "hallo", 500, "could not be made"),
+    ):
+        server = start(opened)
+        table = {"input": text, "stream_format": stream_format}
+        code, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
+        assert (code, words in answer["error"]["message"]) == (status, True), answer
+        assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+        assert figures(server.url)[f"seko_serve_refused_total code={answer['error']['code']}"] == 1
+
+
+def test_an_error_behind_the_first_sound_is_no_end_of_the_sound(start: Starter) -> None:
+    server = start(opener)
+    text = f"hallo\n{TOO_LONG}"
+    with pytest.raises(IncompleteRead) as broken:
+        spoken(server.url, input=text, seed=3, response_format="pcm")
+    wanted = levels(said_alone("hallo", seed=3))
+    assert np.array_equal(np.frombuffer(broken.value.partial, "<i2"), wanted)
+    content, _ = spoken(server.url, input=text, seed=3, response_format="pcm", stream_format="sse")
+    *deltas, last = (
+        json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line
+    )
+    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == broken.value.partial
+    assert (last["type"], last["error"]["code"]) == ("error", "bad_request")
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+    assert figures(server.url)["seko_serve_refused_total code=bad_request"] == 2
 
 
 def test_parts_of_prompts_keep_nobody_out() -> None:

@@ -17,6 +17,7 @@ from seko_runtime.media_files.containers import (
     picture_format,
     read_head,
 )
+from seko_runtime.media_files.orientation import orientation_of, turned_upright
 
 MIN_SIDE = 8  # pixels of one latent cell
 _CHANNELS = 3
@@ -28,8 +29,7 @@ _FILMS = ("mov", "matroska")  # formats whose first picture is taken
 def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     """Read a picture, uint8 [H, W, 3]: an array file, a picture of a known format, or the first picture of a film.
 
-    A picture that its camera stored turned, as EXIF says, is turned upright. Mirror images, which EXIF knows too, are
-    not recognised.
+    A picture that its camera stored turned or mirrored, as EXIF says, is turned upright.
 
     Raises
     ------
@@ -70,8 +70,9 @@ def _decoded(path: Path, option: str, what: str) -> NDArray[np.uint8]:
         if colours := _odd_colours(frame, form):
             raise InputFileError(f"{what} has {colours} colours; convert it to sRGB")
         picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-    # both count quarter turns to the left
-    return np.ascontiguousarray(np.rot90(picture, frame.rotation // 90))
+    if form in _FILMS:  # both count quarter turns to the left
+        return np.ascontiguousarray(np.rot90(picture, frame.rotation // 90))
+    return np.ascontiguousarray(turned_upright(picture, orientation_of(path, form)))
 
 
 def _animated(what: str) -> str:

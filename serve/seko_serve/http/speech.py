@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from prometheus_client import Counter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
@@ -88,12 +91,15 @@ class SpeechRoutes:
         opening = await asyncio.to_thread(speech_opening_of, opened, manifest, "ref_audio", "ref_text")
         session = await self._manager.open(tenant, opening, resumable=False)
         parts = self._parts(session, text, file)
+        first = await anext(parts, b"")  # an error before the first sound is answered with its own status
+        refused = self._manager.device.metrics.refused
         if events:
-            return StreamingResponse(_events(parts), media_type="text/event-stream")
+            return SoundResponse(_events(first, parts, refused), parts, media_type="text/event-stream")
         headers = {"x-sample-rate": str(rate)}
-        return StreamingResponse(parts, media_type=FORMS[form][0], headers=headers)
+        sound = _sound(first, parts, refused)
+        return SoundResponse(sound, parts, media_type=FORMS[form][0], headers=headers)
 
-    async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncIterator[bytes]:
+    async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncGenerator[bytes]:
         """Yield the parts of the sound file while the text is spoken, then end the session."""
         try:
             connection = session.viewer.enter()
@@ -124,10 +130,48 @@ async def _heard(connection: Connection) -> AsyncIterator[Media]:
     raise connection.end
 
 
-async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the parts of the sound as server-sent events with OpenAI's field names."""
+class SoundResponse(StreamingResponse):
+    """An answer with sound that is made while the answer is sent; afterwards the maker of the sound is closed.
+
+    Parameters
+    ----------
+    content : async iterator of bytes
+        The answer's body. If the iterator raises a ServeError, the connection is closed before the end of the chunked
+        body, so that a client does not take the part for the whole.
+    parts : async generator
+        The maker of the sound.
+    **options
+        Status, headers and type of the answer.
+    """
+
+    def __init__(self, content: AsyncIterator[bytes], parts: AsyncGenerator[bytes], **options: Any) -> None:
+        super().__init__(content, **options)
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        try:
+            with suppress(ServeError):  # an answer that is not complete: the connection is closed
+                await super().__call__(scope, receive, send)
+        finally:
+            await self._parts.aclose()
+
+
+async def _sound(first: bytes, parts: AsyncIterator[bytes], refused: Counter) -> AsyncIterator[bytes]:
+    """Yield the parts of the sound file, and count the ServeError that ends them too early."""
+    yield first
     try:
         async for part in parts:
+            yield part
+    except ServeError as error:
+        refused.labels(error.kind.code).inc()
+        raise
+
+
+async def _events(first: bytes, parts: AsyncIterator[bytes], refused: Counter) -> AsyncIterator[bytes]:
+    """Yield the parts of the sound as server-sent events with OpenAI's field names; an error is the last event."""
+    try:
+        async for part in _sound(first, parts, refused):
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
         yield _event({"type": "speech.audio.done"})
     except ServeError as error:
