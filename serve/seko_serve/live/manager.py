@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from weakref import WeakValueDictionary
 
+from seko_runtime import Pool
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
@@ -206,9 +207,13 @@ class SessionManager:
 
         A call of `open` needs no check before it, and would wait for another call of the pool.
         """
-        if prompt is not None:
-            with _refusals():
-                await self.device.call(lambda pool: pool.check_prompt(prompt))
+
+        def check(pool: ServedPool) -> None:
+            if isinstance(pool, Pool) and prompt is not None:
+                pool.check_prompt(prompt)
+
+        with _refusals():
+            await self.device.call(check)
 
     async def check_control(self, session: LiveSession, control: Control) -> None:
         """Raise the ServeError with which a session would reject a control, as far as the error is known before the
