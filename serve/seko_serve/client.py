@@ -22,17 +22,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from seko_serve import protocol
 from seko_serve.errors import ServeError
-from seko_serve.protocol import (
-    JOIN,
-    NONE_SEEN,
-    QUEUE_HEADER,
-    Entrance,
-    Media,
-    message,
-    shape_of,
-    sound_message,
-)
+from seko_serve.protocol import Entrance, Media
 
 ANSWER_S, CLOSE_S = 30.0, 10.0  # for the server's answer to a request, and to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
@@ -63,7 +55,7 @@ class AsyncClient:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
         self._id = self._stream = self._resume = ""
-        self._serial, self._controls = NONE_SEEN, 0
+        self._serial, self._controls = protocol.NONE_SEEN, 0
         self._hello: dict[str, object] = {}
         self.ready: dict[str, Any] = {}
 
@@ -103,8 +95,9 @@ class AsyncClient:
 
         After any error, also a cancellation, the server has no session of this call.
         """
-        self._hello, self._serial = {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}, NONE_SEEN
-        queue, opened = JOIN if wait else "", None
+        self._hello = {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}
+        self._serial = protocol.NONE_SEEN
+        queue, opened = protocol.JOIN if wait else "", None
         try:
             while opened is None:
                 asked = asyncio.create_task(self._ask("POST", "/v1/sessions", session, queue))
@@ -157,10 +150,10 @@ class AsyncClient:
         ServeError
             If there is no such type of message.
         """
-        if shape_of(kind).takes_id:
+        if protocol.shape_of(kind).takes_id:
             self._controls += 1
             fields["id"] = str(self._controls)
-        await self._deliver(message(kind, **fields))
+        await self._deliver(protocol.message(kind, **fields))
         return str(fields.get("id", ""))
 
     async def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
@@ -169,7 +162,7 @@ class AsyncClient:
         """
         self._controls += 1
         pcm16 = samples.astype("<i2").tobytes()
-        await self._deliver(sound_message(pcm16, len(samples), self._controls, last=last))
+        await self._deliver(protocol.sound_message(pcm16, len(samples), self._controls, last=last))
         return str(self._controls)
 
     async def drop(self) -> None:
@@ -213,20 +206,16 @@ class AsyncClient:
         return self._socket
 
     def _parsed(self, received: str | bytes) -> Received:
-        if isinstance(received, bytes):
-            media = Media.parse(received)
-            self._serial = max(self._serial, media.serial)
-            return media
-        table: dict[str, Any] = json.loads(received)
-        if table["type"] == "error":
-            raise ServeError.of_body(table)
-        return table
+        parsed = protocol.parse_received(received)
+        if isinstance(parsed, Media):
+            self._serial = max(self._serial, parsed.serial)
+        return parsed
 
     async def _ask(
         self, method: str, path: str, body: Mapping[str, object] | None = None, queue: str = ""
     ) -> dict[str, Any]:
         """Return the answer to a request, as `_answer` does."""
-        headers = {"content-type": "application/json", QUEUE_HEADER: queue}
+        headers = {"content-type": "application/json", protocol.QUEUE_HEADER: queue}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         content = None if body is None else json.dumps(body).encode()
@@ -249,14 +238,11 @@ def _answer(request: Request) -> dict[str, Any]:
                 status, content = refused.code, refused.read()
     if status == HTTPStatus.NO_CONTENT:
         return {}
-    refusal = ServeError("internal", f"a proxy or another server answered {status or 'without HTTP'}")
-    with suppress(ValueError, KeyError, TypeError):  # such as a proxy's page
+    with suppress(ValueError, KeyError, TypeError):  # the answer is no session
         fields: dict[str, Any] = json.loads(content)
-        if status >= HTTPStatus.BAD_REQUEST:
-            refusal = ServeError.of_body(fields["error"])
-        elif fields["object"] == "session":
+        if fields["object"] == "session":
             return fields
-    raise refusal
+    raise ServeError.of_answer(status, content)
 
 
 class Client:

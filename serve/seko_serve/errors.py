@@ -3,6 +3,7 @@ whether to try again."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -136,3 +137,20 @@ class ServeError(Exception):
             retry_after=table.get("retry_after"),
             facts={name: value for name, value in table.items() if name not in known},
         )
+
+    @classmethod
+    def of_answer(cls, status: int, content: bytes) -> ServeError:
+        """Return the error in an HTTP answer; ``internal`` if the answer has none, because a proxy before the server or
+        another server sent it.
+
+        Parameters
+        ----------
+        status : int
+            HTTP status of the answer; 0 if what was received is no HTTP.
+        content : bytes
+            The answer's body.
+        """
+        try:
+            return cls.of_body(json.loads(content)["error"])
+        except (ValueError, KeyError, TypeError):  # such as a proxy's page
+            return cls("internal", f"a proxy or another server answered {status or 'without HTTP'}")

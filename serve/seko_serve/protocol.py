@@ -342,6 +342,23 @@ def message(kind: str, **fields: object) -> str:
     return json.dumps({"type": kind, **fields}, separators=(",", ":"), allow_nan=False)
 
 
+def parse_received(received: str | bytes) -> Media | dict[str, Any]:
+    """Parse a message that a client received.
+
+    Raises
+    ------
+    ServeError
+        If the message is the error with which the server closes the socket, or the bytes are not a message of this
+        protocol version.
+    """
+    if isinstance(received, bytes):
+        return Media.parse(received)
+    table: dict[str, Any] = json.loads(received)
+    if table["type"] == "error":
+        raise ServeError.of_body(table)
+    return table
+
+
 # -- subprotocols ---------------------------------------------------------------------------------------------
 
 
