@@ -70,36 +70,36 @@ def main() -> None:
         run_python("scripts/make_checkpoint.py", "--preset", PRESET, "--format", "self-forcing", "--device", "cuda",
               "-o", str(checkpoint))  # fmt: skip
 
-    if options.prepare or options.first_chunk:
-        for scheme in SCHEMES:
-            artifact = options.work / scheme
-            build_once(artifact, (PRESET, scheme), partial(build, checkpoint, scheme, artifact))
-            if not options.prepare:
-                first_chunk(artifact, scheme, options.rows)
-        return
-    built = {}
+    build_rows = None if options.prepare else options.rows  # prepared beside other builds, which slow it down
     for scheme in SCHEMES:
         artifact = options.work / scheme
-        built[scheme] = report = build(checkpoint, scheme, artifact)
-        shape, rows = f"{SHAPE}, {scheme}", options.rows
-        bar = 60.0 if scheme == "bf16" else None
-        errors = {name: report[name] for name in ("golden_error", "golden_cache_error")}
-        append_row(rows, "build_s", shape, report["build_s"], "s", bar, **errors)
-        append_row(rows, "engine_mb", shape, report["engine_bytes"] / 1e6, "MB", 5.0)
-        first_chunk(artifact, scheme, rows)
-        steady(artifact, checkpoint, scheme, report["kernels"], options)
-    kv = built["fp4"]["kv"]
-    append_row(
-        options.rows, "fp4_pool_ratio", SHAPE, kv["pool_bytes"] / kv["bf16_pool_bytes"], "of bf16", 0.2813,
-        pool_bytes=kv["pool_bytes"], error_vs_exact=kv["error_vs_exact"],
-    )  # fmt: skip
+        report = build_once(
+            artifact, (PRESET, scheme), partial(build, checkpoint, scheme, artifact, build_rows)
+        )
+        if options.prepare:
+            continue
+        first_chunk(artifact, scheme, options.rows)
+        if not options.first_chunk:
+            steady(artifact, checkpoint, scheme, report["kernels"], options)
 
 
-def build(checkpoint: Path, scheme: str, artifact: Path) -> dict[str, Any]:
-    """Build an artifact with a KV cache of this scheme and return the report of the build."""
-    options = ("--preset", PRESET, "--kv", scheme, "-o", str(artifact), "--force", "--json")
-    report: dict[str, Any] = last_json("-m", "seko_export", "build", str(checkpoint), *options)
+def build(checkpoint: Path, scheme: str, artifact: Path, rows: Path | None) -> dict[str, Any]:
+    """Build an artifact with a KV cache of this scheme, append the rows of the build, and return its report."""
+    arguments = ("--preset", PRESET, "--kv", scheme, "-o", str(artifact), "--force", "--json")
+    report: dict[str, Any] = last_json("-m", "seko_export", "build", str(checkpoint), *arguments)
     print(json.dumps(report), flush=True)
+    if rows is None:
+        return report
+    shape, bar = f"{SHAPE}, {scheme}", 60.0 if scheme == "bf16" else None
+    errors = {name: report[name] for name in ("golden_error", "golden_cache_error")}
+    append_row(rows, "build_s", shape, report["build_s"], "s", bar, **errors)
+    append_row(rows, "engine_mb", shape, report["engine_bytes"] / 1e6, "MB", 5.0)
+    if scheme == "fp4":
+        kv = report["kv"]
+        append_row(
+            rows, "fp4_pool_ratio", SHAPE, kv["pool_bytes"] / kv["bf16_pool_bytes"], "of bf16", 0.2813,
+            pool_bytes=kv["pool_bytes"], error_vs_exact=kv["error_vs_exact"],
+        )  # fmt: skip
     return report
 
 
