@@ -273,7 +273,7 @@ def test_the_trust_file_is_asked_before_the_tars_manifest_is_parsed(folder, keys
         raise AssertionError("parsed")
 
     monkeypatch.setattr("seko_runtime.format.unpacking.parse_manifest", refuse)
-    monkeypatch.setattr("seko_runtime.opening.checked_artifact.read_outline", refuse)
+    monkeypatch.setattr("seko_runtime.opening.checked_artifact.ManifestTable", refuse)
     for call in (lambda: unpack_artifact(tmp_path / "a.tar", tmp_path / "x", trust=keys / "ours.pub"),
                  lambda: open_artifact(folder, trust=keys / "ours.pub")):  # fmt: skip
         with pytest.raises(errors.ArtifactError, match="is not signed"):

@@ -13,7 +13,6 @@ from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import ManifestError, SnapshotError, UsageError
 from seko_runtime.executor.contract import Contract, ProgramRule
 from seko_runtime.format.manifest import Buffer, TensorSpec
-from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.device import Device
@@ -256,10 +255,7 @@ class ToyKind(RuntimeWorkload[ToyManifest]):
     """The toy, as the runtime knows it."""
 
     kind = KIND
-
-    def parse(self, document: bytes) -> ToyManifest:
-        """Read a toy artifact's manifest."""
-        return parse_manifest(document, ToyManifest)
+    manifest_type = ToyManifest
 
     def contract(self, manifest: ToyManifest) -> Contract:
         """A prefill for each length, a step for each bucket of rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from seko_runtime.errors import ManifestError
 from seko_runtime.format import budgets
@@ -26,78 +26,85 @@ MAX_TENSOR_BYTES = 1 << 48
 ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
-def parse_manifest(
-    document: bytes, kind: type[ManifestT], checks: Mapping[type, Check] | None = None
-) -> ManifestT:
-    """Read the manifest of an artifact from JSON. Unknown fields of a manifest are ignored.
+class ManifestTable:
+    """The parsed JSON of an untrusted manifest. What must be known before the manifest is read is a property;
+    `manifest` reads the rest.
 
     Parameters
     ----------
     document : bytes
-        Content of `manifest.json`, which is not trusted.
-    kind : type
-        Class of the result: `Manifest`, or a workload's subclass of it. `Manifest` reads only the tables that every
-        workload has.
-    checks : mapping of type to callable, optional
-        The workload's own checks; see `Document`.
-
-    Returns
-    -------
-    Manifest
-        The manifest, with types, names, paths and references to files checked. `programs_check.resolve_programs`
-        checks the programs.
+        Content of `manifest.json`.
 
     Raises
     ------
     ManifestError
-        If the manifest has another format version, a file name is no plain relative path, or another field is
-        invalid.
+        If the document is no JSON object, or of another format version: another format may have changed every other
+        field.
     """
-    table = _table(document)
-    manifest = Document({**_CHECKS, **(checks or {})}).read(kind, table, MANIFEST_FILE, outermost=True)
-    Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(
-        sum(buffer.nbytes for buffer in manifest.buffers), "buffers"
-    )
-    Budget(budgets.MAX_FILE_BYTES, "bytes").take(
-        sum(entry.size for entry in manifest.files.values()), "files"
-    )
-    _check_files(manifest)
-    return manifest
 
+    def __init__(self, document: bytes) -> None:
+        self._table = parse_json(document, MANIFEST_FILE)
+        self._fields = Fields(self._table, MANIFEST_FILE)
+        version = self._fields.integer("format_version", minimum=1)
+        if version != FORMAT_VERSION:
+            raise ManifestError(
+                f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
+                "that belongs to it, or rebuild the artifact"
+            )
 
-class Outline(NamedTuple):
-    """What must be known of a manifest before the manifest is read."""
+    @property
+    def workload_kind(self) -> str:
+        """Name of the artifact's workload; ManifestError if the manifest names none."""
+        return self._table_of("workload").text("kind")
 
-    workload_kind: str
-    target_device: str  # kind of device for which the artifact was built
+    @property
+    def target_device(self) -> str:
+        """Kind of device for which the artifact was built; ManifestError if the manifest names none."""
+        return self._table_of("target").text("device")
 
+    def manifest(self, kind: type[ManifestT], checks: Mapping[type, Check] | None = None) -> ManifestT:
+        """Read the manifest. Unknown fields are ignored.
 
-def read_outline(document: bytes) -> Outline:
-    """Return the outline of an untrusted manifest; no other field is read.
+        Parameters
+        ----------
+        kind : type
+            Class of the result: `Manifest`, or a workload's subclass of it. `Manifest` reads only the tables that
+            every workload has.
+        checks : mapping of type to callable, optional
+            The workload's own checks; see `Document`.
 
-    Raises
-    ------
-    ManifestError
-        If the document is no manifest of this format version, or names no workload or device.
-    """
-    fields = Fields(_table(document), MANIFEST_FILE)
-    workload, target = (
-        Fields(fields.value(name), f"{MANIFEST_FILE}.{name}") for name in ("workload", "target")
-    )
-    return Outline(workload.text("kind"), target.text("device"))
+        Returns
+        -------
+        Manifest
+            The manifest, with types, names, paths and references to files checked. `programs_check.resolve_programs`
+            checks the programs.
 
-
-def _table(document: bytes) -> object:
-    """Parse a manifest's JSON and check its format version, before any other field: another format may have changed
-    all of them."""
-    table = parse_json(document, MANIFEST_FILE)
-    version = Fields(table, MANIFEST_FILE).integer("format_version", minimum=1)
-    if version != FORMAT_VERSION:
-        raise ManifestError(
-            f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
-            "that belongs to it, or rebuild the artifact"
+        Raises
+        ------
+        ManifestError
+            If a file name is no plain relative path, or another field is invalid.
+        """
+        reader = Document({**_CHECKS, **(checks or {})})
+        manifest = reader.read(kind, self._table, MANIFEST_FILE, outermost=True)
+        Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(
+            sum(buffer.nbytes for buffer in manifest.buffers), "buffers"
         )
-    return table
+        Budget(budgets.MAX_FILE_BYTES, "bytes").take(
+            sum(entry.size for entry in manifest.files.values()), "files"
+        )
+        _check_files(manifest)
+        return manifest
+
+    def _table_of(self, name: str) -> Fields:
+        return Fields(self._fields.value(name), f"{MANIFEST_FILE}.{name}")
+
+
+def parse_manifest(
+    document: bytes, kind: type[ManifestT], checks: Mapping[type, Check] | None = None
+) -> ManifestT:
+    """Read a manifest from JSON in one step; parameters and errors are those of `ManifestTable` and its method
+    `manifest`."""
+    return ManifestTable(document).manifest(kind, checks)
 
 
 def _check_files(manifest: Manifest) -> None:

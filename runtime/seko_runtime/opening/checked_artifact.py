@@ -19,7 +19,7 @@ from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.artifact_files import ArtifactFiles, TakePiece
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
 from seko_runtime.format.manifest import CACHE_KEY, PLUGINS_KEY, Manifest, Weight
-from seko_runtime.format.manifest_reader import read_outline
+from seko_runtime.format.manifest_reader import ManifestTable
 from seko_runtime.format.safetensors_map import (
     PREFIX_BYTES,
     MappedTensor,
@@ -199,10 +199,11 @@ def read_artifact(
         if not may_be_unsigned:
             check_signature(document, signature, trust)
         with part("manifest"):
-            outline = read_outline(document)
-            begin(outline.target_device)
-            workload = workload_of(outline.workload_kind)
-            manifest = workload.parse(document)
+            table = ManifestTable(document)
+            kind = table.workload_kind
+            begin(table.target_device)
+            workload = workload_of(kind)
+            manifest = table.manifest(workload.manifest_type, workload.manifest_checks)
         yield ReadArtifact(folder, manifest, workload, document, signature)
     finally:
         folder.close()

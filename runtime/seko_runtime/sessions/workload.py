@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Generic
 
 from seko_runtime.executor.contract import Contract
+from seko_runtime.format.records import Check
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.engines import Engines
@@ -25,6 +26,10 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     ----------
     kind : str
         Name of the workload in manifests.
+    manifest_type : type
+        Class of the workload's manifests, a subclass of `Manifest`.
+    manifest_checks : mapping of type to callable
+        The workload's checks of a manifest's tables; see `Document`.
     first_rank_programs : collection of str
         Names of programs that rank 0 alone runs; see `RankPlace`.
     rank_commands : mapping of str to callable
@@ -32,12 +37,10 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     """
 
     kind: str
+    manifest_type: type[ManifestT]
+    manifest_checks: Mapping[type, Check] = {}
     first_rank_programs: Collection[str] = ()
     rank_commands: Mapping[str, Command] = {}
-
-    @abstractmethod
-    def parse(self, document: bytes) -> ManifestT:
-        """Parse and check an untrusted manifest of this workload; ManifestError if it is invalid."""
 
     @abstractmethod
     def contract(self, manifest: ManifestT) -> Contract:

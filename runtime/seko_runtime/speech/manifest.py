@@ -17,7 +17,6 @@ from seko_runtime.format.manifest import (
     Manifest,
     Workload,
 )
-from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.records import Check, Limit, OneOf, Within
 from seko_runtime.speech.prompts import SpeechMarks
 
@@ -254,11 +253,6 @@ class SpeechManifest(Manifest):
         if self.pool is None:
             raise ManifestError("a speech artifact needs the table pool, which is not there; rebuild it")
         return self.pool.buckets
-
-
-def parse_speech_manifest(document: bytes) -> SpeechManifest:
-    """Read the manifest of a speech artifact; see `parse_manifest`."""
-    return parse_manifest(document, SpeechManifest, CHECKS)
 
 
 def _check_workload(workload: SpeechWorkload, where: str) -> None:

@@ -16,7 +16,7 @@ from seko_runtime.speech.artifact import SpeechArtifact
 from seko_runtime.speech.contract import speech_contract
 from seko_runtime.speech.golden import check_golden
 from seko_runtime.speech.local_rows import LocalSpeechRows, open_speech_rows
-from seko_runtime.speech.manifest import KIND, SpeechManifest, parse_speech_manifest
+from seko_runtime.speech.manifest import CHECKS, KIND, SpeechManifest
 from seko_runtime.speech.tokens import SpeechTokenizer
 
 
@@ -24,10 +24,8 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
     """The speech workload (the code for models that speak) as the runtime uses it."""
 
     kind = KIND
-
-    def parse(self, document: bytes) -> SpeechManifest:
-        """Read a speech artifact's manifest."""
-        return parse_speech_manifest(document)
+    manifest_type = SpeechManifest
+    manifest_checks = CHECKS
 
     def contract(self, manifest: SpeechManifest) -> Contract:
         """Return the contract: the programs and buffers that the manifest of a speech artifact must have."""

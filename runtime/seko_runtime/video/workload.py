@@ -18,7 +18,7 @@ from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.contract import ENCODER_PROGRAMS, TEXT_BUFFER, text_vocabulary, video_contract
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
 from seko_runtime.video.local_rows import LocalVideoRows
-from seko_runtime.video.manifest import KIND, Golden, VideoManifest, parse_video_manifest
+from seko_runtime.video.manifest import CHECKS, KIND, Golden, VideoManifest
 from seko_runtime.video.opened_rows import open_video_rows
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.ranked_rows import RANK_COMMANDS, RankedVideoRows
@@ -31,12 +31,10 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
     """The video workload (the code for chunk-wise video models) as the runtime uses it."""
 
     kind = KIND
+    manifest_type = VideoManifest
+    manifest_checks = CHECKS
     first_rank_programs = ENCODER_PROGRAMS
     rank_commands = RANK_COMMANDS
-
-    def parse(self, document: bytes) -> VideoManifest:
-        """Read a video artifact's manifest."""
-        return parse_video_manifest(document)
 
     def contract(self, manifest: VideoManifest) -> Contract:
         """Return the contract: the programs and buffers that the manifest of a video artifact must have."""
