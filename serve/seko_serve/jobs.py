@@ -149,6 +149,9 @@ class VideoJobs:
             raise ServeError("unsupported", "this server makes no videos (--videos 0)")
         if manifest.pool is None and self._device.capacity > 1:
             raise ServeError("unsupported", "all rows of this artifact run together: it makes no videos")
+        self._folder.mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # what removes old temporary files removes it
         if len(self._videos) >= self._most or _bytes_in(self._folder) >= MAX_FOLDER_BYTES:
             expiries = [video.expires for video in self._videos.values() if video.expires is not None]
             wait = max(1.0, min(expiries) - time.time()) if expiries else 60.0
@@ -175,10 +178,13 @@ class VideoJobs:
         return [video for video in reversed(self._videos.values()) if video.tenant == tenant]
 
     def file(self, video: Video) -> Path:
-        """Return the path of a video's file; ServeError if the video is not completed."""
+        """Return the path of a video's file; ServeError if the video is not completed, or its file is gone."""
         if video.status != "completed":
             raise ServeError("conflict", f"the video is {video.status}")
-        return self._path(video)
+        path = self._path(video)
+        if not path.is_file():
+            raise ServeError("not_found", "the video's file was removed on the server")
+        return path
 
     async def remove(self, video: Video) -> None:
         """Remove a video and its file; a running job ends."""

@@ -134,6 +134,8 @@ async def _check_address(settings: Settings) -> None:
         probe = await loop.create_server(asyncio.Protocol, settings.host, settings.port, start_serving=False)
         probe.close()
         return
+    if settings.uds.exists() and not settings.uds.is_socket():
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
     with socket.socket(socket.AF_UNIX) as client:
         if client.connect_ex(str(settings.uds)) == 0:  # asyncio would take the file from the other process
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

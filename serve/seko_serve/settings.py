@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from seko_runtime.backends.host import check_device_name
 from seko_runtime.errors import UsageError
 
 LEAST_KEY_BYTES = 32
+ROOT_PATH = re.compile(r"(/[\w.~%-]+)+", re.ASCII)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -111,7 +113,7 @@ class Settings:
             raise ValueError(f"--snapshot-every {self.snapshot_every}: expected 0 or more")
         if not self.snapshot_keep_s > 0:
             raise ValueError(f"--snapshot-keep {self.snapshot_keep_s}: expected seconds above 0")
-        if self.root_path and not (self.root_path.startswith("/") and not self.root_path.endswith("/")):
+        if self.root_path and not ROOT_PATH.fullmatch(self.root_path):
             raise ValueError(f"--root-path {self.root_path}: expected a path such as /seko")
         for origin in self.allowed_origins - {"*"}:
             parts = urlsplit(origin)

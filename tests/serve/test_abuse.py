@@ -324,6 +324,44 @@ def test_a_second_control_of_one_id_is_rejected(start: Starter) -> None:
     run(test, server)
 
 
+def test_a_second_hello_is_rejected(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        await client.send("hello", codecs=["h264"])
+        media, messages = await watch(client, 2)
+        (rejected,) = [message for message in messages if message["type"] in ("received", "rejected")]
+        assert (rejected["code"], rejected["retryable"]) == ("conflict", False)
+        assert np.array_equal(pictures(media), alone(2, {0: PROMPT}))
+
+    run(test, server)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /ready HTTP/1.0\r\n\r\n", b"200"),  # as a load balancer checks it
+        (b"GET /ready HTTP/1.0\r\nHost: evil.example\r\n\r\n", b"403"),
+        (b"GET /ready HTTP/1.0\r\nHost:\r\n\r\n", b"403"),
+        (
+            b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"400",
+        ),
+    ],
+)
+def test_a_request_has_one_answer_and_then_its_connection_ends(
+    start: Starter, request_bytes: bytes, status: bytes
+) -> None:
+    """Also one that a proxy would take for two requests."""
+    with raw(start()) as connection:
+        connection.sendall(request_bytes)
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.split()[1] == status
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter) -> None:
     server = start(allowed_origins=frozenset({"https://good.example"}))
     session = opened(server)

@@ -193,6 +193,8 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
         (["--allowed-origins", "video.example.org"], "video.example.org"),
         (["--root-path", "seko"], "expected a path such as /seko"),
         (["--root-path", "/seko/"], "expected a path such as /seko"),
+        (["--root-path", "//seko"], "expected a path such as /seko"),
+        (["--root-path", "/seko?a"], "expected a path such as /seko"),
         (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "are no certificate and its key"),
     ],
 )
@@ -354,3 +356,21 @@ def test_a_socket_file_of_a_running_server_is_left_alone(
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"seko-serve: unix:{file} cannot be listened on: Address already in use; choose another --uds"
     )
+
+
+@pytest.mark.usefixtures("_own_log")
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_file_in_place_of_a_socket_file_is_left_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(seko_serve.run, "pool_of", lambda *_: pytest.fail("the artifact was opened"))
+    path = tmp_path / "socket"
+    if kind == "file":
+        path.write_text("a file")
+    else:
+        path.mkdir()
+    assert main(["toy", "--uds", str(path), "--snapshots", "none"]) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"seko-serve: unix:{path} cannot be listened on: File exists; choose another --uds"
+    )
+    assert path.read_text() == "a file" if kind == "file" else path.is_dir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -215,6 +217,35 @@ def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: 
     assert ended(server, second["id"])["status"] == "completed"
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
     assert [file.name for file in tmp_path.iterdir()] == [f"{second['id']}.mp4"]
+
+
+def test_a_full_disk_fails_a_video_by_name_and_keeps_nothing_of_it(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, mode: str) -> Any:
+        os.close(descriptor)
+        return open("/dev/full", mode)
+
+    server = start(video_folder=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(seko_serve.live.behind.os, "fdopen", full)
+        video = ended(server, created(server, seconds=1)["id"])
+    assert (video["status"], video["error"]["code"]) == ("failed", "full")
+    assert list(tmp_path.iterdir()) == []
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+    assert ended(server, created(server, seconds=1)["id"])["status"] == "completed"
+
+
+def test_videos_whose_folder_was_removed_are_gone_and_others_are_made(start: Starter, tmp_path: Path) -> None:
+    """As temporary files are that nobody has used for days."""
+    server = start(video_folder=tmp_path / "videos")
+    first = ended(server, created(server, seconds=1)["id"])
+    shutil.rmtree(tmp_path / "videos")
+    status, answer = http(f"{server.url}/v1/videos/{first['id']}/content")
+    assert (status, answer["error"]["code"]) == (404, "not_found")
+    second = ended(server, created(server, seconds=1)["id"])
+    assert http(f"{server.url}/v1/videos/{second['id']}/content")[0] == 200
+    assert http(f"{server.url}/v1/videos/{first['id']}", "DELETE")[0] == 200
 
 
 def test_videos_expire_and_too_many_are_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,10 +66,11 @@ class Access:
 
     def check_page(self, connection: HTTPConnection) -> None:
         """Raise a ServeError if a page of another site sent the request, or if the request's ``Host`` is not this
-        server.
+        server. A request without ``Host``, such as a check of HTTP/1.0, is no browser's.
         """
         headers: Mapping[str, str] = connection.headers
-        if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
+        host = headers.get("host")
+        if self._hosts is not None and host is not None and _host_name(host) not in self._hosts:
             raise ServeError(
                 "forbidden", "the header Host is no name of this machine; add its origin to --allowed-origins"
             )

@@ -59,13 +59,16 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
         if scope["type"] != "http":  # a socket is accepted before it is checked: see `serve_stream`
             await app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         try:
             access.check_page(HTTPConnection(scope))
+            if {"content-length", "transfer-encoding"} <= set(headers):
+                added.append((b"connection", b"close"))  # a proxy may see the end of the body elsewhere
+                raise ServeError("bad_request", "the request says the length of its body in two ways")
         except ServeError as error:
             answer = await refusals.known(Request(scope), error)
             await answer(scope, receive, send_with_headers)
             return
-        headers = Headers(scope=scope)
         origin = headers.get("origin")
         if origin is not None and access.may_read(origin):
             added += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]

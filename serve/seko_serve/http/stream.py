@@ -148,6 +148,8 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
             if control.type == "ping":
                 session.viewer.tell(message("pong", t=control.fields["t"], server_t=time.time()))
                 continue
+            if control.type == "hello":
+                raise ServeError("conflict", "hello came before: to change it, resume on another socket")
             if control.id and control.id in ids:
                 raise ServeError("conflict", "a control of this id came before")
             session.control(control)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from seko_serve.live.content import Opening
 from seko_serve.live.video import VideoContent
 from seko_serve.protocol import Control
 
+NO_SPACE = errno.ENOSPC, errno.EDQUOT
 LATER_S = 3600.0  # nobody waits for its chunks
 _LOG = logging.getLogger("seko_serve")
 
@@ -68,12 +70,13 @@ class VideoFile:
     def close(self, *, whole: bool) -> None:
         """Close the file: with ``whole`` give it its final name, otherwise remove it."""
         try:
-            self._sink.close(whole=whole)
-            self._file.close()
+            try:
+                self._sink.close(whole=whole)
+            finally:
+                self._file.close()  # on a full disk it fails, too
             if whole:
                 os.replace(self._hidden, self._path)
         finally:
-            self._file.close()
             self._hidden.unlink(missing_ok=True)
 
 
@@ -213,7 +216,10 @@ class VideoBehind:
         if error is None:
             self._report(self._written, True, None)
             return
-        if not isinstance(error, ServeError | SekoRuntimeError):
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            _LOG.error("a video's file cannot be written: %s", error.strerror, extra={"video": self._name})
+            error = ServeError("full", "the server has no space for the video's file")
+        elif not isinstance(error, ServeError | SekoRuntimeError):
             _LOG.error("a video failed", extra={"video": self._name}, exc_info=error)
             error = ServeError("internal", "the video could not be made")
         elif isinstance(error, SekoRuntimeError):

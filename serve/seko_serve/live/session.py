@@ -356,7 +356,7 @@ class LiveSession:
             try:
                 self.content.apply(row, control)
             except (SekoRuntimeError, ServeError) as error:
-                text = error.message if isinstance(error, ServeError) else str(error)
-                self.viewer.tell(message("rejected", id=control.id, code="bad_request", message=text))
+                refused = error if isinstance(error, ServeError) else ServeError("bad_request", str(error))
+                self.viewer.tell(message("rejected", id=control.id, **refused.body()))
             else:
                 self._applied.append(control.id)
