@@ -200,12 +200,14 @@ def config_number(
     ----------
     where : str
         Name of the checkpoint, for error messages.
-    told : mapping
+    config_json : mapping
         The JSON object that contains the field.
     name : str
         Name of the field.
     whole : bool
-        Whether the number must be an integer of at least ``least``; otherwise any finite number above 0 is allowed.
+        Whether the number must be an integer; otherwise any finite number above 0 is allowed.
+    least : int
+        Smallest allowed integer.
 
     Raises
     ------

@@ -103,10 +103,10 @@ class VideoFamily(Family["VideoBuild"]):
         A family whose checkpoints cannot be recognised, such as a family outside this package, does not override this
         method: the caller names its models.
 
-        Shapes of tensors decide first. The argument ``told``, which is the content of the config.json beside the
-        weights, decides facts that shapes do not determine: heads, eps, window, sink, shift. If neither shapes nor
-        config.json state a fact, the family may assume a value, which is marked as assumed, or leave the fact out, so
-        that the user must state it. The argument ``where`` is the checkpoint's name in messages.
+        Shapes of tensors decide first. ``config_json``, the content of the config.json beside the weights, decides
+        facts that shapes do not determine: heads, eps, window, sink, shift. If neither shapes nor config.json state a
+        fact, the family may assume a value, which is marked as assumed, or leave the fact out, so that the user must
+        state it. ``where`` is the checkpoint's name in messages.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class VideoFamily(Family["VideoBuild"]):
     def run_config(self, where: str, config_json: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
         """Return the fields of the stream's layout and the schedule that a run configuration states.
 
-        A run configuration (file ``where``, content ``told``) belongs to the code with which the family's authors run
+        A run configuration (file ``where``, content ``config_json``) belongs to the code with which the family's authors run
         their models. A family without run configurations need not define `run_config`.
 
         Raises

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
@@ -20,7 +19,6 @@ from seko_export.families.lingbot.model import NO_CAMERA, PER_CHUNK
 from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.lingbot.recognise import recognise
 from seko_export.families.recognition import Recognised
-from seko_export.families.video import Preset
 from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_runtime.format.manifest import InputSpec
@@ -34,21 +32,63 @@ class LingbotFamily(WanLayoutFamily):
     """The family of both versions of lingbot-world-fast, whose inputs are a first picture, text, and a camera."""
 
     name = "lingbot"
+    presets = PRESETS
+    keys = KEYS
     module_names = _NAMES
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return the modules and inputs that lingbot-world adds to the shared transformer layers."""
-        return layer_choice(config)
-
-    @property
-    def presets(self) -> Mapping[str, Preset]:
-        """The presets of lingbot-world, by the name for ``--preset``."""
-        return PRESETS
-
-    @property
-    def keys(self) -> KeyTable:
-        """Key names of the authors' checkpoints of lingbot-world."""
-        return KEYS
+        """Return the additions of lingbot-world to the shared transformer layers: the picture's condition, and the
+        camera unless the build has none."""
+        model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
+        picture_inputs, picture = condition.picture_inputs(config)
+        if model.camera == NO_CAMERA:
+            return LayerChoice(
+                picture_inputs, condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,)
+            )
+        inputs = (
+            *picture_inputs,
+            InputSpec(
+                camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", "chunk", kind="camera_poses"
+            ),
+            InputSpec(
+                camera.INTRINSICS,
+                (s.chunk_frames, 4),
+                "float32",
+                "input.intrinsics",
+                "chunk",
+                kind="camera_intrinsics",
+            ),
+        )
+        per_token = ((rank_tokens(config), model.dim), dtype)
+        names = (camera.POSES, camera.INTRINSICS)
+        tokens = ChunkModule(
+            _TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: per_token}, split=True
+        )
+        if model.camera == PER_CHUNK:
+            by_layer = {camera.SCALE: per_token, camera.SHIFT: per_token}
+            injection = ChunkModule(
+                _LAYER,
+                lambda config: camera.ScaleShift(config.model, config.target.dtype),
+                (camera.TOKENS,),
+                lambda _: by_layer,
+                per_layer=True,
+            )
+            return LayerChoice(
+                inputs,
+                condition.ConditionedEmbed,
+                (condition.ROWS,),
+                after_attention=camera.KeptCamera,
+                after_attention_inputs=tuple(by_layer),
+                chunk_modules=(picture, tokens, injection),
+            )
+        return LayerChoice(
+            inputs,
+            condition.ConditionedEmbed,
+            (condition.ROWS,),
+            after_attention=camera.CameraInLayer,
+            after_attention_inputs=(camera.TOKENS,),
+            chunk_modules=(picture, tokens),
+        )
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
@@ -73,61 +113,6 @@ class LingbotFamily(WanLayoutFamily):
         poses = torch.cat((_rotation(turn), torch.randn(*turn.shape, 1, generator=generator)), -1)
         frame = torch.tensor([0.6 * s.width, 0.6 * s.width, s.width / 2, s.height / 2])
         return {camera.POSES: poses, camera.INTRINSICS: frame.expand(s.batch, s.chunk_frames, 4).contiguous()}
-
-
-def layer_choice(config: VideoBuild) -> LayerChoice:
-    """Return the additions of lingbot-world to the shared transformer layers: the picture's condition, and the camera
-    unless the build has none."""
-    model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
-    picture_inputs, picture = condition.picture_inputs(config)
-    if model.camera == NO_CAMERA:
-        return LayerChoice(
-            picture_inputs, condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,)
-        )
-    inputs = (
-        *picture_inputs,
-        InputSpec(
-            camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", "chunk", kind="camera_poses"
-        ),
-        InputSpec(
-            camera.INTRINSICS,
-            (s.chunk_frames, 4),
-            "float32",
-            "input.intrinsics",
-            "chunk",
-            kind="camera_intrinsics",
-        ),
-    )
-    per_token = ((rank_tokens(config), model.dim), dtype)
-    names = (camera.POSES, camera.INTRINSICS)
-    tokens = ChunkModule(
-        _TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: per_token}, split=True
-    )
-    if model.camera == PER_CHUNK:
-        by_layer = {camera.SCALE: per_token, camera.SHIFT: per_token}
-        injection = ChunkModule(
-            _LAYER,
-            lambda config: camera.ScaleShift(config.model, config.target.dtype),
-            (camera.TOKENS,),
-            lambda _: by_layer,
-            per_layer=True,
-        )
-        return LayerChoice(
-            inputs,
-            condition.ConditionedEmbed,
-            (condition.ROWS,),
-            after_attention=camera.KeptCamera,
-            after_attention_inputs=tuple(by_layer),
-            chunk_modules=(picture, tokens, injection),
-        )
-    return LayerChoice(
-        inputs,
-        condition.ConditionedEmbed,
-        (condition.ROWS,),
-        after_attention=camera.CameraInLayer,
-        after_attention_inputs=(camera.TOKENS,),
-        chunk_modules=(picture, tokens),
-    )
 
 
 def _rotation(axis_angle: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.schedule import Schedule
 from seko_export.config.video import VideoBuild
@@ -23,7 +22,6 @@ from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
 from seko_export.families.seko_talk.run_config import read_run_config
-from seko_export.families.video import Preset
 from seko_export.families.wan_layout import picture_branch
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_export.media.pieces import AUDIO_ENCODER
@@ -40,21 +38,80 @@ class SekoTalkFamily(WanLayoutFamily):
     """The family Seko-Talk AR, whose inputs are a portrait, text, and a voice."""
 
     name = "seko_talk"
+    presets = PRESETS
+    keys = KEYS
     module_names = _NAMES
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return the modules and inputs that Seko-Talk adds to the shared transformer layers."""
-        return layer_choice(config)
+        """Return the modules and inputs that Seko-Talk adds to the shared transformer layers.
 
-    @property
-    def presets(self) -> Mapping[str, Preset]:
-        """Presets of Seko-Talk, by the name for ``--preset``."""
-        return PRESETS
-
-    @property
-    def keys(self) -> KeyTable:
-        """Key names of the authors' two files: transformer and audio adapter."""
-        return KEYS
+        Raises
+        ------
+        UsageError
+            If all passes of the build share one KV cache, or the build has no reference frame.
+        """
+        model, s, dtype = talk_model(config.model), config.workload.stream, config.target.dtype
+        if not s.pass_caches:
+            raise UsageError(
+                "Seko-Talk has a cache for each denoise pass: give --pass-caches, not --context-pass"
+            )
+        if not s.reference_frames:
+            raise UsageError(
+                f"Seko-Talk begins with a reference picture: give --reference-frames 1, not {s.reference_frames}"
+            )
+        voices = (model.speakers, s.chunk_frames)
+        heads = (model.heads, model.head_dim)
+        features = (*voices, model.audio_frames, model.audio_dim)
+        heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", "chunk", kind=FEATURES)
+        encoder: tuple[ChunkModule, ...] = ()
+        if config.workload.audio is not None:
+            encoded = {audio.HEARD: (features, dtype)}
+            encoder = (ChunkModule(AUDIO_ENCODER, audio.AudioFeatures, (audio.AUDIO,), lambda _: encoded),)
+            heard = replace(
+                heard, shape=(*voices, WINDOW), kind=NORMALISED if config.workload.audio.normalised else PLAIN
+            )
+        inputs = [heard]
+        if model.speakers > 1:
+            masks = (model.speakers, s.frame_tokens)
+            inputs.append(
+                InputSpec(
+                    audio.MASKS, masks, "float32", f"input.{audio.MASKS}", per=SESSION, kind="speaker_masks"
+                )
+            )
+        tokens = {
+            audio.TOKENS: ((*voices, model.audio_tokens, model.audio_width), dtype),
+            audio.GATE: ((model.speakers, rank_tokens(config)), torch.float32),
+        }
+        projected_heads = ((*voices, model.audio_tokens, *heads), dtype)
+        projected = (
+            audio.HEARD if encoder else audio.AUDIO,
+            *(model_input.name for model_input in inputs[1:]),
+        )
+        modules = (
+            *encoder,
+            ChunkModule(PROJECTOR, audio.AudioTokens, projected, lambda _: tokens, numbered=True, split=True),
+            ChunkModule(
+                IN_LAYER,
+                audio.AudioKv,
+                (audio.TOKENS,),
+                lambda _: dict.fromkeys((audio.KEYS, audio.VALUES), projected_heads),
+                per_layer=True,
+            ),
+        )
+        beside: tuple[PromptModule, ...] = ()
+        if model.image_dim:
+            seen, beside = picture_branch.picture_branch(config, picture.portrait_branch(config))
+            inputs.append(seen)
+        return LayerChoice(
+            tuple(inputs),
+            picture.ReferenceEmbed,
+            tail=audio.AudioAttention,
+            tail_inputs=(audio.KEYS, audio.VALUES, audio.GATE, audio.TIMES),
+            chunk_modules=modules,
+            prompt_modules=beside,
+            beside_text=(picture_branch.KEYS, picture_branch.VALUES) if beside else (),
+            pass_tables={audio.TIMES: ((3, model.dim), dtype)},
+        )
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
@@ -92,75 +149,6 @@ class SekoTalkFamily(WanLayoutFamily):
             places = torch.randint(model.speakers, (s.batch, 1, s.frame_tokens), generator=generator)
             inputs[audio.MASKS] = (places == torch.arange(model.speakers)[:, None]).float()
         return inputs
-
-
-def layer_choice(config: VideoBuild) -> LayerChoice:
-    """Return the modules and inputs that Seko-Talk adds to the shared transformer layers.
-
-    Raises
-    ------
-    UsageError
-        If all passes of the build share one KV cache, or the build has no reference frame.
-    """
-    model, s, dtype = talk_model(config.model), config.workload.stream, config.target.dtype
-    if not s.pass_caches:
-        raise UsageError(
-            "Seko-Talk has a cache for each denoise pass: give --pass-caches, not --context-pass"
-        )
-    if not s.reference_frames:
-        raise UsageError(
-            f"Seko-Talk begins with a reference picture: give --reference-frames 1, not {s.reference_frames}"
-        )
-    voices = (model.speakers, s.chunk_frames)
-    heads = (model.heads, model.head_dim)
-    features = (*voices, model.audio_frames, model.audio_dim)
-    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", "chunk", kind=FEATURES)
-    encoder: tuple[ChunkModule, ...] = ()
-    if config.workload.audio is not None:
-        encoded = {audio.HEARD: (features, dtype)}
-        encoder = (ChunkModule(AUDIO_ENCODER, audio.AudioFeatures, (audio.AUDIO,), lambda _: encoded),)
-        heard = replace(
-            heard, shape=(*voices, WINDOW), kind=NORMALISED if config.workload.audio.normalised else PLAIN
-        )
-    inputs = [heard]
-    if model.speakers > 1:
-        masks = (model.speakers, s.frame_tokens)
-        inputs.append(
-            InputSpec(
-                audio.MASKS, masks, "float32", f"input.{audio.MASKS}", per=SESSION, kind="speaker_masks"
-            )
-        )
-    tokens = {
-        audio.TOKENS: ((*voices, model.audio_tokens, model.audio_width), dtype),
-        audio.GATE: ((model.speakers, rank_tokens(config)), torch.float32),
-    }
-    projected_heads = ((*voices, model.audio_tokens, *heads), dtype)
-    projected = (audio.HEARD if encoder else audio.AUDIO, *(model_input.name for model_input in inputs[1:]))
-    modules = (
-        *encoder,
-        ChunkModule(PROJECTOR, audio.AudioTokens, projected, lambda _: tokens, numbered=True, split=True),
-        ChunkModule(
-            IN_LAYER,
-            audio.AudioKv,
-            (audio.TOKENS,),
-            lambda _: dict.fromkeys((audio.KEYS, audio.VALUES), projected_heads),
-            per_layer=True,
-        ),
-    )
-    beside: tuple[PromptModule, ...] = ()
-    if model.image_dim:
-        seen, beside = picture_branch.picture_branch(config, picture.portrait_branch(config))
-        inputs.append(seen)
-    return LayerChoice(
-        tuple(inputs),
-        picture.ReferenceEmbed,
-        tail=audio.AudioAttention,
-        tail_inputs=(audio.KEYS, audio.VALUES, audio.GATE, audio.TIMES),
-        chunk_modules=modules,
-        prompt_modules=beside,
-        beside_text=(picture_branch.KEYS, picture_branch.VALUES) if beside else (),
-        pass_tables={audio.TIMES: ((3, model.dim), dtype)},
-    )
 
 
 FAMILY = SekoTalkFamily()

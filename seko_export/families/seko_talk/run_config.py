@@ -38,7 +38,7 @@ def read_run_config(where: str, config_json: Mapping[str, Any]) -> tuple[dict[st
     ----------
     where : str
         Name of the run configuration's file, for error messages.
-    told : mapping
+    config_json : mapping
         Content of the run configuration's file.
 
     Raises

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.families.recognition import Recognised
-from seko_export.families.video import Preset
 from seko_export.families.wan.keys import KEYS
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.family import WanLayoutFamily
@@ -20,17 +18,8 @@ class WanFamily(WanLayoutFamily):
     """The family of Wan 2.1 text-to-video transformers, made causal as in Self-Forcing."""
 
     name = "wan"
-
-    @property
-    def presets(self) -> Mapping[str, Preset]:
-        """Models with known dimensions, by the name for ``--preset``."""
-        return PRESETS
-
-    @property
-    def keys(self) -> KeyTable:
-        """Key formats of the checkpoints of Wan and Self-Forcing, which are Wan's own names, diffusers' names, and the
-        names in Self-Forcing's `.pt` files."""
-        return KEYS
+    presets = PRESETS
+    keys = KEYS
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import LayerChoice
 from seko_export.families.recognition import Recognised
-from seko_export.families.video import Preset
 from seko_export.families.wan_i2v.keys import KEYS, i2v_model
 from seko_export.families.wan_i2v.picture import PICTURES, pictures_branch
 from seko_export.families.wan_i2v.presets import PRESETS
@@ -29,17 +27,9 @@ class WanI2vFamily(WanLayoutFamily):
     """The family of Wan 2.1 I2V and FLF2V and of Wan 2.2 I2V A14B's experts, made causal."""
 
     name = "wan_i2v"
+    presets = PRESETS
+    keys = KEYS
     module_names = picture_branch.MODULE_NAMES
-
-    @property
-    def presets(self) -> Mapping[str, Preset]:
-        """The presets of Wan's image-to-video models, by the name for ``--preset``."""
-        return PRESETS
-
-    @property
-    def keys(self) -> KeyTable:
-        """Key formats: Key formats of image-to-video checkpoints, which are Wan's own names, and diffusers' names."""
-        return KEYS
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
