@@ -127,8 +127,8 @@ class VideoFamily(Family["VideoBuild"]):
     def run_config(self, where: str, config_json: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
         """Return the fields of the stream's layout and the schedule that a run configuration states.
 
-        A run configuration (file ``where``, content ``config_json``) belongs to the code with which the family's authors run
-        their models. A family without run configurations need not define `run_config`.
+        A run configuration (file ``where``, content ``config_json``) belongs to the code with which the family's
+        authors run their models. A family without run configurations need not define `run_config`.
 
         Raises
         ------

@@ -10,9 +10,8 @@ how long the call takes. The lateness of a session is the end of its call minus 
 If `next_call` is called again after each call with the sessions that still wait, three claims hold.
 
 1. No session is later than L. If any schedule meets all due times, the resulting schedule also meets them. If no
-schedule
-   meets them, the largest lateness is minimised, not the number of late sessions. To minimise the number would postpone
-   the same sessions again and again.
+   schedule meets them, the largest lateness is minimised, not the number of late sessions. To minimise the number would
+   postpone the same sessions again and again.
 2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. Buckets are
    therefore full, unless a full bucket makes a session late or costs more time than it saves.
 3. Each call contains the session that is due first. A session therefore waits for at most as many calls as there are
@@ -41,8 +40,6 @@ from itertools import accumulate, product
 
 from seko_runtime.arguments import real_number
 from seko_runtime.errors import UsageError
-
-__all__ = ["NextCall", "Waiting", "next_call"]
 
 NANOSECONDS = 10**9  # nanoseconds in a second; integers, because their sums do not depend on the order
 

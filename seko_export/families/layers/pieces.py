@@ -14,7 +14,7 @@ import torch
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import OF_LAYER, Argument, FlatModule, Piece, dtype_name, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.families.layers.choice import (
     CHUNK,
@@ -53,17 +53,6 @@ from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.contract import CONDITIONING_FRAMES, CONDITIONING_LATENTS, REFERENCE_LATENTS
 
 SOLVER = "solver.kept"  # tensors that a pass's sampler keeps for the next pass
-
-__all__ = [
-    "Argument",
-    "FlatModule",
-    "Piece",
-    "VideoBuild",
-    "dtype_name",
-    "make_buffers",
-    "make_pieces",
-    "make_programs",
-]
 
 
 def make_pieces(config: VideoBuild, choice: LayerChoice = PLAIN) -> dict[str, Piece]:
