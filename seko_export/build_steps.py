@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from seko_export.backends import export_backend
 from seko_export.backends.base import ExportBackend, Unfinished
 from seko_export.backends.workers import compiled_beside
 from seko_export.checkpoints.load import Checkpoint
-from seko_export.checkpoints.sources import LoraFile, MergedLora
+from seko_export.checkpoints.sources import AS_STORED, LoadOptions, MergedLora
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER
 from seko_export.errors import NumericError
@@ -43,10 +43,7 @@ def build_artifact(
     *,
     media: MediaSources | None = None,
     backend: str = "aoti",
-    entry: str | None = None,
-    first_entry: str | None = None,
-    loras: Sequence[LoraFile] = (),
-    lora_partial: bool = False,
+    load_options: LoadOptions = AS_STORED,
     compiler_cache: bool = True,
     goldens: bool = True,
     replace: bool = False,
@@ -66,14 +63,8 @@ def build_artifact(
         Files of the models around the main model, such as text encoder and VAE, for a build that includes them.
     backend : str
         Name of the backend, one of `BACKENDS`.
-    entry : str, optional
-        The entry of a ``.pt`` that holds the weights.
-    first_entry : str, optional
-        The entry that is taken if the file has it and ``entry`` is None.
-    loras : sequence of LoraFile
-        LoRAs that are merged into the weights.
-    lora_partial : bool
-        Whether keys of a LoRA that belong to no weight of the model are left out; otherwise they are refused.
+    load_options : LoadOptions
+        How the checkpoint is read: its entry, further files, LoRAs.
     compiler_cache : bool
         Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
         open.
@@ -100,15 +91,7 @@ def build_artifact(
     check_folder_place(output_path, replace=replace)
     media = media or MediaSources()
     family = family_of(config)
-    source = load_checkpoint(
-        checkpoint,
-        config.model,
-        entry=entry,
-        first_entry=first_entry,
-        companion=media.audio_adapter,
-        loras=loras,
-        lora_partial=lora_partial,
-    )
+    source = load_checkpoint(checkpoint, config.model, load_options)
     around = workload.open_media(config, media)
 
     with whole_folder(output_path, "building", replace=replace) as folder:

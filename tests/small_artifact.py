@@ -11,7 +11,7 @@ import torch
 
 from scripts.random_lora import random_pairs, write_lora
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -36,7 +36,14 @@ def build_small_artifact(output: Path, loras: Sequence[LoraFile] = ()) -> None:
         leave_uncompiled(patch)
         checkpoint = Path(folder, "small.pt")
         write_random_checkpoint(checkpoint, MODEL, format="self-forcing", seed=0, dtype=torch.float32)
-        build_artifact(config, checkpoint, output, backend="compile", compiler_cache=False, loras=loras)
+        build_artifact(
+            config,
+            checkpoint,
+            output,
+            backend="compile",
+            compiler_cache=False,
+            load_options=LoadOptions(loras=loras),
+        )
     check_manifest(output)
 
 

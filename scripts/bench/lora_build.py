@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from scripts.bench.rows import append_row
 from scripts.random_lora import random_pairs, write_lora
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
@@ -91,7 +91,9 @@ def _child(preset: str, base: Path, loras: list[LoraFile]) -> int:
     )
     pieces = graph_of(config).pieces
     began = time.monotonic()
-    weights = dict(family_of(config).weights(pieces, load_checkpoint(base, chosen.model, loras=loras)))
+    weights = dict(
+        family_of(config).weights(pieces, load_checkpoint(base, chosen.model, LoadOptions(loras=loras)))
+    )
     seconds = time.monotonic() - began
     for tensor in weights.values():  # as writing them does
         tensor.flatten()[:: 4096 // tensor.element_size()].clone()

@@ -13,7 +13,15 @@ import torch
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import Layout, MergedLora, OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.sources import (
+    AS_STORED,
+    Layout,
+    LoadOptions,
+    MergedLora,
+    OpenedFiles,
+    TensorSource,
+    shown,
+)
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
 
@@ -133,14 +141,10 @@ def load_model(
     path: Path,
     config: ModelIdentity,
     keys: KeyTable,
-    *,
-    entry: str | None = None,
-    first_entry: str | None = None,
-    dtype: torch.dtype | None = None,
-    companion: Path | None = None,
+    options: LoadOptions = AS_STORED,
 ) -> Checkpoint:
     """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers of the checkpoint's tensors are read
-    later.
+    later, and LoRAs are merged by `families.model_files.load_checkpoint`.
 
     Parameters
     ----------
@@ -151,14 +155,8 @@ def load_model(
         Dimensions of the expected model.
     keys : KeyTable
         Key table of the model's family, which `seko_export.families.model_files.load_checkpoint` finds.
-    entry : str, optional
-        The entry of a `.pt` that holds the weights; other formats hold one set.
-    first_entry : str, optional
-        The entry to read if the file has this entry and ``entry`` is None.
-    dtype : torch.dtype, optional
-        Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
-    companion : Path, optional
-        A second file with weights of the same model; see `open_files`.
+    options : LoadOptions
+        Entry, companion file and dtype.
 
     Returns
     -------
@@ -173,14 +171,13 @@ def load_model(
         If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
-    layout = keys.layout(entry, first_entry)
     return load_weights(
         path,
         config,
-        layout,
+        keys.layout(options.entry, options.first_entry),
         lambda model_file: match_sources(path, model_file, config, keys),
-        dtype=dtype,
-        companion=companion,
+        dtype=options.dtype,
+        companion=options.companion,
     )
 
 

@@ -4,7 +4,7 @@ file."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +69,37 @@ class LoraFile:
             except ValueError:
                 pass
         return cls(Path(text))
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model's checkpoint is read.
+
+    Parameters
+    ----------
+    entry : str, optional
+        The entry of a `.pt` that holds the weights; other formats hold one set.
+    first_entry : str, optional
+        The entry to read if the file has this entry and ``entry`` is None.
+    companion : Path, optional
+        A second file with weights of the same model, such as an audio adapter; see `readers.open_files`.
+    dtype : torch.dtype, optional
+        Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
+    loras : sequence of LoraFile
+        LoRAs that are merged into the weights.
+    lora_partial : bool
+        Whether keys of a LoRA that belong to no weight of the model are left out; otherwise they are refused.
+    """
+
+    entry: str | None = None
+    first_entry: str | None = None
+    companion: Path | None = None
+    dtype: torch.dtype | None = None
+    loras: Sequence[LoraFile] = ()
+    lora_partial: bool = False
+
+
+AS_STORED = LoadOptions()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from seko_export.checkpoints.sources import AS_STORED, LoadOptions
 from seko_export.config.build import BuildConfig
 from seko_export.errors import UsageError
 
@@ -82,28 +83,11 @@ class Family(ABC, Generic[Build]):
     def keys(self) -> KeyTable:
         """Key names, shapes and file layouts of the family's checkpoints."""
 
-    def load(
-        self,
-        path: Path,
-        model: Any,
-        *,
-        entry: str | None = None,
-        first_entry: str | None = None,
-        dtype: torch.dtype | None = None,
-        companion: Path | None = None,
-    ) -> Checkpoint:
+    def load(self, path: Path, model: Any, options: LoadOptions = AS_STORED) -> Checkpoint:
         """Open a checkpoint and check all its keys, shapes and dtypes; see `checkpoints.load.load_model`."""
         from seko_export.checkpoints.load import load_model  # with torch
 
-        return load_model(
-            path,
-            model,
-            self.keys,
-            entry=entry,
-            first_entry=first_entry,
-            dtype=dtype,
-            companion=companion,
-        )
+        return load_model(path, model, self.keys, options)
 
     def write_random(
         self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read
 from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.lora import with_loras
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import Layout, LoraFile, OpenedFiles, shown
+from seko_export.checkpoints.sources import AS_STORED, Layout, LoadOptions, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError
 from seko_export.families.recognition import Recognised
@@ -53,25 +53,13 @@ class ModelFile:
     ignored_config: Path | None = None
 
 
-def load_checkpoint(
-    path: Path,
-    config: ModelIdentity,
-    *,
-    entry: str | None = None,
-    first_entry: str | None = None,
-    dtype: torch.dtype | None = None,
-    companion: Path | None = None,
-    loras: Sequence[LoraFile] = (),
-    lora_partial: bool = False,
-) -> Checkpoint:
+def load_checkpoint(path: Path, config: ModelIdentity, options: LoadOptions = AS_STORED) -> Checkpoint:
     """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `Family.load` and
     `with_loras`.
     """
     family = family_named(config.family)
-    checkpoint = family.load(
-        path, config, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
-    )
-    return with_loras(checkpoint, config, family.keys, loras, partial_match=lora_partial)
+    checkpoint = family.load(path, config, options)
+    return with_loras(checkpoint, config, family.keys, options.loras, partial_match=options.lora_partial)
 
 
 def write_random_checkpoint(

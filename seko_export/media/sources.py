@@ -23,8 +23,6 @@ class MediaSources:
         Path that `load_hubert` takes; None: the build has no audio encoder.
     image_encoder : Path or None
         Path that `load_clip` takes; None: the build has no image encoder.
-    audio_adapter : Path or None
-        File with further weights of the transformer itself, if they are not in its folder.
     vae_encoder : Path or None
         Path that `load_vae` takes, of the VAE that encodes pictures where ``vae`` only decodes.
 
@@ -39,7 +37,6 @@ class MediaSources:
     tokenizer: Path | None = None
     audio_encoder: Path | None = None
     image_encoder: Path | None = None
-    audio_adapter: Path | None = None
     vae_encoder: Path | None = None
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
 from seko_export.checkpoints.errors import NotACheckpointError, naming_option
+from seko_export.checkpoints.sources import LoadOptions
 from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
 from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
@@ -189,8 +190,14 @@ def resolve_build(
             f"{chosen.model.name} is not built yet: it needs {chosen_preset.missing}; `seko-export presets` "
             "lists the others"
         )
-    first_entry = None if chosen_preset is None else chosen_preset.entry
-    return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
+    load_options = LoadOptions(
+        entry=options.entry,
+        first_entry=None if chosen_preset is None else chosen_preset.entry,
+        companion=options.audio_adapter,
+        loras=options.lora_files,
+        lora_partial=options.lora_partial,
+    )
+    return ResolvedBuild(config, weights, files, tuple(notes), load_options)
 
 
 def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
@@ -277,15 +284,12 @@ def _media(
     audio = _read(hubert_config_of, options.audio_encoder, "--audio-encoder")
     image = _read(clip_config_of, options.image_encoder, "--image-encoder")
     files = MediaSources(
-        *(
-            vae_file,
-            text_file,
-            tokenizer,
-            options.audio_encoder,
-            options.image_encoder,
-            options.audio_adapter,
-        ),
-        vae_encoder=options.vae_encoder,
+        vae_file,
+        text_file,
+        tokenizer,
+        options.audio_encoder,
+        options.image_encoder,
+        options.vae_encoder,
     )
     return files, vae, text, audio, image
 

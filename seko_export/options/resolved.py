@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from seko_export.checkpoints.sources import AS_STORED, LoadOptions
 from seko_export.config.build import BuildConfig
 from seko_export.media.sources import MediaSources
 
@@ -26,12 +27,12 @@ class ResolvedBuild(Generic[Build]):
         Files of the text encoder, VAE and other models around the main model.
     notes : tuple of str
         Sentences for the user about sizes that were assumed.
-    first_entry : str or None
-        The entry of a `.pt` with the weights that the preset's authors run.
+    load_options : LoadOptions
+        How the checkpoint is read; `LoadOptions.first_entry` is the entry that the preset's authors run.
     """
 
     config: Build
     checkpoint: Path | None
     media: MediaSources
     notes: tuple[str, ...] = ()
-    first_entry: str | None = None
+    load_options: LoadOptions = AS_STORED

@@ -125,7 +125,8 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
     facts = {
         "config": repr(resolved.config),
         "checkpoint": digests.of(resolved.checkpoint),
-        "entry": [options.entry, resolved.first_entry],
+        "entry": [resolved.load_options.entry, resolved.load_options.first_entry],
+        "beside": digests.of(resolved.load_options.companion),
         "media": [digests.of(path) for path in astuple(resolved.media)],
         "loras": [loras, options.lora_partial],
         "random": options.random_weights,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from seko_export.checkpoints import errors, readers
+from seko_export.checkpoints.sources import LoadOptions
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, MachineError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
@@ -28,7 +29,7 @@ FILES = ("self-forcing", "wan")
 
 def refusal(path: Path, model: ModelConfig, kind: type[CheckpointError], **options: Any) -> Any:
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(path, model, **options)
+        load_checkpoint(path, model, LoadOptions(**options))
     assert type(caught.value) is kind, caught.value
     assert caught.value.exit_code == 3
     return caught.value

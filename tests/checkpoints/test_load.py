@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from seko_export.checkpoints.errors import AmbiguousCheckpointError, DamagedCheckpointError, MissingEntryError
 from seko_export.checkpoints.load import is_finite
 from seko_export.checkpoints.readers import variant_file
-from seko_export.checkpoints.sources import Layout
+from seko_export.checkpoints.sources import Layout, LoadOptions
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
@@ -29,7 +29,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def assert_holds(path: Path, model: ModelConfig, weights: Weights, **options: Any) -> None:
-    checkpoint = load_checkpoint(path, model, **options)
+    checkpoint = load_checkpoint(path, model, LoadOptions(**options))
     assert checkpoint.names == tuple(wan_shapes(model))
     for name, tensor in checkpoint.items():
         assert tensor.dtype == weights[name].dtype, name
@@ -104,7 +104,7 @@ def test_ema_and_plain_are_told_apart(
     assert_holds(path, model, weights)
     assert_holds(path, model, plain, entry="generator")
     assert load_checkpoint(path, model).identity["part"] == "generator_ema"
-    assert load_checkpoint(path, model, entry="generator").identity["part"] == "generator"
+    assert load_checkpoint(path, model, LoadOptions(entry="generator")).identity["part"] == "generator"
 
 
 def test_fsdp_wrappers_anywhere(save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights) -> None:
@@ -216,7 +216,7 @@ def test_largest_numbers_are_finite(dtype: torch.dtype) -> None:
 
 def test_other_dtypes_to_convert_to_are_refused(write: Callable[..., Path], model: ModelConfig) -> None:
     with pytest.raises(UsageError, match="int8"):
-        load_checkpoint(write("wan"), model, dtype=torch.int8)
+        load_checkpoint(write("wan"), model, LoadOptions(dtype=torch.int8))
 
 
 @pytest.mark.parametrize("entry", ["generator", "model", "state_dict", None])
@@ -231,7 +231,7 @@ def test_a_pt_with_one_entry_or_none(
 
 def test_an_entry_of_a_file_without_entries(write: Callable[..., Path], model: ModelConfig) -> None:
     with pytest.raises(MissingEntryError, match=r"--entry generator: .* is a safetensors file"):
-        load_checkpoint(write("wan"), model, entry="generator")
+        load_checkpoint(write("wan"), model, LoadOptions(entry="generator"))
 
 
 def test_a_preset_s_entry_comes_first_and_is_told(
@@ -241,7 +241,7 @@ def test_a_preset_s_entry_comes_first_and_is_told(
     path = save_pt({"generator_ema": weights, "generator": raw})
     assert_holds(path, model, raw, first_entry="generator")
     assert_holds(path, model, weights, first_entry="generator", entry="generator_ema")
-    (note,) = load_checkpoint(path, model, first_entry="generator").notes
+    (note,) = load_checkpoint(path, model, LoadOptions(first_entry="generator")).notes
     assert "the entry generator " in note
     assert "--entry generator_ema" in note
 

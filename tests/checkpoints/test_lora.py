@@ -18,7 +18,7 @@ from scripts.make_checkpoint import main as make_checkpoint
 from scripts.random_lora import FORMS, Pair, random_pairs, write_lora
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.load import Checkpoint
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
@@ -44,7 +44,7 @@ def load(write: Callable[..., Path], model: ModelConfig) -> Load:
 
     def loaded(*files: LoraFile | Path, partial: bool = False) -> Checkpoint:
         loras = [file if isinstance(file, LoraFile) else LoraFile(file) for file in files]
-        return load_checkpoint(base, model, loras=loras, lora_partial=partial)
+        return load_checkpoint(base, model, LoadOptions(loras=loras, lora_partial=partial))
 
     return loaded
 
@@ -94,7 +94,7 @@ def test_any_base_format(
     pairs: dict[str, Pair],
 ) -> None:
     write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
-    checkpoint = load_checkpoint(write(format), model, loras=[LoraFile(tmp_path / "lora")])
+    checkpoint = load_checkpoint(write(format), model, LoadOptions(loras=[LoraFile(tmp_path / "lora")]))
     assert_merged(checkpoint, weights, pairs, alpha=ALPHA)
 
 
@@ -105,7 +105,7 @@ def test_other_families(preset: str, tmp_path: Path) -> None:
     wan_pairs = random_pairs(other, rank=RANK, seed=1)
     write_lora(tmp_path / "lora", wan_pairs, "comfyui", ALPHA)
     base = load_checkpoint(tmp_path / "base", other)
-    checkpoint = load_checkpoint(tmp_path / "base", other, loras=[LoraFile(tmp_path / "lora")])
+    checkpoint = load_checkpoint(tmp_path / "base", other, LoadOptions(loras=[LoraFile(tmp_path / "lora")]))
     assert_merged(checkpoint, dict(base.items()), wan_pairs, alpha=ALPHA)
 
 
@@ -237,7 +237,9 @@ def test_merges_as_peft_does(variant: str, weight: float, tmp_path: Path) -> Non
             if isinstance(layer, LoraLayer):
                 layer.set_scale("default", weight)
     merged_net = adapted.merge_and_unload()
-    tensors = load_checkpoint(tmp_path / "base", tiny, loras=[LoraFile(tmp_path / "lora", weight)])
+    tensors = load_checkpoint(
+        tmp_path / "base", tiny, LoadOptions(loras=[LoraFile(tmp_path / "lora", weight)])
+    )
     changed = 0
     for name, tensor in merged_net.state_dict().items():
         torch.testing.assert_close(tensors[name].float(), tensor, rtol=1e-5, atol=1e-6)
@@ -372,6 +374,6 @@ def test_the_script_writes_checkpoints_and_loras_that_fit(
     assert make_checkpoint(["--lora", "musubi", "--rank", "8", "-o", str(lora)]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["format"] == "lora musubi"
-    (note, *_) = load_checkpoint(base, tiny, loras=[LoraFile(lora)]).notes
+    (note, *_) = load_checkpoint(base, tiny, LoadOptions(loras=[LoraFile(lora)])).notes
     assert "16 weights changed, rank 8" in note
     assert make_checkpoint(["--lora", "musubi", "-o", str(lora)]) == 2

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.quantised_files import FORMS, in_codes, quantised_names, write_quantised
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
@@ -85,7 +85,7 @@ def test_fp8_takes_codes_byte_for_byte(form: str, tmp_path: Path) -> None:
 def test_a_merged_matrix_is_quantised_anew(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
     write_quantised(tmp_path / "file", weights, "lightx2v-fp8")
     save_file({f"diffusion_model.{BASE}.diff": torch.ones(48, 32)}, tmp_path / "lora")
-    checkpoint = load_checkpoint(tmp_path / "file", model, loras=[LoraFile(tmp_path / "lora")])
+    checkpoint = load_checkpoint(tmp_path / "file", model, LoadOptions(loras=[LoraFile(tmp_path / "lora")]))
     assert checkpoint.row_codes(f"{BASE}.weight") is None
     assert checkpoint.row_codes("blocks.0.ffn.2.weight") is not None
     truth = expected(weights, "lightx2v-fp8")[f"{BASE}.weight"] + 1

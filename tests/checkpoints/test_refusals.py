@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from seko_export.checkpoints import errors
+from seko_export.checkpoints.sources import LoadOptions
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint
@@ -23,7 +24,7 @@ Weights = dict[str, torch.Tensor]
 
 def refusal(path: Path, model: ModelConfig, kind: type[CheckpointError], **options: Any) -> Any:
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(path, model, **options)
+        load_checkpoint(path, model, LoadOptions(**options))
     assert type(caught.value) is kind, caught.value
     assert caught.value.exit_code == 3
     return caught.value
@@ -127,7 +128,7 @@ def test_bad_numbers_name_their_key(
     weights["blocks.2.ffn.2.weight"][-1, -1] = poison
     path = save_named(tmp_path / "file", weights, naming)
     for dtype in (None, torch.float32):
-        checkpoint = load_checkpoint(path, model, dtype=dtype)
+        checkpoint = load_checkpoint(path, model, LoadOptions(dtype=dtype))
         assert torch.equal(
             checkpoint["head.modulation"], weights["head.modulation"].to(dtype or torch.bfloat16)
         )
@@ -142,7 +143,7 @@ def test_numbers_too_large_for_the_dtype_asked_for(
     path = save_named(tmp_path / "file", weights, "wan")
     assert load_checkpoint(path, model)["head.head.bias"][0] > 9e4
     with pytest.raises(errors.CheckpointError, match=r"head\.head\.bias holds numbers up to .*float16"):
-        load_checkpoint(path, model, dtype=torch.float16)["head.head.bias"]
+        load_checkpoint(path, model, LoadOptions(dtype=torch.float16))["head.head.bias"]
 
 
 @pytest.mark.parametrize("naming", ["self-forcing", "wan", "diffusers"])

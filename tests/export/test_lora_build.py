@@ -16,7 +16,7 @@ from scripts.quantised_files import write_quantised
 from scripts.random_lora import random_pairs, write_lora
 from seko_export import BuildOptions, build
 from seko_export.artifact.sbom import SBOM_FILE
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
@@ -35,7 +35,7 @@ Q = "blocks.1.cross_attn.q"
 def test_artifact_holds_merged_weights_and_names_the_loras(small_artifact: Path, tmp_path: Path) -> None:
     lora = write_style(tmp_path)
     write_random_checkpoint(tmp_path / "base.pt", MODEL, format="self-forcing", seed=0, dtype=torch.float32)
-    merged = load_checkpoint(tmp_path / "base.pt", MODEL, loras=[lora])
+    merged = load_checkpoint(tmp_path / "base.pt", MODEL, LoadOptions(loras=[lora]))
     manifest, *_ = read_manifest(small_artifact)
     (weight,) = (weight for weight in manifest.weights if weight.name == f"{Q}.weight")
     stored = load_file(small_artifact / weight.file)[weight.name]
@@ -52,7 +52,7 @@ def test_artifact_holds_merged_weights_and_names_the_loras(small_artifact: Path,
 def test_fp8_weights_are_those_of_merged_matrices(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "base", MODEL, format="wan", seed=0)
     write_lora(tmp_path / "lora", random_pairs(MODEL, rank=4, seed=1), "peft", 2.0)
-    merged = load_checkpoint(tmp_path / "base", MODEL, loras=[LoraFile(tmp_path / "lora")])
+    merged = load_checkpoint(tmp_path / "base", MODEL, LoadOptions(loras=[LoraFile(tmp_path / "lora")]))
     config = VideoBuild(MODEL, VideoConfig(STREAM, Schedule.warped(), "fp4"), TargetConfig("cpu"))
     config = config.changed(fused=True, fp8=True)
     built = dict(FAMILY.weights(FAMILY.graph(config).pieces, merged))
@@ -79,7 +79,7 @@ def test_every_family_and_build_takes_merged_weights(preset: str, kind: str, tmp
     write_random_checkpoint(tmp_path / "base", model, seed=0, dtype=torch.float32)
     write_lora(tmp_path / "lora", random_pairs(model, rank=4, seed=1), "comfyui", 2.0)
     base, merged = (
-        load_checkpoint(tmp_path / "base", model, loras=loras)
+        load_checkpoint(tmp_path / "base", model, LoadOptions(loras=loras))
         for loras in ((), (LoraFile(tmp_path / "lora"),))
     )
     pieces = family.graph(config).pieces
@@ -106,7 +106,7 @@ def test_fp8_codes_of_the_file_are_not_taken_where_a_lora_changes_them(tmp_path:
     pairs = {name: pair for name, pair in random_pairs(MODEL, rank=4, seed=1).items() if name == Q}
     write_lora(tmp_path / "lora", pairs, "comfyui", 2.0)
     base, merged = (
-        load_checkpoint(tmp_path / "coded", MODEL, loras=loras)
+        load_checkpoint(tmp_path / "coded", MODEL, LoadOptions(loras=loras))
         for loras in ((), (LoraFile(tmp_path / "lora"),))
     )
     for name in (f"{Q}.weight", f"{Q}.weight".replace("cross_attn.q", "ffn.0")):

@@ -127,14 +127,14 @@ def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_of_presets_with_the_same_sizes_the_file_s_name_tells(alike: Path) -> None:
     build = resolved(checkpoint=alike)
     assert (build.config.model.name, build.config.workload.stream) == ("first", TINY.stream)
-    assert build.first_entry is None
+    assert build.load_options.first_entry is None
     assert any("windowed, unbuilt have the same sizes: --preset names one" in note for note in build.notes)
     named = alike.rename(alike.parent / "models" / "windowed.pt")
     build = resolved(checkpoint=named)
     assert build.config.model.name == "windowed"
     assert build.config.workload.schedule.timesteps == (900.0, 500.0)
     assert build.config.workload.stream.sink_frames == 3
-    assert build.first_entry == "generator"
+    assert build.load_options.first_entry == "generator"
     assert any("those of windowed, since the file is named so" in note for note in build.notes)
     assert resolved("first", checkpoint=named).config.model.name == "first"
 

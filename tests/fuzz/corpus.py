@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.families.model_files import load_checkpoint
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
@@ -429,7 +429,7 @@ def _with_config(bases: Bases, folder: Path, change: Callable[[Tree], object]) -
     config = json.loads((place / "adapter_config.json").read_bytes())
     change(config)
     put(place / "adapter_config.json", json.dumps(config).encode())
-    checkpoint = load_checkpoint(bases.checkpoints["wan"], MODEL, loras=[LoraFile(place)])
+    checkpoint = load_checkpoint(bases.checkpoints["wan"], MODEL, LoadOptions(loras=[LoraFile(place)]))
     for _ in checkpoint.items():
         pass
 
@@ -453,7 +453,9 @@ def lora_of_a_rank_of_2_62(bases: Bases, folder: Path) -> None:
 @named(3)
 def lora_of_very_many_tensors(bases: Bases, folder: Path) -> None:
     (folder / "many.safetensors").write_bytes(_many_tensors())
-    load_checkpoint(bases.checkpoints["wan"], MODEL, loras=[LoraFile(folder / "many.safetensors")])
+    load_checkpoint(
+        bases.checkpoints["wan"], MODEL, LoadOptions(loras=[LoraFile(folder / "many.safetensors")])
+    )
 
 
 @named(3)

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.errors import ExportError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.media.load import load_vae
@@ -347,7 +347,7 @@ def lora_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> s
         warnings.simplefilter("ignore")
         partial_match = random.random() < 0.5
         checkpoint = load_checkpoint(
-            bases.checkpoints["wan"], MODEL, loras=[file], lora_partial=partial_match
+            bases.checkpoints["wan"], MODEL, LoadOptions(loras=[file], lora_partial=partial_match)
         )
         for _ in checkpoint.items():
             pass

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.families.model_files import load_checkpoint
 from seko_export.media.load import load_vae
 from seko_export.media.vaes import vae_config_of
@@ -123,7 +123,9 @@ def _trusted(bases: Bases, folder: Path) -> str:
 def _merged(bases: Bases, path: Path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in load_checkpoint(bases.checkpoints["wan"], MODEL, loras=[LoraFile(path)]).items():
+        for _ in load_checkpoint(
+            bases.checkpoints["wan"], MODEL, LoadOptions(loras=[LoraFile(path)])
+        ).items():
             pass
     return "merged"
 

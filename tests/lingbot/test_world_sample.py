@@ -15,6 +15,7 @@ from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world import STEP, captions_of
 from scripts.train_sample.world_pool import OWN_ROWS, Walks, draw_walks, picture_rows
+from seko_export.checkpoints.sources import LoadOptions
 from seko_export.families.model_files import load_checkpoint
 from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS
 from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
@@ -60,7 +61,9 @@ def videos(vae, walks, table) -> dict[str, Tensor]:
     before, after = (encoder(captions_of(looks)) for looks in (walks.before, walks.after))
     build = resolved(None, checkpoint=WORLD, no_vae=True, no_text=True)
     config, videos_of = build.config, {}
-    weights = weights_of(config, load_checkpoint(build.checkpoint, config.model, dtype=torch.float32))
+    weights = weights_of(
+        config, load_checkpoint(build.checkpoint, config.model, LoadOptions(dtype=torch.float32))
+    )
     for key in ("w", "d", SWITCH):
         camera = KeyboardCamera(96, 96, 3, keys=f"{key}-{STEPS}")
         latents = []

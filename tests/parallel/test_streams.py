@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scripts.random_lora import random_pairs, write_lora
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -95,7 +95,7 @@ def test_a_lora_changes_the_stream_of_ranks_as_that_of_one(layout: dict[str, obj
     beginning = {"seeds": SEEDS, "text": random_text(config.model, 2).numpy()}
 
     def weights_of(build: VideoBuild, *loras: LoraFile) -> dict[str, torch.Tensor]:
-        checkpoint = load_checkpoint(tmp_path / "base", build.model, loras=loras)
+        checkpoint = load_checkpoint(tmp_path / "base", build.model, LoadOptions(loras=loras))
         weights = dict(family_of(build).weights(graph_of(build).pieces, checkpoint))
         return weights | build.workload.schedule.tables(build.as_batch.workload.stream)
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import seko_export
 from seko_export import inspect
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
+from seko_export.checkpoints.sources import LoadOptions
 from seko_export.cli import main
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
@@ -314,18 +315,18 @@ def test_an_adapter_is_named_itself_or_lies_in_the_model_folder(form: str, tmp_p
     ):
         resolved = resolve_build(BuildOptions(**options, target="cpu"))
         assert (resolved.config.model, resolved.checkpoint) == (MODEL, dit)
-        assert resolved.media.audio_adapter == adapter
-        loaded = load_checkpoint(dit, MODEL, companion=resolved.media.audio_adapter)
+        assert resolved.load_options.companion == adapter
+        loaded = load_checkpoint(dit, MODEL, LoadOptions(companion=resolved.load_options.companion))
         assert torch.equal(loaded[key], stored["ca.1.norm_kv.weight"])
     with pytest.raises(CheckpointNotFoundError, match="without its audio adapter"):
         resolve_build(BuildOptions(dit, target="cpu"))
     other = {name: tensor + 1 for name, tensor in stored.items()}
     save_file(other, dit / ADAPTER)
-    assert resolve_build(BuildOptions(model_folder=whole, target="cpu")).media.audio_adapter is None
+    assert resolve_build(BuildOptions(model_folder=whole, target="cpu")).load_options.companion is None
     mine = dit / "mine.safetensors"
     save_file(stored, mine)
     assert resolve_build(BuildOptions(dit, audio_adapter=mine, target="cpu")).config.model == MODEL
-    loaded = load_checkpoint(dit, MODEL, companion=mine)
+    loaded = load_checkpoint(dit, MODEL, LoadOptions(companion=mine))
     assert torch.equal(loaded[key], stored["ca.1.norm_kv.weight"])
 
 
@@ -382,7 +383,9 @@ def test_weights_in_fp8_are_those_of_the_bf16_files(tmp_path: Path) -> None:
         numbers = in_fp8(source, quantised / name, parts)
         save_file({name: number.bfloat16() for name, number in numbers.items()}, plain / plain_name)
     assert resolve_build(BuildOptions(model_folder=quantised, target="cpu")).config.model == MODEL
-    loaded, wanted = (load_checkpoint(folder, MODEL, dtype=torch.bfloat16) for folder in (quantised, plain))
+    loaded, wanted = (
+        load_checkpoint(folder, MODEL, LoadOptions(dtype=torch.bfloat16)) for folder in (quantised, plain)
+    )
     assert loaded.names == wanted.names
     assert all(torch.equal(loaded[name], wanted[name]) for name in loaded.names)
     config = talk_config("fp4").changed(fused=True, fp8=True)

@@ -11,7 +11,7 @@ import torch
 from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
-from seko_export.checkpoints.sources import LoraFile
+from seko_export.checkpoints.sources import LoadOptions, LoraFile
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.wan_i2v.keys import KEYS, i2v_diffusers_config, i2v_shapes
@@ -89,11 +89,13 @@ def test_a_lora_of_the_branch_is_merged(tmp_path: Path) -> None:
     save_file(pair, tmp_path / "lora.safetensors")
     loras = [LoraFile(tmp_path / "lora.safetensors")]
     plain = load_checkpoint(tmp_path / "model", model)[f"{name}.weight"]
-    merged = load_checkpoint(tmp_path / "model", model, loras=loras)[f"{name}.weight"]
+    merged = load_checkpoint(tmp_path / "model", model, LoadOptions(loras=loras))[f"{name}.weight"]
     assert torch.allclose(merged, plain + up @ down, atol=1e-6)
     bare = i2v_config(BARE).model
     write_random_checkpoint(tmp_path / "bare", bare, format="wan", seed=0, dtype=torch.float32)
     query = {key.replace("k_img", "q"): matrix for key, matrix in pair.items()}
     save_file(pair | {key: matrix.clone() for key, matrix in query.items()}, tmp_path / "both.safetensors")
-    loaded = load_checkpoint(tmp_path / "bare", bare, loras=[LoraFile(tmp_path / "both.safetensors")])
+    loaded = load_checkpoint(
+        tmp_path / "bare", bare, LoadOptions(loras=[LoraFile(tmp_path / "both.safetensors")])
+    )
     assert any("k_img" in note or "image branch" in note for note in loaded.notes), loaded.notes

@@ -13,6 +13,7 @@ from torch import Tensor
 from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.checkpoints.key_table import KeyTable, Naming
 from seko_export.checkpoints.load import Checkpoint
+from seko_export.checkpoints.sources import AS_STORED, LoadOptions
 from seko_export.config.speech import SpeechBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
@@ -63,24 +64,15 @@ class VoxCpm2Family(SpeechFamily):
         move the time."""
         return steps - still_steps(steps)
 
-    def load(
-        self,
-        path: Path,
-        model: Any,
-        *,
-        entry: str | None = None,
-        first_entry: str | None = None,
-        dtype: torch.dtype | None = None,
-        companion: Path | None = None,
-    ) -> Checkpoint:
+    def load(self, path: Path, model: Any, options: LoadOptions = AS_STORED) -> Checkpoint:
         """Open the two weight files in a model's folder and check all keys, shapes and dtypes; keys of the audio VAE
         get a prefix.
         """
         if not path.is_dir():
             raise CheckpointError(f"{path} is no folder: give that of the model, which holds {FORMATS}")
-        if any(asked is not None for asked in (entry, first_entry, companion)):
+        if any(asked is not None for asked in (options.entry, options.first_entry, options.companion)):
             raise UsageError(f"{path} is of {self.name}, whose files have neither entries nor companions")
-        weights, vae = load_voxcpm2(path, model, dtype=dtype), load_audio_vae(path, model.vae)
+        weights, vae = load_voxcpm2(path, model, dtype=options.dtype), load_audio_vae(path, model.vae)
         named = {f"{VAE_FILE}{name}": source for name, source in vae.sources.items()}
         return replace(weights, sources={**weights.sources, **named})
 
