@@ -362,6 +362,40 @@ def test_a_request_has_one_answer_and_then_its_connection_ends(
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
+UPGRADE = (
+    "GET /v1/sessions/a/stream HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    "Sec-WebSocket-Protocol: seko.v1, seko.ticket.a\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [
+        (UPGRADE + f"Cookie: a={'x' * 20_000}\r\n", b"101", b"the ticket is unknown"),
+        (UPGRADE + f"X-Other: {'x' * 20_000}\r\n", b"413", b"more than 8192 bytes"),
+        (UPGRADE + "".join(f"X{number}: a\r\n" for number in range(200)), b"413", b"more than 128 headers"),
+        # through a proxy that keeps it from being a socket
+        (
+            "GET /v1/sessions/a/stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+            b"400",
+            b"Upgrade",
+        ),
+    ],
+    ids=["cookies of other servers", "long header", "many headers", "no upgrade"],
+)
+def test_a_socket_that_cannot_be_opened_is_told_why(
+    start: Starter, headers: str, status: bytes, words: bytes
+) -> None:
+    with raw(start()) as connection:
+        connection.sendall(f"{headers}\r\n".encode())
+        answer = b""
+        while words not in answer:
+            answer += (part := connection.recv(4096))
+            assert part, answer
+    assert answer.split()[1] == status
+
+
 def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter) -> None:
     server = start(allowed_origins=frozenset({"https://good.example"}))
     session = opened(server)

@@ -1,12 +1,18 @@
-"""Connections with time-outs that uvicorn lacks: for requests that arrive slowly, and for peers that do not read."""
+"""Connections with what uvicorn lacks: time-outs for requests that arrive slowly and for peers that do not read, and an
+answer to sockets whose headers are too long."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from http import HTTPStatus
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
+
+from seko_serve.errors import ServeError
 
 HEADER_S = 10.0  # from a connection's opening, or a request's first byte, to the end of its headers
 LINGER_S = 10.0  # from the end of a socket to its reset, if the peer takes nothing
@@ -30,6 +36,12 @@ class HttpConnection(H11Protocol):
         elif self._timer is None:
             self._wait_for_headers()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Begin a socket, without the request's cookies: they are other servers' of this machine, and may be longer
+        than a line that `StreamConnection` takes."""
+        self.headers = [(name, value) for name, value in self.headers if name != b"cookie"]
+        super().handle_websocket_upgrade(event)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the time-out of the connection."""
         self._stop_waiting()
@@ -45,7 +57,16 @@ class HttpConnection(H11Protocol):
 
 
 class StreamConnection(WebSocketsSansIOProtocol):
-    """A WebSocket connection that is also closed if its peer does not read the last messages."""
+    """A WebSocket connection that is also closed if its request cannot be parsed, or its peer does not read the last
+    messages."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take received bytes; answer a request with headers that the parser does not take, for which uvicorn waits."""
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.handshake_initiated = True
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
 
     def keepalive_timeout(self) -> None:
         """End the connection of a client that answers no ping."""
@@ -56,3 +77,16 @@ class StreamConnection(WebSocketsSansIOProtocol):
         """Start the time-out within which the peer must read the last messages."""
         super().on_task_complete(task)
         self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def _too_large() -> bytes:
+    error = ServeError(
+        "too_large",
+        f"a socket's request has more than {MAX_NUM_HEADERS} headers, or one of more than {MAX_LINE_LENGTH} bytes",
+    )
+    status, body = HTTPStatus(error.kind.status), json.dumps({"error": error.body()})
+    head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+
+
+_TOO_LARGE = _too_large()

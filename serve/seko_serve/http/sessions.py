@@ -40,12 +40,15 @@ class SessionRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routes below ``/v1/sessions``, and ``/v1/queue``."""
         return [
-            Route("/v1/sessions", self._open, methods=["POST"]),
-            Route("/v1/sessions", self._list, methods=["GET"]),
+            Route("/v1/sessions", self._sessions, methods=["GET", "POST"]),
             Route("/v1/queue", self._place, methods=["GET"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             WebSocketRoute("/v1/sessions/{name}/stream", self._stream),
+            Route("/v1/sessions/{name}/stream", self._no_socket),
         ]
+
+    async def _sessions(self, request: Request) -> Response:
+        return await (self._open(request) if request.method == "POST" else self._list(request))
 
     async def _open(self, request: Request) -> Response:
         queue_token = request.headers.get(QUEUE_HEADER, "")
@@ -100,6 +103,13 @@ class SessionRoutes:
 
     async def _stream(self, socket: WebSocket) -> None:
         await serve_stream(socket, self._manager, self._access)
+
+    async def _no_socket(self, _: Request) -> Response:
+        raise ServeError(
+            "bad_request",
+            "this is a socket's address: connect with ws:// or wss://, through a proxy that passes the header "
+            "Upgrade on",
+        )
 
     def _facts(self, session: LiveSession) -> dict[str, object]:
         return {**session.facts(), **self._place_of(session.name)}

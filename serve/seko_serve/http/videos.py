@@ -52,12 +52,14 @@ class VideoRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return the routes below ``/v1/videos``."""
         return [
-            Route("/v1/videos", self._create, methods=["POST"]),
-            Route("/v1/videos", self._list, methods=["GET"]),
+            Route("/v1/videos", self._videos, methods=["GET", "POST"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
             Route("/v1/videos/{name}/content/link", self._link, methods=["POST"]),
         ]
+
+    async def _videos(self, request: Request) -> Response:
+        return await (self._create(request) if request.method == "POST" else self._list(request))
 
     async def _create(self, request: Request) -> Response:
         tenant = self._access.opener(request)
