@@ -16,7 +16,7 @@ from torch import Tensor
 from seko_kernels import conv_reference
 from seko_kernels.admission import RUNS, SAME_DTYPE_FACTOR, Admission
 from seko_kernels.admission_cases import distance
-from seko_kernels.causal_conv import causal_conv, packed_filters
+from seko_kernels.causal_conv import DOUBLED_TAPS, causal_conv, doubled_conv, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.tuned_conv import ConvTiles
@@ -35,7 +35,8 @@ class ConvCase(NamedTuple):
 
 
 class ConvInputs(NamedTuple):
-    """Arguments of the reference `conv_reference.causal_conv`, for a test case."""
+    """Arguments of the reference `conv_reference.causal_conv`, for a test case; of those of `doubled_conv` (its weight
+    has four parts) three are None."""
 
     x: Tensor
     earlier: Tensor | None
@@ -68,8 +69,10 @@ def conv_inputs(
 ) -> ConvInputs:
     """Return seeded random arguments with results of about 1: bfloat16 on CUDA, float32 on a CPU.
 
-    With `fp8`, frames and weight are e4m3, frames 16 times as large, and the scales make up for that.
+    With `fp8`, frames and weight are e4m3, frames 16 times as large, and the scales make up for that. If the taps are
+    `DOUBLED_TAPS`, they are arguments of `doubled_conv`, which has neither earlier frames nor a residual.
     """
+    doubled = taps == DOUBLED_TAPS
     generator = torch.Generator(device).manual_seed(case.height + case.width)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
@@ -79,8 +82,11 @@ def conv_inputs(
     frame = (case.height, case.width)
     products = channels * taps[0] * taps[1] * taps[2]
     x = normal(case.batch, case.frames, *frame, channels)
-    earlier = normal(case.batch, taps[0] - 1, *frame, channels) if case.cached else None
-    weight, scale = packed_filters(normal(filters, channels, *taps) * products**-0.5), None
+    earlier = normal(case.batch, taps[0] - 1, *frame, channels) if case.cached and not doubled else None
+    if doubled:
+        weight, scale = doubled_filters(normal(filters, channels, 3, 3) * (9 * channels) ** -0.5), None
+    else:
+        weight, scale = packed_filters(normal(filters, channels, *taps) * products**-0.5), None
     if fp8:
         x, earlier = e4m3_cast(x.float() * 16), None if earlier is None else e4m3_cast(earlier.float() * 16)
         weight, scale = e4m3_filters(weight)
@@ -91,7 +97,7 @@ def conv_inputs(
         weight=weight,
         scale=scale,
         bias=normal(filters),
-        residual=normal(case.batch, case.frames, *frame, filters) if case.added else None,
+        residual=normal(case.batch, case.frames, *frame, filters) if case.added and not doubled else None,
     )
 
 
@@ -118,7 +124,7 @@ def admit_conv(
     device : str
         Torch device on which the check runs; on a CPU the torch reference runs instead of the kernel.
     full : tuple of int, optional
-        Numbers of frames, rows and columns of the call that is tuned; adds a test case of this size.
+        Numbers of frames, rows and columns that the tuned call reads; adds a test case of this size.
     fp8 : bool
         Whether frames and weight are e4m3. The exact result is then that of the same e4m3 numbers.
 
@@ -152,8 +158,11 @@ def admit_conv(
 
 def _run(inputs: ConvInputs, tiles: ConvTiles) -> Tensor:
     """Run the convolution, where memory of its result's size held NaN, so that a place that is not written shows."""
-    shape = (*inputs.x.shape[:4], inputs.weight.shape[3])
-    torch.full(shape, torch.nan, dtype=inputs.bias.dtype, device=inputs.x.device)
+    doubled = _is_doubled(inputs)
+    pixels = inputs.x.shape[:4].numel() * (4 if doubled else 1)
+    torch.full((pixels, inputs.weight.shape[3]), torch.nan, dtype=inputs.bias.dtype, device=inputs.x.device)
+    if doubled:
+        return doubled_conv(inputs.x, inputs.weight, inputs.bias, tiles=tiles)
     return causal_conv(
         inputs.x, inputs.earlier, inputs.weight, inputs.bias, inputs.residual, scale=inputs.scale, tiles=tiles
     )
@@ -162,9 +171,16 @@ def _run(inputs: ConvInputs, tiles: ConvTiles) -> Tensor:
 def _truth(inputs: ConvInputs) -> Tensor:
     """Return the convolution in float32, whose dtype is that of the bias."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        if _is_doubled(inputs):
+            return conv_reference.doubled_conv(inputs.x, inputs.weight, inputs.bias.float())
         return conv_reference.causal_conv(
             inputs.x, inputs.earlier, inputs.weight, inputs.scale, inputs.bias.float(), inputs.residual
         )
+
+
+def _is_doubled(inputs: ConvInputs) -> bool:
+    """Return whether these are arguments of `doubled_conv`."""
+    return tuple(inputs.weight.shape[:3]) == (4, *DOUBLED_TAPS[1:])
 
 
 def _refused(why: str) -> Admission:

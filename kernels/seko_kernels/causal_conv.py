@@ -1,4 +1,5 @@
-"""The causal 3D convolution op: checks its arguments, calls Triton (CUDA) or the reference (CPU).
+"""The ops of causal 3D convolution, and of convolution behind doubling: they check their arguments, and call Triton
+(CUDA) or the reference (CPU).
 
 Frames are in channels-last memory, ``[B, T, H, W, C]``: rows, frames, height, width, channels. The frames before a call
 are a separate tensor, so that nothing is joined or padded in memory.
@@ -25,11 +26,27 @@ from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import ConvTiles
 
 PIXEL_BYTES = 16  # a pixel's channels take a multiple of this, as tensor descriptors need
+DOUBLED_TAPS = 1, 2, 2  # taps of `doubled_conv` in time, height and width
+# The row (or column) of a 3 x 3 weight that reads the first and the second of the two rows before doubling from which
+# an even and an odd row of the result come: a doubled row is read by two taps, whose weights are summed.
+_SUMMED_TAPS = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
 
 
 def packed_filters(weight: Tensor) -> Tensor:
     """Return a convolution's weight ``[N, C, t, r, c]`` in the kernel's order, ``[t, r, c, N, C]`` contiguous."""
     return weight.permute(2, 3, 4, 0, 1).contiguous()
+
+
+def doubled_filters(weight: Tensor) -> Tensor:
+    """Return a weight ``[N, C, 3, 3]`` as `doubled_conv` takes it, ``[4, 2, 2, N, C]``: four weights of 2 x 2 taps.
+
+    The four belong to the pixels above left, above right, below left and below right of a doubled pixel. Sums of taps
+    are computed in float32 or wider and rounded once.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    sums = torch.tensor(_SUMMED_TAPS, dtype=wide, device=weight.device)  # [2 pixels, 2 taps, 3 taps]
+    four = torch.einsum("arh,bsw,nchw->abrsnc", sums, sums, weight.to(wide))
+    return four.flatten(0, 1).to(weight.dtype).contiguous()
 
 
 def causal_conv(
@@ -103,7 +120,7 @@ def causal_conv(
         expect_fp8(x.device)
     if weight.shape[0] == 1:
         earlier = None
-    missing = -channels * x.element_size() % PIXEL_BYTES // x.element_size()
+    missing = _missing_channels(x)
     if missing and scale is not None:
         raise KernelsError(
             f"e4m3 frames must have a multiple of {PIXEL_BYTES} channels on a GPU, got {channels}"
@@ -111,10 +128,67 @@ def causal_conv(
     if missing:
         x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
         earlier = None if earlier is None else F.pad(earlier, (0, missing))
+    _expect_taps_of(tiles, weight)
+    out: Tensor = _causal_conv_cuda(x, earlier, weight, scale, bias, residual, tiles.numbers, False)
+    return out
+
+
+def doubled_conv(x: Tensor, weight: Tensor, bias: Tensor, *, tiles: ConvTiles) -> Tensor:
+    """Double rows and columns of frames, each pixel four times, and convolve the result with 3 x 3 taps.
+
+    The doubled frames are never stored. Each of the four pixels that come from one reads 2 x 2 pixels of ``x``, which
+    are 4/9 of the products of the doubled frames' convolution.
+
+    Parameters
+    ----------
+    x : Tensor
+        Frames, ``[B, T, H, W, C]`` bfloat16 or float32, contiguous.
+    weight : Tensor
+        Weight from `doubled_filters`, ``[4, 2, 2, N, C]`` of x's dtype.
+    bias : Tensor
+        Bias, ``[N]`` of x's dtype.
+    tiles : ConvTiles
+        Tile sizes of the kernel, from `tuned_conv.measured_tiles` for `DOUBLED_TAPS`.
+
+    Returns
+    -------
+    Tensor
+        Result, ``[B, T, 2 * H, 2 * W, N]``: summed in float32, rounded once after the bias was added.
+
+    Raises
+    ------
+    KernelsError
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices,
+        or on one that is neither CPU nor CUDA.
+    """
+    expect_dims("x", x, 5, "[batch, frames, height, width, channels]")
+    expect_dims("weight", weight, 5, "[4, 2, 2, filters, channels]")
+    expect_dtype("bias", bias, *FLOAT_DTYPES)
+    expect("x", x, tuple(x.shape), bias.dtype)
+    expect("weight", weight, (4, 2, 2, weight.shape[3], x.shape[4]), bias.dtype)
+    expect("bias", bias, (weight.shape[3],), bias.dtype)
+    replacement = stand_in("doubled_conv")
+    if replacement is not None:
+        y: Tensor = replacement(x, weight, bias, tiles=tiles)
+        return y
+    if not takes_kernels(x, weight, bias):
+        return conv_reference.doubled_conv(x, weight, bias)
+    missing = _missing_channels(x)
+    if missing:
+        x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
+    _expect_taps_of(tiles, weight)
+    out: Tensor = _causal_conv_cuda(x, None, weight, None, bias, None, tiles.numbers, True)
+    return out
+
+
+def _missing_channels(x: Tensor) -> int:
+    """Return how many channels of zeros a pixel needs, so that its bytes are a multiple of `PIXEL_BYTES`."""
+    return -x.shape[4] * x.element_size() % PIXEL_BYTES // x.element_size()
+
+
+def _expect_taps_of(tiles: ConvTiles, weight: Tensor) -> None:
     if tiles.margin and tuple(weight.shape[1:3]) != (3, 3):
         raise KernelsError(f"tiles with a margin are for 3 x 3 taps, got {tuple(weight.shape[1:3])}")
-    out: Tensor = _causal_conv_cuda(x, earlier, weight, scale, bias, residual, tiles.numbers)
-    return out
 
 
 @triton_op("seko::causal_conv", mutates_args=())
@@ -126,14 +200,18 @@ def _causal_conv_cuda(
     bias: Tensor,
     residual: Tensor | None,
     tiles: list[int],
+    doubled: bool,
 ) -> Tensor:
     use_torchs_memory()
-    out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
+    batch, frames, height, width, _ = x.shape
+    side = 2 if doubled else 1
+    shape = (batch, frames, side * height, side * width, weight.shape[3])
+    out = torch.empty(shape, dtype=bias.dtype, device=x.device)
     sizes = ConvTiles.of_numbers(tiles)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count * sizes.resident
     # By their names: torch reads an op's kernels off the source of its function.
     kernel = wrap_triton(causal_conv_outline) if sizes.margin else wrap_triton(causal_conv_kernel)
-    launch_causal_conv(kernel, x, earlier, weight, scale, bias, residual, out, sizes, programs)
+    launch_causal_conv(kernel, x, earlier, weight, scale, bias, residual, out, sizes, programs, doubled)
     return out
 
 
@@ -153,13 +231,16 @@ def launch_causal_conv(
     out: Tensor,
     tiles: ConvTiles,
     programs: int,
+    doubled: bool = False,
 ) -> None:
     """Launch `conv_kernel_of` the given tile sizes with at most `programs` programs; `kernel` is that kernel, or its
-    wrapper for a torch op."""
+    wrapper for a torch op. With `doubled` the weight is that of `doubled_conv`."""
     batch, frames, height, width, channels = x.shape
-    taps_t, taps_h, taps_w, filters, _ = weight.shape
+    taps_t, taps_h, taps_w = DOUBLED_TAPS if doubled else weight.shape[:3]
+    filters = weight.shape[3]
     places = triton.cdiv(height, tiles.rows) * triton.cdiv(width, tiles.columns)
     work = batch * frames * places * triton.cdiv(filters, tiles.filters + tiles.more_filters)
+    work *= 4 if doubled else 1
     own: dict[str, Any]
     if tiles.margin:
         own = {"REGISTERS": REGISTERS, "num_warps": WARPS}
@@ -169,6 +250,7 @@ def launch_causal_conv(
             "TAPS_W": taps_w,
             "BH": tiles.rows,
             "FILTERS_FIRST": tiles.filters_first,
+            "DOUBLED": doubled,
             "num_warps": tiles.warps,
         }
     kernel[(min(programs, work),)](

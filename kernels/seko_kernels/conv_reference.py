@@ -1,4 +1,4 @@
-"""The causal convolution in plain torch, which defines the results of the kernels and runs on a CPU."""
+"""The convolutions of `causal_conv` in plain torch, which define the results of the kernels and run on a CPU."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ def causal_conv(
     if residual is not None:
         y = y + residual.to(wide)
     return y.to(bias.dtype).contiguous()
+
+
+def doubled_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the convolution of `causal_conv.doubled_conv`, summed in float32 or wider and rounded once."""
+    wide = torch.promote_types(bias.dtype, torch.float32)
+    batch, frames, height, width, _ = x.shape
+    pictures = F.pad(x.to(wide).flatten(0, 1).permute(0, 3, 1, 2), (1, 1, 1, 1))
+    four = []
+    for pixel, taps in enumerate(weight.to(wide).permute(0, 3, 4, 1, 2)):
+        below, right = divmod(pixel, 2)
+        window = pictures[:, :, below : below + height + 1, right : right + width + 1]
+        four.append(F.conv2d(window, taps, bias.to(wide)))
+    y = torch.stack(four, dim=-1).unflatten(-1, (2, 2)).permute(0, 2, 4, 3, 5, 1)  # [B*T, H, 2, W, 2, N]
+    return y.reshape(batch, frames, 2 * height, 2 * width, -1).to(bias.dtype)
 
 
 def e4m3_filters(packed: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ timed alone, beside cuDNN; the fastest ones go through `admission_conv.admit_con
 whole layer, with norm, SiLU, cache and residual, is compiled with torch's convolution and with the kernel. Where the
 kernel's is faster, its tile sizes are written to the table, after each convolution, so that a run that is cut off
 leaves what it has measured. With ``--fp8`` the convolutions of residual blocks are also measured with e4m3, and
-enter the table where they are faster than in bfloat16. What the budget leaves out is named.
+enter the table where they are faster than in bfloat16. Those behind an upsampling are also measured together with it,
+and enter where that is faster than a kernel of their own. What the budget leaves out is named.
 
 With ``TRITON_INTERPRET=1`` the script runs on a CPU without any GPU, at small sizes, to test the script; times then
 mean nothing, and nothing is compiled.
@@ -52,8 +53,9 @@ from vae_layers import (
 from seko_export.lowering.patches import outlined_kernels
 from seko_export.lowering.patches.patch import applied
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
+from seko_kernels import conv_reference
 from seko_kernels.admission_conv import admit_conv
-from seko_kernels.causal_conv import conv_kernel_of, launch_causal_conv
+from seko_kernels.causal_conv import DOUBLED_TAPS, conv_kernel_of, launch_causal_conv
 from seko_kernels.parts import use_torchs_memory
 from seko_kernels.tuned_conv import Convolution, ConvTiles, write_table
 
@@ -159,7 +161,7 @@ def child(task: dict[str, Any], groups: Groups, most: int) -> None:
     for number, order in task["admit"]:
         key, cases = list(groups.items())[number]
         largest = max(cases, key=lambda case: case.operations)
-        full = (largest.frames, largest.height, largest.width)
+        full = (largest.frames, *largest.frame)
         for sizes in order:
             verdict = admit_conv(
                 ConvTiles(**sizes), key.channels, key.filters, key.taps, DEVICE, full, fp8=key.fp8
@@ -188,13 +190,18 @@ def run_kernel(case: Case, tiles: ConvTiles, inputs: Inputs) -> Tensor:
             inputs.bias,
             inputs.residual,
         ),
-        *(out, tiles, processors * tiles.resident),
+        *(out, tiles, processors * tiles.resident, case.doubled),
     )
     return out
 
 
 def run_cudnn(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
-    """Return a call of torch's convolution over joined channels-last frames, and the sum behind it."""
+    """Return a call of torch's convolution over joined channels-last frames, and the sum behind it; in place of a
+    `doubled_conv` its reference, four convolutions of 2 x 2 taps."""
+    if case.doubled:
+        return lambda: conv_reference.doubled_conv(inputs.x, inputs.weight, inputs.bias).permute(
+            0, 4, 1, 2, 3
+        )
     x, earlier, weight = (None if part is None else part.to(DTYPE) for part in inputs[:3])
     assert x is not None
     assert weight is not None
@@ -298,13 +305,13 @@ def compare_layers(
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     torchs: dict[Convolution, float] = {}  # of the same convolution in bfloat16
-    fastest: dict[Convolution, float] = {}  # of torch's and of the kernel in bfloat16
+    fastest: dict[Convolution, float] = {}  # of torch's and of the kernel's forms before, in bfloat16
     for key, cases in groups.items():
         if key not in admitted or time.monotonic() > deadline:
             emit(kind="left out" if key in admitted else "not admitted", convolution=key)
             continue
         tiles = ConvTiles(**admitted[key]["tiles"])
-        plain = key._replace(fp8=False)
+        plain = key._replace(fp8=False, taps=(1, 3, 3) if key.taps == DOUBLED_TAPS else key.taps)
         try:
             if plain not in torchs:
                 torchs[plain] = fastest[plain] = total_milliseconds(cases, None)
@@ -340,7 +347,7 @@ def layer_milliseconds(case: Case, tiles: ConvTiles | None) -> float:
         scale = parameter[0].numel() ** -0.5 if parameter.dim() > 3 and "gamma" not in name else 0.1
         parameter.copy_(torch.randn_like(parameter) * scale + ("gamma" in name))
     inputs = kernel_inputs(case._replace(fp8=False))  # the layer quantises
-    x = inputs.x[:, :, ::2, ::2].contiguous() if layer.enlarges else inputs.x
+    x = inputs.x[:, :, ::2, ::2].contiguous() if layer.enlarges and not case.doubled else inputs.x
     residual = None if inputs.residual is None else inputs.residual.permute(0, 4, 1, 2, 3)
     arguments = (x.permute(0, 4, 1, 2, 3), inputs.earlier, residual)
     if tiles is not None:

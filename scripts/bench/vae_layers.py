@@ -18,8 +18,8 @@ from seko_export.engines.piece import on_meta
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, ResidualBlock, RmsNorm, Upsample
 from seko_export.media.wan_vae.modules import VaeDecode, decoder_cache_shapes
-from seko_export.media.wan_vae.own_convolution import OwnConvolution
-from seko_kernels.causal_conv import packed_filters
+from seko_export.media.wan_vae.own_convolution import DoublingConvolution, OwnConvolution
+from seko_kernels.causal_conv import DOUBLED_TAPS, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.hopper_conv import WARPS
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     channels, filters : int
         Numbers of channels of input and output.
     taps : tuple of int
-        Numbers of taps in time, height and width.
+        Numbers of taps in time, height and width; `DOUBLED_TAPS` stands for `causal_conv.doubled_conv`.
     frames, height, width : int
         Sides of the result.
     first : bool
@@ -74,6 +74,16 @@ class Case(NamedTuple):
         )
 
     @property
+    def doubled(self) -> bool:
+        """Whether the kernel doubles rows and columns."""
+        return self.taps == DOUBLED_TAPS
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        """Rows and columns that the kernel reads."""
+        return (self.height // 2, self.width // 2) if self.doubled else (self.height, self.width)
+
+    @property
     def operations(self) -> float:
         """Multiplications and additions, in 1e12."""
         pixels = self.frames * self.height * self.width
@@ -105,7 +115,7 @@ def grouped(options: argparse.Namespace) -> Groups:
 
 def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, first: bool) -> Counter[Case]:
     """Return the convolutions of a decoder's call that the kernel may take, with their numbers; those of residual
-    blocks also with e4m3."""
+    blocks also with e4m3, those behind an upsampling also together with it."""
     h, w = height // config.spatial_stride, width // config.spatial_stride
     half = on_meta(lambda: VaeDecode(config, first=first, frames=latents))
     blocks = [module for module in half.modules() if isinstance(module, ResidualBlock)]
@@ -124,6 +134,8 @@ def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, fir
         seen[case] += 1
         if module in in_blocks and case.channels % 16 == 0:  # as the kernel takes e4m3
             seen[case._replace(fp8=True)] += 1
+        if weight.dim() == 4:  # behind an upsampling
+            seen[case._replace(taps=DOUBLED_TAPS)] += 1
 
     for module in half.modules():
         if isinstance(module, CausalConv3d | nn.Conv2d):
@@ -211,17 +223,19 @@ def kernel_inputs(case: Case) -> Inputs:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=DEVICE, dtype=DTYPE)
 
-    frame = (case.height, case.width)
-    fan_in = case.channels * math.prod(case.taps)
+    fan_in = case.channels * (9 if case.doubled else math.prod(case.taps))
     cached = case.taps[0] > 1 and not case.first
-    x = normal(1, case.frames, *frame, case.channels)
-    earlier = normal(1, case.taps[0] - 1, *frame, case.channels) if cached else None
-    weight, scale = packed_filters(normal(case.filters, case.channels, *case.taps) * fan_in**-0.5), None
+    x = normal(1, case.frames, *case.frame, case.channels)
+    earlier = normal(1, case.taps[0] - 1, *case.frame, case.channels) if cached else None
+    if case.doubled:
+        weight, scale = doubled_filters(normal(case.filters, case.channels, 3, 3) * fan_in**-0.5), None
+    else:
+        weight, scale = packed_filters(normal(case.filters, case.channels, *case.taps) * fan_in**-0.5), None
     if case.fp8:
         x, earlier = e4m3_cast(x * FP8_FACTOR), None if earlier is None else e4m3_cast(earlier * FP8_FACTOR)
         weight, scale = e4m3_filters(weight)
         scale = scale / FP8_FACTOR
-    residual = normal(1, case.frames, *frame, case.filters) if case.added else None
+    residual = normal(1, case.frames, *case.frame, case.filters) if case.added else None
     return Inputs(x, earlier, weight, normal(case.filters), residual, scale)
 
 
@@ -233,7 +247,7 @@ class Layer(nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.norm = RmsNorm(case.channels, axes=3) if case.normed else None
-        self.enlarges, self.fp8 = case.taps[0] == 1, case.fp8
+        self.enlarges, self.doubled, self.fp8 = case.taps[0] == 1, case.doubled, case.fp8
         if self.enlarges:
             self.convolution = Upsample(case.channels, case.filters, temporal=False)
         else:
@@ -242,7 +256,10 @@ class Layer(nn.Module):
     def use_kernel(self, tiles: ConvTiles) -> None:
         """Convolve by the kernel, with the same weights."""
         gamma = self.norm.gamma if self.norm is not None and self.fp8 else None
-        if isinstance(self.convolution, Upsample):
+        if isinstance(self.convolution, Upsample) and self.doubled:
+            doubling = DoublingConvolution(self.convolution.resample[1], tiles)
+            self.convolution.resample = nn.Sequential(nn.Identity(), doubling)
+        elif isinstance(self.convolution, Upsample):
             self.convolution.resample[1] = OwnConvolution(self.convolution.resample[1], tiles)
         elif isinstance(self.convolution, CausalConv3d):
             self.convolution = OwnConvolution(self.convolution, tiles, gamma)

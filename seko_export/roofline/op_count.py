@@ -91,7 +91,12 @@ def count_piece(piece: Piece) -> PieceCount:
     """Count one call of ``piece``, which `make_pieces` made for a GPU."""
     tensors = piece.example_inputs("meta")
     recorder = _Recorder(tensors, [argument.name for argument in piece.signature])
-    counted = stand_ins({"causal_conv": partial(_count_convolution, recorder)})
+    counted = stand_ins(
+        {
+            "causal_conv": partial(_count_convolution, recorder),
+            "doubled_conv": partial(_count_doubled, recorder),
+        }
+    )
     with (
         torch.no_grad(),
         recorder,
@@ -120,6 +125,19 @@ def _count_convolution(
     ins = [t for t in (x, earlier, weight, bias, residual, scale) if t is not None]
     taps = weight.shape[:3].numel()
     recorder.add(OWN_CONVOLUTION, ins, [out], flops=2 * out.numel() * taps * x.shape[4])
+    return out
+
+
+def _count_doubled(
+    recorder: _Recorder, x: Tensor, weight: Tensor, bias: Tensor, *, tiles: ConvTiles
+) -> Tensor:
+    """Record a convolution of `causal_conv.doubled_conv`, and return an empty tensor for its result."""
+    del tiles
+    batch, frames, height, width, channels = x.shape
+    shape = (batch, frames, 2 * height, 2 * width, weight.shape[3])
+    out = torch.empty(shape, dtype=bias.dtype, device=x.device)
+    taps = weight.shape[1:3].numel()
+    recorder.add(OWN_CONVOLUTION, [x, weight, bias], [out], flops=2 * out.numel() * taps * channels)
     return out
 
 

@@ -33,7 +33,7 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.op_count import CONVOLUTION, OWN_CONVOLUTION, Launch, count_piece
 from seko_kernels import tuned_conv
-from seko_kernels.causal_conv import causal_conv
+from seko_kernels.causal_conv import causal_conv, doubled_conv
 from seko_kernels.ops import stand_ins
 from seko_kernels.tuned_conv import Convolution, ConvTiles, read_table, write_table
 from tests.export.vae_oracle import SMALL, SMALL_2_2, VaeOracle, stream
@@ -56,7 +56,12 @@ def convolved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         weights.append(weight)
         return causal_conv(x, earlier, weight, *rest, **named)
 
+    def noted_doubled(x: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Tensor:
+        weights.append(weight)
+        return doubled_conv(x, weight, *rest, **named)
+
     monkeypatch.setattr(own_convolution, "causal_conv", noted)
+    monkeypatch.setattr(own_convolution, "doubled_conv", noted_doubled)
     return weights
 
 

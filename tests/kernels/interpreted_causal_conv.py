@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_kernels.causal_conv import launch_causal_conv, packed_filters
+from seko_kernels.causal_conv import doubled_filters, launch_causal_conv, packed_filters
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import ConvTiles
 from tests.tolerances import FUSED, relative_error
-from tests.truth.naive_conv import naive_causal_conv, some_convolution
+from tests.truth.naive_conv import doubled_frames, naive_causal_conv, some_convolution
 
 ONE_PART = ConvTiles(4, 16, 32, 0, 16, stages=2, warps=4)
 TWO_PARTS = ConvTiles(8, 8, 32, 16, 32, stages=2, warps=4)
@@ -62,6 +62,20 @@ def test_the_kernel_is_the_convolution(case: tuple, cached: bool, added: bool) -
         inputs["weight"],
         inputs["bias"],
         inputs["residual"] if added else None,
+    )
+    assert relative_error(out, truth) <= FUSED[torch.float32]
+
+
+@pytest.mark.parametrize("tiles", [ONE_PART, TWO_PARTS, FILTERS_FIRST, ROW], ids=str)
+@pytest.mark.parametrize("sides", [(1, 2, 5, 9, 20, 40), (2, 1, 8, 16, 16, 130)], ids=str)
+def test_the_kernel_doubles_pixels_first(tiles: ConvTiles, sides: tuple[int, ...]) -> None:
+    inputs = some_convolution(*sides, (1, 3, 3))
+    truth = naive_causal_conv(doubled_frames(inputs["x"]), None, inputs["weight"], inputs["bias"])
+    out = torch.full(truth.shape, torch.nan)
+    filters = doubled_filters(inputs["weight"].squeeze(2))
+    launch_causal_conv(
+        *(causal_conv_kernel, inputs["x"], None, filters, None, inputs["bias"], None),
+        *(out, tiles, 7, True),
     )
     assert relative_error(out, truth) <= FUSED[torch.float32]
 

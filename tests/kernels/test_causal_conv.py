@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_kernels import admission_conv, causal_conv, tuned_conv
 from seko_kernels.admission_conv import ConvCase, admit_conv, conv_inputs
-from seko_kernels.causal_conv import packed_filters
+from seko_kernels.causal_conv import DOUBLED_TAPS, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.fused_reference import e4m3_cast
@@ -37,7 +37,7 @@ from tests.hopper import on_hopper
 from tests.kernels.captured import run_and_replay
 from tests.tiers import first_is_fast
 from tests.tolerances import FUSED, relative_error
-from tests.truth.naive_conv import naive_causal_conv, some_convolution
+from tests.truth.naive_conv import doubled_frames, naive_causal_conv, some_convolution
 
 TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4, resident=2)
 MARGIN = ConvTiles(6, 64, 64, 32, 32, stages=4, warps=4, margin=True)
@@ -68,6 +68,19 @@ def test_the_reference_is_the_convolution(taps: tuple[int, int, int], cached: bo
         inputs["residual"] if added else None,
     )
     assert relative_error(convolved(inputs, cached=cached, added=added), truth) <= FUSED[torch.float32]
+
+
+def test_the_reference_of_doubling_is_the_convolution_of_doubled_frames() -> None:
+    inputs = some_convolution(*SIDES, (1, 3, 3))
+    truth = naive_causal_conv(doubled_frames(inputs["x"]), None, inputs["weight"], inputs["bias"])
+    out = causal_conv.doubled_conv(inputs["x"], *doubled(inputs), tiles=TILES)
+    assert out.is_contiguous()
+    assert relative_error(out, truth) <= FUSED[torch.float32]
+
+
+def doubled(inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Weight and bias of `doubled_conv`."""
+    return doubled_filters(inputs["weight"].squeeze(2)), inputs["bias"]
 
 
 def test_a_stream_of_calls_is_the_whole() -> None:
@@ -125,6 +138,21 @@ def test_refusals(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], mess
         convolved(change(some_convolution(*SIDES, (3, 3, 3))))
 
 
+def test_refusals_of_doubling() -> None:
+    inputs = some_convolution(*SIDES, (1, 3, 3))
+    x, (weight, bias) = inputs["x"], doubled(inputs)
+    for wrong, message in (
+        ((x[0], weight, bias), "expected \\[batch, frames"),
+        ((x.half(), weight, bias), "x is torch.float16"),
+        ((x, weight[:1], bias), "weight has shape"),
+        ((x, packed_filters(inputs["weight"]), bias), "weight has shape"),
+        ((x, weight, bias[:3].contiguous()), "bias has shape"),
+        ((x.to("meta"), weight.to("meta"), bias.to("meta")), "meta"),
+    ):
+        with pytest.raises(KernelsError, match=message):
+            causal_conv.doubled_conv(*wrong, tiles=TILES)
+
+
 @pytest.mark.parametrize(
     ("channels", "filters", "tiles", "kind"),
     first_is_fast(
@@ -167,6 +195,32 @@ def test_the_kernel_compiles_for_hopper_without_spills(
         assert [loop.count("WARPGROUP") for loop in loops] == [2 + bool(tiles.more_filters)] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("channels", "filters", "tiles"),
+    [
+        (192, 96, TILES),
+        (192, 96, ConvTiles(16, 16, 128, 0, 32, stages=6, warps=8, filters_first=True)),
+        (384, 192, ConvTiles(8, 32, 128, 64, 64, stages=3, warps=8, filters_first=True)),
+    ],
+)
+def test_the_kernel_that_doubles_compiles_for_hopper_without_spills(
+    channels: int,
+    filters: int,
+    tiles: ConvTiles,
+    cross_compile: Callable[..., Any],
+    loops_of: Callable[[Any], list[list[str]]],
+) -> None:
+    types, constants = signature(channels, filters, tiles, "*bf16")
+    taps = dict(zip(("TAPS_T", "TAPS_H", "TAPS_W"), DOUBLED_TAPS, strict=True))
+    constants |= {**taps, "CACHED": False, "ADD": False, "DOUBLED": True}
+    kernel = cross_compile(causal_conv_kernel, types, constants, 90, tiles.warps, ("height", "width"))
+    assert kernel.metadata.shared * tiles.resident <= SHARED_BYTES
+    (loop,) = [loop for loop in loops_of(kernel) if "HGMMA" in loop]
+    assert not {"LDL", "STL"} & set(loop)
+    assert tiles.filters_first == ("LDSM" not in loop)
+
+
 @pytest.mark.parametrize("filters", [(64, 32), (128, 0)], ids=str)
 def test_each_step_frees_the_stage_before_it(
     filters: tuple[int, int], cross_compile: Callable[..., Any]
@@ -174,7 +228,7 @@ def test_each_step_frees_the_stage_before_it(
     """A barrier that was chosen outside the loop would be the same one in each step: the loader would wait for ever."""
     tiles = replace(MARGIN, filters=filters[0], more_filters=filters[1])
     types, constants = signature(96, sum(filters), tiles, "*bf16")
-    of_triton = ("TAPS_H", "TAPS_W", "BH", "FILTERS_FIRST")
+    of_triton = ("TAPS_H", "TAPS_W", "BH", "FILTERS_FIRST", "DOUBLED")
     constants = {name: value for name, value in constants.items() if name not in of_triton}
     kernel = cross_compile(
         kernel_of("causal_conv_outline"), types, {**constants, "REGISTERS": REGISTERS}, 90, WARPS
@@ -224,6 +278,7 @@ def signature(
         "BK": tiles.channels,
         "STAGES": tiles.stages,
         "FILTERS_FIRST": tiles.filters_first,
+        "DOUBLED": False,
     }
     return types, constants
 
@@ -351,6 +406,25 @@ def test_the_op_on_a_gpu_is_one_launch(tiles: ConvTiles, monkeypatch: pytest.Mon
             assert any("pad" in name for name in names) == (channels == 20)
 
 
+def test_doubling_on_a_gpu_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_hopper(monkeypatch)
+    with FakeTensorMode():
+        x, weight, bias = (
+            torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
+            for shape in ((1, 4, 6, 8, 192), (4, 2, 2, 96, 192), (96,))
+        )
+
+        def call(*arguments: Tensor) -> Tensor:
+            return causal_conv.doubled_conv(*arguments, tiles=TILES)
+
+        traced = torch.fx.experimental.proxy_tensor.make_fx(call)(x, weight, bias)
+        assert call(x, weight, bias).shape == (1, 4, 12, 16, 96)
+        names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+        assert sum("causal_conv" in name or "triton_kernel" in name for name in names) == 1
+        with pytest.raises(KernelsError, match="3 x 3 taps"):
+            causal_conv.doubled_conv(x, weight, bias, tiles=MARGIN)
+
+
 # -- admission -------------------------------------------------------------------------------------------------
 
 
@@ -359,6 +433,17 @@ def test_admission_admits_what_is_right(fp8: bool) -> None:
     passed = admit_conv(TILES, 6, 5, (3, 3, 3), "cpu", fp8=fp8)
     assert passed.refusal == ""
     assert 0 <= passed.error <= passed.bound
+
+
+def test_admission_of_doubling(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert admit_conv(TILES, 6, 5, DOUBLED_TAPS, "cpu").refusal == ""
+    right = causal_conv.doubled_conv
+
+    def shifted(x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return right(x, *rest, **named).roll(1, dims=3)
+
+    monkeypatch.setattr(admission_conv, "doubled_conv", shifted)
+    assert "above" in admit_conv(TILES, 6, 5, DOUBLED_TAPS, "cpu").refusal
 
 
 def test_admission_refuses_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,6 +497,14 @@ class ConvModule(torch.nn.Module):
 def test_gpu_admits_it(channels: int, filters: int, fp8: bool, taps: tuple[int, int, int]) -> None:
     for tiles in (TILES, MARGIN) if taps[1:] == (3, 3) else (TILES,):
         assert admit_conv(tiles, channels, filters, taps, full=(3, 60, 104), fp8=fp8).refusal == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("channels", "filters"), [(192, 96), (384, 192), (20, 36), (96, 3)])
+def test_gpu_admits_doubling(channels: int, filters: int) -> None:
+    first = ConvTiles(16, 16, 128, 0, 32, stages=4, warps=8, filters_first=True)
+    for tiles in (TILES, first):
+        assert admit_conv(tiles, channels, filters, DOUBLED_TAPS, full=(3, 60, 104)).refusal == ""
 
 
 @pytest.mark.gpu

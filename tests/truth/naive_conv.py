@@ -29,6 +29,11 @@ def naive_causal_conv(
     return sums if residual is None else sums + residual.double()
 
 
+def doubled_frames(x: Tensor) -> Tensor:
+    """Return frames [B, T, 2*H, 2*W, C] in which each pixel of ``x`` [B, T, H, W, C] stands four times."""
+    return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+
+
 def some_convolution(
     batch: int, frames: int, height: int, width: int, channels: int, filters: int, taps: tuple[int, int, int]
 ) -> dict[str, Tensor]:

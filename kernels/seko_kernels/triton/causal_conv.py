@@ -20,6 +20,7 @@ def _accumulated(  # type: ignore[no-untyped-def]
     first_image,
     row,
     column,
+    first_tap,
     n,
     step,
     TAPS_H: tl.constexpr,
@@ -38,10 +39,10 @@ def _accumulated(  # type: ignore[no-untyped-def]
     image = first_image + tap // (TAPS_W * TAPS_H)
     box = frames.load([image, row + tap_h - TAPS_H // 2, column + tap_w - TAPS_W // 2, channel])
     x = tl.reshape(box, (box.shape[1] * box.shape[2], BK))
-    w = tl.reshape(filters.load([tap, n, channel]), (BN, BK))
+    w = tl.reshape(filters.load([first_tap + tap, n, channel]), (BN, BK))
     acc = _product(x, w, acc, FILTERS_FIRST)
     if BN_MORE > 0:
-        w = tl.reshape(more_filters.load([tap, n + BN, channel]), (BN_MORE, BK))
+        w = tl.reshape(more_filters.load([first_tap + tap, n + BN, channel]), (BN_MORE, BK))
         more_acc = _product(x, w, more_acc, FILTERS_FIRST)
     return acc, more_acc
 
@@ -108,6 +109,7 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
     BK: tl.constexpr,
     STAGES: tl.constexpr,
     FILTERS_FIRST: tl.constexpr,
+    DOUBLED: tl.constexpr,
 ):
     """Write ``out[b, t] = sum over taps of W[tap] * x[b, t + tap]``, where frames before ``x`` are those of EARLIER.
 
@@ -116,6 +118,10 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
     filters are in two parts because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring
     programs take the same pixels of successive frames, so that they read the same frames of X while these are in the
     GPU's cache.
+
+    With DOUBLED the result has twice as many rows and columns: it is the convolution of 3 x 3 taps over frames whose
+    pixels were doubled in height and width. Each of the four pixels that come from one has weights of 2 x 2 taps of its
+    own, and reads from a row and a column of its own.
 
     The tap in time is the outermost of the loop, so all steps that read EARLIER come first. The convolution has two
     loops over taps, of which the first does nothing except for the first TAPS_T - 1 frames.
@@ -128,7 +134,8 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
         The frames before them, ``[batch, TAPS_T - 1, height, width, CHANNELS]``, contiguous, read if CACHED; otherwise
         every earlier frame is zeros, and its taps are left out.
     W : pointer to X's dtype
-        Weight, ``[TAPS_T * TAPS_H * TAPS_W, FILTERS, CHANNELS]``, contiguous.
+        Weight, ``[TAPS_T * TAPS_H * TAPS_W, FILTERS, CHANNELS]``, contiguous; with DOUBLED four of them, of the pixels
+        above left, above right, below left and below right.
     SCALE : pointer to fp32
         Factor of each filter's sums, ``[FILTERS]``, read if SCALED.
     BIAS : pointer to OUT's dtype
@@ -136,9 +143,9 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
     RESIDUAL : pointer to OUT's dtype
         What is added, in the shape of OUT, read if ADD.
     OUT : pointer to bf16 or fp32
-        The result, ``[batch, frames, height, width, FILTERS]``, contiguous.
+        The result, ``[batch, frames, height, width, FILTERS]``, contiguous; with DOUBLED height and width are doubled.
     TAPS_T, TAPS_H, TAPS_W : constexpr int
-        Numbers of taps; TAPS_H and TAPS_W are odd.
+        Numbers of taps; TAPS_H and TAPS_W are odd. With DOUBLED they are 1, 2 and 2.
     BH, BW, BN, BN_MORE, BK, STAGES : constexpr int
         Tile sizes of the kernel; see `tuned_conv.ConvTiles`.
     FILTERS_FIRST : constexpr bool
@@ -162,22 +169,28 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
             [height * line, line, CHANNELS, 1],
             [1, BH, BW, BK],
         )
+    PHASES: tl.constexpr = 4 if DOUBLED else 1  # pixels of the result that come from one of X
+    SIDE: tl.constexpr = 2 if DOUBLED else 1
     TAPS: tl.constexpr = TAPS_T * TAPS_H * TAPS_W
     filters = tl.make_tensor_descriptor(
-        W, [TAPS, FILTERS, CHANNELS], [FILTERS * CHANNELS, CHANNELS, 1], [1, BN, BK]
+        W, [PHASES * TAPS, FILTERS, CHANNELS], [FILTERS * CHANNELS, CHANNELS, 1], [1, BN, BK]
     )
     more_filters = filters
     if BN_MORE > 0:
         more_filters = tl.make_tensor_descriptor(
-            W, [TAPS, FILTERS, CHANNELS], [FILTERS * CHANNELS, CHANNELS, 1], [1, BN_MORE, BK]
+            W, [PHASES * TAPS, FILTERS, CHANNELS], [FILTERS * CHANNELS, CHANNELS, 1], [1, BN_MORE, BK]
         )
     filter_tiles: tl.constexpr = (FILTERS + BN + BN_MORE - 1) // (BN + BN_MORE)
     rows = tl.cdiv(height, BH)
     columns = tl.cdiv(width, BW)
-    tiles = batch * rows * columns * frames * filter_tiles
+    tiles = batch * rows * columns * frames * PHASES * filter_tiles
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
         n = tile % filter_tiles * (BN + BN_MORE)
         place = tile // filter_tiles
+        below, right, first_tap = 0, 0, 0
+        if DOUBLED:
+            below, right, first_tap = place % 4 // 2, place % 2, place % 4 * TAPS
+            place = place // 4
         t = place % frames
         place = place // frames
         column = place % columns * BW
@@ -190,19 +203,21 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
         if CACHED:
             for step in tl.range(0, before, num_stages=STAGES):
                 acc, more_acc = _accumulated(
-                    acc, more_acc, old, filters, more_filters, b * PAST + t, row, column, n, step,
-                    TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK, FILTERS_FIRST,
+                    acc, more_acc, old, filters, more_filters, b * PAST + t, row + below, column + right,
+                    first_tap, n, step, TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK, FILTERS_FIRST,
                 )  # fmt: skip
         for step in tl.range(before, TAPS_T * STEPS, num_stages=STAGES):
             acc, more_acc = _accumulated(
-                acc, more_acc, new, filters, more_filters, b * frames + t - PAST, row, column, n, step,
-                TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK, FILTERS_FIRST,
+                acc, more_acc, new, filters, more_filters, b * frames + t - PAST, row + below, column + right,
+                first_tap, n, step, TAPS_H, TAPS_W, BLOCKS, BN, BN_MORE, BK, FILTERS_FIRST,
             )  # fmt: skip
 
         m = tl.arange(0, BM)
         y, x = row + m // BW, column + m % BW
         inside = (y < height) & (x < width)
-        pixel = (b * frames + t).to(tl.int64) * height * width + y * width + x
+        out_width = width * SIDE
+        first_pixel = (b * frames + t).to(tl.int64) * (height * SIDE) * out_width
+        pixel = first_pixel + (y * SIDE + below) * out_width + (x * SIDE + right)
         sums = acc.T if FILTERS_FIRST else acc
         _store(sums, SCALE, BIAS, RESIDUAL, OUT, pixel, inside, n, FILTERS, SCALED, ADD)
         if BN_MORE > 0:

@@ -37,7 +37,7 @@ from seko_export.media.wan_vae.layers import (
     run,
 )
 from seko_export.media.wan_vae.levels import DownLevel, UpLevel, patched, unpatched
-from seko_export.media.wan_vae.own_convolution import FILTERS, PACKED, own_weights
+from seko_export.media.wan_vae.own_convolution import E4M3, FILTERS_FP8, PACKED, own_weights
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
@@ -313,7 +313,7 @@ class VaeTensors:
             return self._statistics[name]
         convolution, _, leaf = name.rpartition(".")
         if leaf in PACKED:
-            return self._packed(convolution, leaf != FILTERS)[leaf]
+            return self._packed(convolution, FILTERS_FP8 if leaf in E4M3 else leaf)[leaf]
         return self._checkpoint[name]
 
 

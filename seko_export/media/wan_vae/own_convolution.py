@@ -22,14 +22,17 @@ from seko_export.media.wan_vae.layers import (
     Streamed,
     Upsample,
 )
-from seko_kernels.causal_conv import causal_conv, packed_filters
+from seko_kernels.causal_conv import DOUBLED_TAPS, causal_conv, doubled_conv, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.formats import E4M3_MAX
 from seko_kernels.fused_reference import LEAST_ROW_SCALE, e4m3_cast
 from seko_kernels.tuned_conv import Convolution, ConvTiles, size_class
 
 TilesOf = Callable[[Convolution], ConvTiles | None]
-PACKED = FILTERS, FILTERS_FP8, SUM_SCALE, FRAMES_SCALE = "filters", "filters_fp8", "sum_scale", "frames_scale"
+FILTERS, FILTERS_DOUBLED = "filters", "filters_doubled"
+FILTERS_FP8, SUM_SCALE, FRAMES_SCALE = "filters_fp8", "sum_scale", "frames_scale"
+E4M3 = FILTERS_FP8, SUM_SCALE, FRAMES_SCALE  # weights of one convolution that multiplies e4m3 numbers
+PACKED = FILTERS, FILTERS_DOUBLED, *E4M3
 
 
 def packed_weights(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Tensor]:
@@ -60,10 +63,28 @@ def packed_weights(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Ten
     return {FILTERS_FP8: codes, SUM_SCALE: scale * frames_scale, FRAMES_SCALE: frames_scale}
 
 
-def own_weights(checkpoint: WeightSource, convolution: str, fp8: bool) -> dict[str, Tensor]:
-    """Return the weights of an `OwnConvolution` from a checkpoint by Wan's names; see `packed_weights`."""
+def own_weights(checkpoint: WeightSource, convolution: str, kind: str) -> dict[str, Tensor]:
+    """Return the packed weights of a convolution from a checkpoint by Wan's names.
+
+    Parameters
+    ----------
+    checkpoint : WeightSource
+        The checkpoint.
+    convolution : str
+        Name of the convolution.
+    kind : str
+        ``filters``, ``filters_doubled`` or ``filters_fp8``.
+
+    Returns
+    -------
+    dict of str to Tensor
+        ``filters_doubled`` of a `DoublingConvolution`, if that is the kind. Otherwise those of an `OwnConvolution`;
+        see `packed_weights`.
+    """
     weight = checkpoint[f"{convolution}.weight"]
-    if not fp8:
+    if kind == FILTERS_DOUBLED:
+        return {FILTERS_DOUBLED: doubled_filters(weight)}
+    if kind == FILTERS:
         return packed_weights(weight)
     block, _, number = convolution.rpartition(".")
     return packed_weights(weight, checkpoint[f"{block}.{NORM_BEFORE[int(number)]}.gamma"])
@@ -147,8 +168,34 @@ class OwnConvolution(Streamed):
         return e4m3_cast(frames.float() / self.frames_scale) if self.fp8 else frames
 
 
+class DoublingConvolution(Streamed):
+    """The doubling of rows and columns, and the convolution behind it, in Seko's kernel.
+
+    Parameters
+    ----------
+    plain : nn.Conv2d
+        The convolution that it replaces.
+    tiles : ConvTiles
+        Tile sizes of the kernel, from `tuned_conv.measured_tiles`.
+    """
+
+    def __init__(self, plain: nn.Conv2d, tiles: ConvTiles) -> None:
+        super().__init__()
+        assert plain.bias is not None
+        self.tiles, self.bias = tiles, plain.bias
+        self.filters_doubled = nn.Parameter(doubled_filters(plain.weight.detach()), requires_grad=False)
+
+    def forward(self, x: Tensor, _: FrameCaches) -> Tensor:
+        """Return the result [B, O, T, 2*H, 2*W] for ``x`` [B, C, T, H, W], both in channels-last memory."""
+        y = doubled_conv(_channels_behind(x), self.filters_doubled, self.bias, tiles=self.tiles)
+        return y.permute(0, 4, 1, 2, 3)
+
+
 def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: TilesOf) -> None:
-    """Replace the convolutions of a VAE's module for which there are tile sizes by `OwnConvolution`, in place.
+    """Replace the convolutions of a VAE's module for which there are tile sizes, in place.
+
+    Most become an `OwnConvolution`. One behind an upsampling becomes a `DoublingConvolution` if there are tile sizes
+    for that.
 
     Parameters
     ----------
@@ -159,12 +206,12 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
     tiles_of : callable
         Function that returns the tile sizes of a convolution, or None if torch's convolution is faster.
     """
-    gammas, behind = dict[nn.Module, Tensor](), set[nn.Module]()
+    gammas, behind = dict[nn.Module, Tensor](), dict[nn.Module, Upsample]()
     for part in module.modules():
         if isinstance(part, ResidualBlock) and part.fp8:
             gammas |= {part.residual[n]: part.residual[norm].gamma for n, norm in NORM_BEFORE.items()}  # type: ignore[misc]
         elif isinstance(part, Upsample):
-            behind.add(part.resample[1])
+            behind[part.resample[1]] = part
     plain = {
         name: part
         for name, part in module.named_modules()
@@ -187,6 +234,9 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
             continue
         filters, channels, *taps = part.weight.shape
         place = Convolution(channels, filters, (1, *taps)[-3:], sizes[part])
+        if part in behind and (tiles := tiles_of(place._replace(taps=DOUBLED_TAPS))) is not None:
+            behind[part].resample = nn.Sequential(nn.Identity(), DoublingConvolution(part, tiles))
+            continue
         gamma = gammas.get(part)
         tiles = None if gamma is None else tiles_of(place._replace(fp8=True))
         if tiles is None:
