@@ -1,4 +1,6 @@
-"""The convolutions of `causal_conv` in plain torch, which define the results of the kernels and run on a CPU."""
+"""The convolutions of `causal_conv`, and `norm_silu` before them, in plain torch. They define the results of the
+kernels, and run on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,15 @@ def doubled_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         below, right = divmod(pixel, 2)
         window = pictures[:, :, below : below + height + 1, right : right + width + 1]
         four.append(F.conv2d(window, taps, bias.to(wide)))
-    y = torch.stack(four, dim=-1).unflatten(-1, (2, 2)).permute(0, 2, 4, 3, 5, 1)  # [B*T, H, 2, W, 2, N]
+    y = torch.stack(four, dim=-1).view(*four[0].shape, 2, 2).permute(0, 2, 4, 3, 5, 1)  # [B*T, H, 2, W, 2, N]
     return y.reshape(batch, frames, 2 * height, 2 * width, -1).to(bias.dtype)
+
+
+def norm_silu(x: Tensor, gamma: Tensor) -> Tensor:
+    """Return the result of `norm_silu.norm_silu`, computed in float32 or wider and rounded once."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normed = F.normalize(x.to(wide), dim=-1) * (gamma.to(wide) * x.shape[-1] ** 0.5)
+    return F.silu(normed).to(x.dtype)
 
 
 def e4m3_filters(packed: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, L
 from seko_export.families.layers.past_window import WindowExpand
 from seko_export.roofline.op_count_few_rows import CountedFewRowOps
 from seko_export.roofline.op_count_fused import EXPAND, CountedOps
+from seko_kernels import conv_reference
 from seko_kernels.kv_formats import ExactKv
 from seko_kernels.ops import stand_ins
 from seko_kernels.tuned_conv import ConvTiles
@@ -95,6 +96,7 @@ def count_piece(piece: Piece) -> PieceCount:
         {
             "causal_conv": partial(_count_convolution, recorder),
             "doubled_conv": partial(_count_doubled, recorder),
+            "norm_silu": conv_reference.norm_silu,
         }
     )
     with (

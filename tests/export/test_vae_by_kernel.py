@@ -20,7 +20,7 @@ from seko_export.host.environment import Target
 from seko_export.media.pieces import media_pieces
 from seko_export.media.wan_vae import own_convolution
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
-from seko_export.media.wan_vae.layers import CausalConv3d, Upsample
+from seko_export.media.wan_vae.layers import CausalConv3d, ResidualBlock, RmsNorm, Upsample
 from seko_export.media.wan_vae.modules import (
     VaeDecode,
     VaeEncode,
@@ -28,11 +28,11 @@ from seko_export.media.wan_vae.modules import (
     decoder_cache_shapes,
     encoder_cache_shapes,
 )
-from seko_export.media.wan_vae.own_convolution import TilesOf, packed_weights, use_own_convolutions
+from seko_export.media.wan_vae.own_convolution import NormSilu, TilesOf, packed_weights, use_own_convolutions
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.op_count import CONVOLUTION, OWN_CONVOLUTION, Launch, count_piece
-from seko_kernels import tuned_conv
+from seko_kernels import conv_reference, tuned_conv
 from seko_kernels.causal_conv import causal_conv, doubled_conv
 from seko_kernels.ops import stand_ins
 from seko_kernels.tuned_conv import Convolution, ConvTiles, read_table, write_table
@@ -131,6 +131,17 @@ def test_a_stream_is_diffusers_on_the_whole_clip(
     assert len(convolved) == len(cut) * count - idle
     assert relative_error(decoded, oracle.decode(latents)) <= VAE[torch.float32]
     assert relative_error(stream(oracle, VaeEncode, video, cut), oracle.encode(video)) <= VAE[torch.float32]
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_norms_before_the_kernel_are_the_kernels_too(fp8: bool) -> None:
+    """Unless it multiplies e4m3 numbers, or has a number of channels that the norm cannot take."""
+    for channels in (SMALL.base_dim, 40):
+        oracle = OwnOracle(torch.float32, replace(SMALL, base_dim=channels, fp8=fp8))
+        half = oracle.half(VaeDecode, first=False, frames=1)
+        blocks = [module for module in half.modules() if isinstance(module, ResidualBlock)]
+        kinds = {type(block.residual[number]) for block in blocks for number in (0, 3)}
+        assert kinds == {RmsNorm if fp8 or channels == 40 else NormSilu}
 
 
 def oracle_upsamples(config: WanVaeConfig) -> list[Upsample]:
@@ -314,6 +325,27 @@ def test_an_artifact_holds_packed_weights_of_the_rows_of_its_gpu(
         assert all(name.startswith("weight:vae.encoder.") for name in new)
 
 
+def test_an_artifact_holds_four_weights_of_a_convolution_behind_doubling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the table has both forms of the convolution behind an upsampling; `plan` counts its fewer products."""
+    file, name = tmp_path / "table.json", "weight:vae.decoder.upsamples.11.resample.1."
+    write_table(file, [row(192, 96, taps=[1, 3, 3])])
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: read_table(file))
+    operations = own_operations(build_of("sm_90"))
+    write_table(file, [row(192, 96, taps=[1, 2, 2])])
+    weights = vae_parameters(build_of("sm_90"))
+    assert {ref for ref in weights if ref.startswith(name)} == {name + "filters_doubled", name + "bias"}
+    assert weights[name + "filters_doubled"] == ((4, 2, 2, 96, 192), torch.bfloat16)
+    assert own_operations(build_of("sm_90")) == [count * 4 // 9 for count in operations]
+
+
+def own_operations(config: VideoBuild) -> list[int]:
+    """Operations of each convolution of Seko's kernel in the decoder's steady call."""
+    (piece,) = (piece for piece in media_pieces(config) if piece.name == "vae_decode")
+    return [launch.flops for launch in count_piece(piece).launches if launch.kind == OWN_CONVOLUTION]
+
+
 def test_plan_counts_a_convolution_of_the_kernel_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,7 +420,7 @@ def test_a_call_rearranges_and_quantises_no_weight(
         assert (earlier is None) == (first or weight.shape[0] == 1)
         return torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
 
-    with stand_ins({"causal_conv": kernel}):
+    with stand_ins({"causal_conv": kernel, "norm_silu": conv_reference.norm_silu}):
         FlatModule(piece)(*stored)
     blocks = ["filters_fp8", "bias", "sum_scale"] if fp8 else ["filters", "bias"]
     assert used == ["filters", "bias", *(6 * blocks)]  # the first is behind the last upsampling

@@ -14,6 +14,7 @@ FAST = (
     "interpreted_kv.py",
     "interpreted_rows.py",
     "interpreted_few_rows.py",
+    "interpreted_norm_silu.py",
 )
 SLOW = (
     "interpreted_attention_fp8.py",

@@ -19,6 +19,7 @@ from seko_export.media.wan_vae.layers import (
     CausalConv3d,
     FrameCaches,
     ResidualBlock,
+    RmsNorm,
     Streamed,
     Upsample,
 )
@@ -26,6 +27,7 @@ from seko_kernels.causal_conv import DOUBLED_TAPS, causal_conv, doubled_conv, do
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.formats import E4M3_MAX
 from seko_kernels.fused_reference import LEAST_ROW_SCALE, e4m3_cast
+from seko_kernels.norm_silu import norm_silu, part_of
 from seko_kernels.tuned_conv import Convolution, ConvTiles, size_class
 
 TilesOf = Callable[[Convolution], ConvTiles | None]
@@ -168,6 +170,18 @@ class OwnConvolution(Streamed):
         return e4m3_cast(frames.float() / self.frames_scale) if self.fp8 else frames
 
 
+class NormSilu(nn.Module):
+    """RMS norm and SiLU in Seko's kernel, in place of a `RmsNorm` over channels-last frames and of what follows it."""
+
+    def __init__(self, plain: RmsNorm) -> None:
+        super().__init__()
+        self.gamma = plain.gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor like ``x``, [B, C, T, H, W] in channels-last memory."""
+        return norm_silu(_channels_behind(x), self.gamma.view(-1)).permute(0, 4, 1, 2, 3)
+
+
 class DoublingConvolution(Streamed):
     """The doubling of rows and columns, and the convolution behind it, in Seko's kernel.
 
@@ -195,7 +209,7 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
     """Replace the convolutions of a VAE's module for which there are tile sizes, in place.
 
     Most become an `OwnConvolution`. One behind an upsampling becomes a `DoublingConvolution` if there are tile sizes
-    for that.
+    for that. Before a convolution of bfloat16 numbers, the norm and SiLU of a residual block become a `NormSilu`.
 
     Parameters
     ----------
@@ -243,6 +257,19 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
             gamma, tiles = None, tiles_of(place)
         if tiles is not None:
             module.set_submodule(name, OwnConvolution(part, tiles, gamma))
+    for block in module.modules():
+        if isinstance(block, ResidualBlock):
+            _use_own_norms(block.residual)
+
+
+def _use_own_norms(residual: nn.Sequential) -> None:
+    """Replace norm and SiLU in front of a residual block's convolutions that are Seko's, except those in e4m3: the
+    compiler fuses norm, SiLU and the rounding to e4m3."""
+    for number, norm_number in NORM_BEFORE.items():
+        convolution, norm = residual[number], residual[norm_number]
+        own = isinstance(convolution, OwnConvolution) and not convolution.fp8
+        if own and isinstance(norm, RmsNorm) and part_of(len(norm.gamma)) is not None:
+            residual[norm_number], residual[norm_number + 1] = NormSilu(norm), nn.Identity()
 
 
 def _channels_behind(x: Tensor) -> Tensor:
