@@ -9,7 +9,7 @@ chunks are recorded in addition.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -43,7 +43,7 @@ from seko_runtime.video.manifest import Golden, GoldenBound, VideoManifest
 from seko_runtime.video.opened_rows import open_video_rows
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.together import TOGETHER, Together
+from seko_runtime.video.together import Together, opened_together
 
 TEXT = "text"  # name of the golden file's tensor with the text embeddings
 REFERENCE = "reference"  # name of the tensor with the latents of the reference frames, if the build has any
@@ -286,23 +286,22 @@ def eager_session(
     reference_frames = golden_reference(config) if reference is None else reference
     loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory)
     inputs = golden_inputs(config, None)
+    beginnings = (
+        {
+            "seed": seed,
+            "text": text[row : row + 1],
+            "reference": None if reference_frames is None else reference_frames[row].numpy(),
+            "inputs": {name: array[row] for name, array in inputs.items()},
+        }
+        for row, seed in enumerate(seeds)
+    )
     with (
         torch.no_grad(),
         attention_backends(config.target.eager_device),
         Pool(open_video_rows(loaded, VideoOptions())) as pool,
-        ExitStack() as opened,
+        opened_together(pool, beginnings) as sessions,
     ):
-        sessions = []
-        for row, seed in enumerate(seeds):
-            session = pool.open_session(
-                seed=seed,
-                tenant=TOGETHER,
-                text=text[row : row + 1],
-                reference=None if reference_frames is None else reference_frames[row].numpy(),
-                inputs={name: array[row] for name, array in inputs.items()},
-            )
-            sessions.append(opened.enter_context(session))
-        yield Together(pool, sessions)
+        yield sessions
 
 
 def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +35,8 @@ from seko_runtime.video.contract import made_of
 from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.manifest import VideoManifest, video_manifest
-from seko_runtime.video.pool import Pool
 from seko_runtime.video.reference_frames import with_portrait
-from seko_runtime.video.together import TOGETHER, RowChunks, Together
+from seko_runtime.video.together import RowChunks, Together, opened_together
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -114,7 +112,7 @@ def _run(
         prompt = prompts[0].prompt if starts else None
         with (
             artifact.open_pool(steps=options.steps, shift=options.shift) as pool,
-            _sessions(artifact, pool, seeds, prompt, conditioning, inputs) as sessions,
+            opened_together(pool, _beginnings(artifact, seeds, prompt, conditioning, inputs)) as sessions,
             ChunkWriter(
                 options.output,
                 stream,
@@ -237,28 +235,23 @@ def _mixed(voices: NDArray[np.float32]) -> NDArray[np.float32]:
     return sound / max(1.0, float(np.abs(sound).max()))
 
 
-@contextmanager
-def _sessions(
+def _beginnings(
     artifact: VideoArtifact,
-    pool: Pool,
     seeds: Sequence[int],
     prompt: str | None,
     conditioning: Conditioning,
     inputs: RunInputs,
-) -> Iterator[Together]:
-    """Open a session for each seed, with the caller's conditions; the recorded ones of the golden stand in for missing
-    conditions."""
-    with ExitStack() as opened:
-        sessions = []
-        for row, seed in enumerate(seeds):
-            steady = {} if inputs.voices is not None else artifact.golden_inputs(None, row)
-            steady.pop(made_of(artifact.manifest, conditioning.image), None)
-            steady |= {name: array[row] for name, array in inputs.steady.items()}
-            text = None if conditioning.text is None else conditioning.text[row : row + 1]
-            begun = artifact.beginning(row, text, prompt, conditioning.image, conditioning.reference, steady)
-            session = pool.open_session(seed=seed, image=conditioning.image, tenant=TOGETHER, **begun)
-            sessions.append(opened.enter_context(session))
-        yield Together(pool, sessions)
+) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of `Pool.open_session` for each seed, with the caller's conditions; the recorded ones of the
+    golden stand in for missing conditions."""
+    image = conditioning.image
+    for row, seed in enumerate(seeds):
+        steady = {} if inputs.voices is not None else artifact.golden_inputs(None, row)
+        steady.pop(made_of(artifact.manifest, image), None)
+        steady |= {name: array[row] for name, array in inputs.steady.items()}
+        text = None if conditioning.text is None else conditioning.text[row : row + 1]
+        begun = artifact.beginning(row, text, prompt, image, conditioning.reference, steady)
+        yield {"seed": seed, "image": image, **begun}
 
 
 def _video_frames(manifest: VideoManifest, number: int) -> int:

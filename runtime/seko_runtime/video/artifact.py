@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +27,7 @@ from seko_runtime.video.recording import Recording
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.rows import VideoRows
 from seko_runtime.video.session import Session
-from seko_runtime.video.together import TOGETHER, Together
+from seko_runtime.video.together import Together, opened_together
 
 
 class VideoArtifact(OpenArtifact[VideoManifest]):
@@ -178,13 +178,12 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         """
         golden = self.manifest.workload.golden
         seeds = range(self.manifest.call_rows) if golden is None else golden.seeds
-        with self.open_pool() as pool, ExitStack() as opened:
-            sessions = []
-            for row, seed in enumerate(seeds):
-                begun = self.beginning(row, prompt=prompt, image=image)
-                session = pool.open_session(seed=seed, image=image, tenant=TOGETHER, **begun)
-                sessions.append(opened.enter_context(session))
-            yield Together(pool, sessions)
+        beginnings = (
+            {"seed": seed, "image": image, **self.beginning(row, prompt=prompt, image=image)}
+            for row, seed in enumerate(seeds)
+        )
+        with self.open_pool() as pool, opened_together(pool, beginnings) as sessions:
+            yield sessions
 
     @memory_advice()
     @machine_faults()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,7 @@ from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.session import Session
 
-TOGETHER = (
-    "together"  # the common tenant of these sessions, by which a prompt for all of them is encoded once
-)
+_TENANT = "together"  # the common tenant of these sessions, by which a prompt for all of them is encoded once
 
 
 @dataclass(frozen=True)
@@ -83,3 +82,14 @@ class Together:
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of the KV cache to the host; see `Pool.cache_sample`."""
         return self.pool.cache_sample(step)
+
+
+@contextmanager
+def opened_together(pool: Pool, beginnings: Iterable[Mapping[str, Any]]) -> Iterator[Together]:
+    """Context manager that opens a session of a pool for each of ``beginnings``, the arguments of
+    `Pool.open_session`."""
+    with ExitStack() as opened:
+        sessions = [
+            opened.enter_context(pool.open_session(tenant=_TENANT, **beginning)) for beginning in beginnings
+        ]
+        yield Together(pool, sessions)
