@@ -34,9 +34,9 @@ class ChunkMaker(Protocol):
 
     call_lock: CallLock
 
-    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns
-        it."""
+    def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns it.
+        The parameters are attributes of the `Chunk`."""
 
     def decoder(self) -> FrameReader:
         """Return the decoder of video frames; UsageError if the artifact has no VAE."""
@@ -104,7 +104,7 @@ class Chunk:
             If the session is closed.
         """
         with self.maker.call_lock.take():
-            copied = self.maker.read_latents(self)
+            copied = self.maker.read_latents(self.row, self.serial, self.index)
         return copied()  # wait without the pool's lock, so that other sessions can queue their chunks
 
     @machine_faults()
@@ -150,11 +150,12 @@ class Readable:
         for row in rows:
             self._kept.pop(row, None)
 
-    def check(self, chunk: Chunk) -> None:
-        """Raise a StaleChunkError if a chunk's latents were overwritten."""
-        if chunk.serial != self._kept.get(chunk.row):
+    def check(self, row: int, serial: int, index: int) -> None:
+        """Raise a StaleChunkError if a chunk's latents were overwritten; the parameters are attributes of the
+        `Chunk`."""
+        if serial != self._kept.get(row):
             raise StaleChunkError(
-                f"chunk {chunk.index} was overwritten by the session's next chunk; call to_host() before it"
+                f"chunk {index} was overwritten by the session's next chunk; call to_host() before it"
             )
 
 

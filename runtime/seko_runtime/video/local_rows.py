@@ -361,21 +361,16 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             decoder.reserve(row)
 
     @machine_faults()
-    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns
-        it."""
-        self.device()
-        self.readable.check(chunk)
-        shape, _ = self.memory.describe(chunk.latents)
+    def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns it.
+        The parameters are attributes of the `Chunk`."""
+        device = self.device()
+        self.readable.check(row, serial, index)
+        latents = device.kept_latents(row)  # only a row's last chunk is readable
+        shape, _ = self.memory.describe(latents)
         # copied, because the next chunk may overwrite them
-        read = self.read_later({"latents": chunk.latents})
+        read = self.read_later({"latents": latents})
         return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
-
-    def latents_of(self, row: int, serial: int, index: int) -> NDArray[np.float32]:
-        """Return a copy of a chunk's latents for a `Chunk` in another process; parameters are the attributes of that
-        `Chunk`."""
-        none = np.zeros((0, 0), np.int64)
-        return self.read_latents(Chunk(index, none, self.device().kept_latents(row), self, serial, row))()
 
     @machine_faults()
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:

@@ -107,12 +107,12 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Set streams back to their state before they made chunk number ``chunk``."""
         self.ask_ranks("rewind", {"rows": rows, "chunk": chunk})
 
-    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
+    def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
         """Copy a chunk's latents to the host, and return a function that returns them.
 
         `read_latents` waits for the copy, because the ranks' processes answer one command at a time.
         """
-        facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
+        facts = {"row": row, "serial": serial, "index": index}
         latents: NDArray[np.float32] = self.ask_ranks("read_latents", facts, ranks=(0,))[0]
         return lambda: latents
 
@@ -176,7 +176,7 @@ RANK_COMMANDS: Mapping[str, Command] = {
     "restart": lambda rows, facts: rows.restart(**facts),
     "cut": lambda rows, facts: rows.cut(**facts),
     "rewind": lambda rows, facts: rows.rewind(**facts),
-    "read_latents": lambda rows, facts: rows.latents_of(**facts),
+    "read_latents": lambda rows, facts: rows.read_latents(**facts)(),
     "video_frames": _video_frames,
     "cache_sample": lambda rows, facts: rows.cache_sample(**facts),
 }

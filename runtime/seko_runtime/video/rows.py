@@ -105,9 +105,9 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
         """Set streams back to their state before they made a chunk; see `Session.rewind`."""
 
-    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns
-        it."""
+    def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns it.
+        The parameters are attributes of the `Chunk`."""
 
     def decoder(self) -> FrameReader:
         """Return the reader of video frames; UsageError if the artifact makes no video."""
