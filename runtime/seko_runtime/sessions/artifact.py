@@ -3,10 +3,10 @@ artifacts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.faults import machine_faults
@@ -15,7 +15,10 @@ from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.closing import Closing
 from seko_runtime.sessions.engines import Engines, Wrap
 from seko_runtime.sessions.loaded import ManifestT
+from seko_runtime.sessions.session import RowSession
 from seko_runtime.sessions.verdict import GoldenError
+
+SessionT = TypeVar("SessionT", bound=RowSession)
 
 
 class Closable(Protocol):
@@ -117,6 +120,17 @@ class OpenArtifact(Closing, Generic[ManifestT]):
     def _keep(self, opened: Closable) -> None:
         """Note an opened session or pool, so that `close` closes it, too."""
         self._opened = [other for other in self._opened if not other.closed] + [opened]
+
+    def _alone(self, pool: Closable, open_session: Callable[[], SessionT]) -> SessionT:
+        """Open the only session of a pool, which ends with the session; after an error the pool is closed."""
+        try:
+            session = open_session()
+        except BaseException:
+            pool.close()
+            raise
+        session._owns_pool = True
+        self._keep(session)
+        return session
 
     @machine_faults()
     def close(self) -> None:

@@ -47,19 +47,15 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
         of `SpeechSession.encode_voice` to its ``voice``.
         """
         pool = self._open_pool(None)
-        try:
-            session = pool.open_session(
+        return self._alone(
+            pool,
+            lambda: pool.open_session(
                 seed=seed,
                 guidance=guidance,
                 temperature=temperature,
                 positions=self.manifest.workload.positions,
-            )
-        except BaseException:
-            pool.close()
-            raise
-        session._owns_pool = True
-        self._keep(session)
-        return session
+            ),
+        )
 
     @machine_faults()
     @under_lock

@@ -116,16 +116,12 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
             )
         begun = self.beginning(0, text, prompt, image, reference, inputs)
         pool = self._open_pool(VideoOptions(steps, shift, prompt_cache, overlap), None)
-        try:
-            session = pool.open_session(
+        return self._alone(
+            pool,
+            lambda: pool.open_session(
                 seed=seed, image=image, conditioning_latents=conditioning_latents, **begun
-            )
-        except BaseException:
-            pool.close()
-            raise
-        session._owns_pool = True
-        self._keep(session)
-        return session
+            ),
+        )
 
     def beginning(
         self,
