@@ -20,22 +20,33 @@ export AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL=${AOT_INDUCTOR_COMPILE_WRAPPER_OPT
 export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-"$PYTHON" -m mypy
-"$(dirname "$PYTHON")/lint-imports" --no-cache
+# Types and import rules take one core for most of a minute, so they are checked beside the tests. What they print comes
+# in one piece, behind the tests.
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+{ "$PYTHON" -m mypy && "$(dirname "$PYTHON")/lint-imports" --no-cache; } >"$said" 2>&1 &
+checks=$!
+end() { # STATUS OF THE TESTS
+    local status=0
+    wait "$checks" || status=$?
+    cat "$said"
+    [ "$status" = 0 ] || echo "mypy or lint-imports failed: see above" >&2
+    exit $(($1 | status))
+}
 run() { # PROCESSES PYTEST ARGUMENTS...
     "$PYTHON" -m pytest -n "$1" --dist loadfile --no-loadscope-reorder --durations 25 "${@:2}"
 }
 # Three processes for two cores, as a test uses one core and some wait for a quarter of a minute; a file's tests stay
 # together, so that its artifacts are built once.
 # In their order, as the longest files have few tests: those would come last.
-if [ -z "$all" ]; then
-    run "${SEKO_TEST_PROCESSES:-3}" -m "not slow" "$@"
-    exit
-fi
 first=0 last=0
+if [ -z "$all" ]; then
+    run "${SEKO_TEST_PROCESSES:-3}" -m "not slow" "$@" || first=$?
+    end "$first"
+fi
 run "${SEKO_TEST_PROCESSES:-3}" -m "not quiet" "$@" || first=$?
 run 2 -m quiet "$@" || last=$?
 # 5: the arguments choose no test of this run, but perhaps of the other one.
-[ "$first" != 5 ] || exit "$last"
-[ "$last" != 5 ] || exit "$first"
-exit $((first | last))
+[ "$first" != 5 ] || end "$last"
+[ "$last" != 5 ] || end "$first"
+end $((first | last))

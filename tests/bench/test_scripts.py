@@ -23,6 +23,7 @@ from scripts.bench.rows import COMMIT
 from scripts.random_vae import random_vae
 from seko_export.media.taehv.modules import latent_statistics
 from seko_export.media.taehv.vae import VAE
+from tests.tiers import first_is_fast
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BENCH = SCRIPTS / "bench"
@@ -107,7 +108,7 @@ def encode_at_a_small_size(script: ModuleType, tmp_path: Path) -> list[dict[str,
 
 
 @pytest.mark.usefixtures("neighbours")
-@pytest.mark.parametrize("package", [True, False], ids=["diffusers", "own modules"])
+@pytest.mark.parametrize("package", first_is_fast([True, False]), ids=["diffusers", "own modules"])
 @torch.no_grad()
 def test_the_encoders_rows_are_of_latents_that_are_the_references(
     package: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -127,7 +128,7 @@ def test_the_encoders_rows_are_of_latents_that_are_the_references(
 
 
 @pytest.mark.usefixtures("neighbours")
-@pytest.mark.parametrize("call", [0, 1])
+@pytest.mark.parametrize("call", first_is_fast([0, 1]))
 @torch.no_grad()
 def test_an_encoder_with_a_wrong_engine_gives_no_time(
     call: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -148,6 +148,7 @@ def oracle_upsamples(config: WanVaeConfig) -> list[Upsample]:
     return [m for m in VaeDecode(config, first=True, frames=1).modules() if isinstance(m, Upsample)]
 
 
+@pytest.mark.slow
 def test_the_last_of_many_chunks_is_as_near_as_the_first(convolved: list[Tensor]) -> None:
     """The plain modules are compared, chunk by chunk: no drift."""
     latents = clip(SMALL, VaeDecode, sum(CALLS_OF_33))

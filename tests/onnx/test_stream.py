@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.tolerances import relative_error
 
 from . import forms
@@ -14,6 +16,7 @@ TOLERANCE = 1e-5  # of an exact cache, over a whole stream that feeds on itself:
 FLIPPED = 1e-3
 
 
+@pytest.mark.slow  # a block of its own; the exact pieces beside it are those of the FP4 stream
 def test_an_exact_stream_past_the_wrap_with_rows_at_different_chunks() -> None:
     ours, truth = forms.onnx_stream("fp32", ROWS), forms.eager_stream("fp32", ROWS)
     for chunk, firsts in forms.positions(ours.config):
@@ -41,7 +44,7 @@ def test_each_chunk_of_an_fp4_stream_past_the_wrap() -> None:
 
 
 def test_the_streams_differ_where_a_cache_is_not_put_back() -> None:
-    ours, truth = forms.onnx_stream("fp32", ROWS), forms.eager_stream("fp32", ROWS)
+    ours, truth = forms.onnx_stream("fp4", ROWS), forms.eager_stream("fp4", ROWS)
     block = ours.engines["block"]
     ours.engines["block"] = lambda *tensors: block(*(tensor.clone() for tensor in tensors))
     for chunk in range(2):

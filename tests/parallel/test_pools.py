@@ -190,6 +190,7 @@ def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
             several.restore(tmp_path / "snapshot")
 
 
+@pytest.mark.slow  # a second group; that the death of a rank is told, test_group.py shows
 def test_a_snapshot_and_a_paused_session_outlive_their_ranks(
     programs: Path, opened: OpenArtifact, tmp_path: Path
 ) -> None:

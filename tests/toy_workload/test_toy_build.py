@@ -1,4 +1,4 @@
-"""The toy built by the exporter's own API: compiled, verified in a process of its own, opened, pooled, saved."""
+"""The toy built by the exporter's own API: verified, opened, pooled, saved. Compiled, in the slow tier alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,30 @@ from seko_runtime import open_artifact, read_manifest, register_workload
 from seko_runtime.errors import ManifestError, PoolFullError
 from seko_runtime.opening import workloads
 from tests.shared import made_once
+from tests.tiers import first_is_fast
 from tests.toy_workload import model
 from tests.toy_workload.export import CONFIG, GOLDEN_STEPS, WORKLOAD
 from tests.toy_workload.test_toy_workload import NEAR, ROOT, WORDS, alone, said
 from tests.toy_workload.workload import WORKLOAD as IN_RUNTIME
+from tests.uncompiled import UNCOMPILED, leave_uncompiled
 
 # Found by its entry point in the processes that verify, by its name in those that compile.
 ENTRY_POINT = "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
 
 
-def build_toy(folder: Path) -> None:
+def build_uncompiled(folder: Path) -> None:
+    """Build it in this process, which knows the workload; its engines are exported programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        leave_uncompiled(patch)
+        patch.setattr(workloads, "_registered", {})
+        register_workload(IN_RUNTIME)
+        checkpoint = folder.with_name(f"{folder.name}.safetensors")
+        save_file(model.weights(), checkpoint)
+        result = build_artifact(CONFIG, checkpoint, folder, backend="compile", compiler_cache=False)
+    assert set(result.engine_s) == set(model.MODULES)
+
+
+def build_compiled(folder: Path) -> None:
     """Build it, its workload installed beside the packages as an entry point says."""
     beside = folder.with_name(f"{folder.name}-installed")
     info = beside / "toy_speech-0.1.dist-info"
@@ -58,14 +72,19 @@ def build_toy(folder: Path) -> None:
     assert set(result.engine_s) == set(model.MODULES)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module",
+    params=first_is_fast([build_uncompiled, build_compiled]),
+    ids=["uncompiled", "compiled"],
+)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The artifact; not to be changed. That it is there says that it was verified."""
-    return made_once(tmp_path_factory, "built-toy", build_toy)
+    return made_once(tmp_path_factory, f"toy-{request.param.__name__}", request.param)
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UNCOMPILED, "1")
     monkeypatch.setattr(workloads, "_registered", {})
     register_workload(IN_RUNTIME)
 
@@ -135,7 +154,6 @@ def test_without_it_the_kind_is_unknown(built: Path, monkeypatch: pytest.MonkeyP
         read_manifest(built)
 
 
-@pytest.mark.slow
 def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
     info = tmp_path / "toy_speech-0.1.dist-info"
     info.mkdir()
