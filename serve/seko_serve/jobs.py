@@ -7,8 +7,6 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +19,7 @@ from seko_serve.live.behind import VideoBehind
 from seko_serve.live.content import Opening
 from seko_serve.live.device import Device, DeviceEndedError
 from seko_serve.store.base import StoreError
+from seko_serve.store.own_folder import OwnFolder
 
 MAX_FOLDER_BYTES = 1 << 30
 KEPT_S = 3600.0  # from a video's end to its removal
@@ -90,7 +89,7 @@ class VideoJobs:
 
     def __init__(self, device: Device, most: int, folder: Path | None = None) -> None:
         self._device, self._most = device, most
-        self._chosen, self._folder = folder, Path()
+        self._folder = OwnFolder(folder, "seko-serve-videos-", "--video-folder")
         self._videos: dict[str, Video] = {}
         self._worker = ThreadPoolExecutor(
             1, thread_name_prefix="seko-video", initializer=partial(os.nice, NICE)
@@ -108,19 +107,10 @@ class VideoJobs:
         Raises
         ------
         StoreError
-            If the folder of the video files cannot be made.
+            If the folder of the video files cannot be made, or another process uses it.
         """
-        if self._chosen is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="seko-serve-videos-"))
-        else:
-            self._folder = self._chosen
-            try:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(
-                    f"--video-folder {self._folder} cannot be made: {error.strerror}; give another folder"
-                ) from None
-            for left in (*self._folder.glob(f"{ID}*.mp4"), *self._folder.glob(f".{ID}*.writing")):
+        if (folder := self._folder.claim()) is not None:
+            for left in (*folder.glob(f"{ID}*.mp4"), *folder.glob(f".{ID}*.writing")):
                 left.unlink()  # of an earlier process, which alone knew whose they are
         self._tasks = [asyncio.create_task(self._make_all()), asyncio.create_task(self._reap())]
 
@@ -132,8 +122,7 @@ class VideoJobs:
         if self._current is not None:
             await self._free(self._current.stream)
         await asyncio.to_thread(self._worker.shutdown)
-        if self._chosen is None and self._tasks:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def add(self, tenant: str, opening: Opening, frames: int) -> Video:
         """Queue a requested video.
@@ -149,14 +138,18 @@ class VideoJobs:
             raise ServeError("unsupported", "this server makes no videos (--videos 0)")
         if manifest.pool is None and self._device.capacity > 1:
             raise ServeError("unsupported", "all rows of this artifact run together: it makes no videos")
-        self._folder.mkdir(
-            mode=0o700, parents=True, exist_ok=True
-        )  # what removes old temporary files removes it
-        if len(self._videos) >= self._most or _bytes_in(self._folder) >= MAX_FOLDER_BYTES:
+        try:
+            folder = self._folder.path()  # what removes old temporary files may have removed it
+        except StoreError as error:
+            _LOG.error("no video can be made: %s", error)
+            raise ServeError("full", "the server cannot keep a video's file") from None
+        if len(self._videos) >= self._most or _bytes_in(folder) >= MAX_FOLDER_BYTES:
             expiries = [video.expires for video in self._videos.values() if video.expires is not None]
             wait = max(1.0, min(expiries) - time.time()) if expiries else 60.0
             raise ServeError("full", "too many videos wait or are kept; delete some", retry_after=wait)
         video = Video(ID + secrets.token_urlsafe(12), tenant, opening, frames, time.time())
+        if not self._turns:  # before the first one
+            self._worker.submit(self._folder.remove_left)
         self._videos[video.id] = video
         self._news.set()
         return video
@@ -200,7 +193,7 @@ class VideoJobs:
         await asyncio.get_running_loop().run_in_executor(self._worker, remove)
 
     def _path(self, video: Video) -> Path:
-        return self._folder / f"{video.id}.mp4"
+        return self._folder.path() / f"{video.id}.mp4"
 
     def _next(self) -> Video | None:
         """Return the video that is made next: the oldest video of the tenant that has waited longest for its turn."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +26,7 @@ from seko_serve.logs import set_up
 from seko_serve.settings import LOOPBACK, Settings
 from seko_serve.store.base import StoreError
 
+OPEN_FILES = 4096  # of the process: of its connections, and of the artifact, snapshots and videos
 SERVER_LIMITS: dict[str, Any] = {
     "http": HttpConnection,
     "ws": StreamConnection,
@@ -69,6 +73,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen; errors of the application's start are raised unchanged."""
+        self._end_with_terminal()
         await self.application.start()
         try:
             await super().startup(sockets)
@@ -77,6 +82,14 @@ class Server(uvicorn.Server):
         except BaseException:  # such as the SystemExit with which uvicorn says that the port is taken
             await self.application.stop()
             raise
+
+    def _end_with_terminal(self) -> None:
+        """Also save the sessions when the terminal is closed, unless the signal is ignored, as `nohup` does."""
+        if threading.current_thread() is threading.main_thread() and (
+            signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        ):
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self.handle_exit, signal.SIGHUP, None)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends: after a signal, or because the device is lost."""
@@ -152,9 +165,19 @@ def _cannot_listen(settings: Settings, error: BaseException | None) -> int:
     return 3
 
 
+def _allow_connections() -> None:
+    """Raise the process's limit of open files as far as the connections of `SERVER_LIMITS` need it: many systems begin
+    with 1,024, and allow more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES and hard != soft:
+        most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def serve(settings: Settings) -> int:
     """Run the server until a signal comes or the device is lost; return the exit code."""
     set_up(settings.log_level)
+    _allow_connections()
     print(f"seko-serve: opening {settings.artifact}", file=sys.stderr)
     if not settings.keys and settings.uds is None and settings.host in LOOPBACK:
         print("seko-serve: no API key, so only this machine is answered", file=sys.stderr)

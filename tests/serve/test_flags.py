@@ -374,3 +374,13 @@ def test_a_file_in_place_of_a_socket_file_is_left_alone(
         f"seko-serve: unix:{path} cannot be listened on: File exists; choose another --uds"
     )
     assert path.read_text() == "a file" if kind == "file" else path.is_dir()
+
+
+@pytest.mark.parametrize(("soft", "hard", "allowed"), [(64, 100, 100), (64, 5_000, 4_096), (64, 64, 64)])
+def test_a_server_takes_as_many_connections_as_the_system_allows(soft: int, hard: int, allowed: int) -> None:
+    code = (
+        "import resource, seko_serve.run as run; limit = resource.RLIMIT_NOFILE;"
+        f"resource.setrlimit(limit, ({soft}, {hard})); run._allow_connections(); print(*resource.getrlimit(limit))"
+    )
+    limits = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert limits.split() == [str(allowed), str(hard)]

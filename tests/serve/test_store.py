@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +14,15 @@ import pytest
 
 from seko_serve.store.base import ExistsError, StoreError
 from seko_serve.store.folder import FolderStore
+from seko_serve.store.own_folder import OwnFolder
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files, also of other processes."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
 
 
 @pytest.fixture
@@ -73,3 +86,45 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "a").chmod(0o500)
     with pytest.raises(StoreError, match="cannot be written"):
         store.put("x", [])
+
+
+def test_a_temporary_folder_is_made_when_it_is_needed_and_removed_with_its_files(own: Path) -> None:
+    folder = OwnFolder(None, "own-", "--folder")
+    assert folder.claim() is None
+    assert list(own.iterdir()) == []
+    (folder.path() / "file").write_bytes(b"a")
+    assert [path.name for path in folder.path().iterdir()] == ["file"]
+    shutil.rmtree(folder.path())
+    assert list(folder.path().iterdir()) == []  # it is there again
+    folder.close()
+    assert list(own.iterdir()) == []
+
+
+def test_what_killed_processes_have_left_is_removed_and_nothing_else(own: Path) -> None:
+    code = (
+        "import os, signal; from seko_serve.store.own_folder import OwnFolder;"
+        "path = OwnFolder(None, 'own-', '').path(); (path / 'a').write_bytes(b'a'); print(path, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    left, used = Path(killed.stdout.strip()), OwnFolder(None, "own-", "--folder")
+    others, file, young = own / "other-folder", own / "own-file", own / "own-young"
+    others.mkdir()
+    file.touch()
+    for path in (left, used.path(), others, file):
+        os.utime(path, (0, 0))
+    young.mkdir()
+    assert left.is_dir()
+    OwnFolder(None, "own-", "--folder").remove_left()
+    assert set(own.iterdir()) == {used.path(), others, file, young}
+
+
+def test_a_chosen_folder_has_one_process_and_keeps_its_files(tmp_path: Path) -> None:
+    first, second = (OwnFolder(tmp_path / "a" / "b", "own-", "--folder") for _ in range(2))
+    assert first.claim() == tmp_path / "a" / "b"
+    (first.path() / "file").touch()
+    with pytest.raises(StoreError, match=r"--folder .* is used by another process"):
+        second.claim()
+    first.close()
+    assert second.claim() == tmp_path / "a" / "b"
+    assert (second.path() / "file").exists()

@@ -6,6 +6,7 @@ python -m tests.serve.toy_server PORT FOLDER SNAPSHOT_EVERY
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.serve.conftest import toy_opener
 
 def main(port: str, folder: str, snapshot_every: str) -> None:
     """Serve until a signal comes."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the process of the tests ignores it
     settings = Settings(Path("toy"), port=int(port), snapshots=folder, snapshot_every=int(snapshot_every))
     manager = SessionManager(settings, Device(toy_opener))
     set_up("info")
