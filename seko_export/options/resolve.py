@@ -3,8 +3,8 @@ with the names of the options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from seko_export.options.build_files import find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import (
+    ChosenModel,
     preset_model,
     read_model,
     with_aspect,
@@ -77,113 +78,32 @@ def resolve_build(
     """
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
-    image_encoder = options.image_encoder
+    named_image_encoder = options.image_encoder
     options, notes_of_folder = with_model_folder(with_pipeline(options))
     options = with_variant(options)
-    preset, checkpoint = options.preset, options.checkpoint
-    known = all_presets()
-    if preset is None and checkpoint is None:
+    preset = options.preset
+    if preset is None and options.checkpoint is None:
         preset = preset_of(options, sample_folder)
     wanted = _kv_scheme("fp4" if options.fp4_kv else options.kv or EXACT)
-    can = export_backend(options.backend).capabilities
-    cross = can.cross_targets
-    machine = machine or resolve_target(options.target, cross)
-    device = machine.device
+    backend = export_backend(options.backend)
+    machine = machine or resolve_target(options.target, backend.capabilities.cross_targets)
     sample = read_sample(sample_folder) if preset == SAMPLE else None
-    if preset is None and checkpoint is not None:
-        chosen = read_model(options, checkpoint, known)
-    else:
-        named = Preset(sample.model, sample.stream, sample.schedule) if sample else known[preset or RANDOM]
-        chosen = preset_model(preset or RANDOM, named, options)
-    chosen = with_run_config(chosen, options)
-    chosen = with_speakers(with_camera(chosen, options.camera), options.speakers)
-    chosen = with_aspect(chosen, options.aspect)
-    check_sink(chosen.stream)
-    if image_encoder is None and options.image_encoder and chosen.model.picture_features is None:
-        notes_of_folder = (
-            *notes_of_folder,
-            f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch",
-        )
+    known = all_presets()
+    chosen = _chosen_model(options, preset, sample, known)
+    notes = list(notes_of_folder)
+    if named_image_encoder is None and options.image_encoder and chosen.model.picture_features is None:
+        notes.append(f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch")
         options = replace(options, image_encoder=None)
-    files, vae, text, audio, image = _media(options, sample)
-    if options.vae_fp8:
-        vae = _with_fp8(vae, machine, options.ranks)
-    vae_encoder = _read(vae_config_of, options.vae_encoder, "--vae-encoder")
-    if options.vae is not None:
-        _check_latents(vae, options.vae, "--vae", chosen.model)
-    if vae_encoder is not None and not vae_encoder.encodes:
-        raise NotACheckpointError(
-            f"--vae-encoder {options.vae_encoder}: a {vae_encoder.title} encodes no pictures; give a whole VAE"
-        )
-    _check_latents(vae_encoder, options.vae_encoder, "--vae-encoder", chosen.model)
-    exact = exact_scheme_of(device)
-    keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
-    schedule = asked_schedule(options, chosen.schedule or Schedule.warped())
-    if schedule.first_timesteps and options.pool is None and chosen.stream.batch > 1:
-        raise UsageError(
-            f"--batch {chosen.stream.batch}: the first chunk has passes of its own, and streams of one call may be at "
-            "different chunks, which only a pool runs apart; give --sessions, too"
-        )
-    config = VideoBuild(
-        chosen.model,
-        VideoConfig(
-            chosen.stream,
-            schedule,
-            str(replace(wanted, keys=keys, values=values)),
-            text=text,
-            vae=vae,
-            pool=options.pool,
-            audio=audio,
-            image=image,
-            vae_encoder=vae_encoder,
-        ),
-        TargetConfig(
-            device,
-            archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
-            ranks=options.ranks,
-            convolutions=machine.arch if can.convolutions and device == "cuda" else "",
-        ),
-    )
-    if config.target.ranks > 1 and not video_family_of(config).splits_over_ranks:
-        raise UsageError(
-            f"--ranks {options.ranks}: models of the family {config.model.family!r} run on one GPU so far; leave it out"
-        )
-    try:
-        _ = config.kv
-    except KernelsError as error:
-        raise UsageError(f"--kv {config.workload.kv_scheme}: {error}") from None
-    config = config.changed(
-        fused=_fused(config, options), fp8=options.fp8, fp8_except=options.fp8_except or ()
-    )
-    config = config.changed(
-        attention=_attention(config, options.attention, machine),
-        resident_window=options.resident_window,
-    )
-    if (
-        config.target.device == "cuda"
-        and (config.target.fp8 or config.target.attention_kind.fp8_numbers)
-        and not has_fp8(machine)
-    ):
-        option = "--fp8" if config.target.fp8 else f"--attention {config.target.attention}"
-        raise UsageError(f"{option}: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
-    refuse_uncarried(export_backend(options.backend), config)
-    if options.no_goldens and not config.target.archs:
-        raise UsageError(
-            "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
-        )
-    notes = [*notes_of_folder, *chosen.notes]
-    if vae is not None and vae_of(vae).alternatives(vae):
-        notes.append(f"{files.vae} is taken as a {vae.title}; if it is another one, say so with --vae-kind")
-    if options.no_goldens and not config.lossless:
-        if options.random_weights is None:
-            raise UsageError(
-                f"--no-goldens: the scales of --kv {config.workload.kv_scheme} are calibrated on the recorded chunks; "
-                "give --kv bf16, leave it out, or take --random-weights, whose video is noise anyway"
-            )
+    media = _media(options, sample, chosen.model, machine)
+    config = _with_kernels(_video_build(options, chosen, media, wanted, machine), options, machine)
+    refuse_uncarried(backend, config)
+    notes += chosen.notes
+    if media.vae is not None and vae_of(media.vae).alternatives(media.vae):
         notes.append(
-            f"the scales of --kv {config.workload.kv_scheme} are not calibrated: the weights are random"
+            f"{media.files.vae} is taken as a {media.vae.title}; if it is another one, say so with --vae-kind"
         )
-    weights = sample.checkpoint if sample and checkpoint is None else checkpoint
+    if options.no_goldens:
+        notes += _notes_without_goldens(config, options)
     chosen_preset = known.get(preset or chosen.model.name)
     if chosen_preset is not None and chosen_preset.missing:
         raise UsageError(
@@ -197,7 +117,104 @@ def resolve_build(
         loras=options.lora_files,
         lora_partial=options.lora_partial,
     )
-    return ResolvedBuild(config, weights, files, tuple(notes), load_options)
+    weights = sample.checkpoint if sample and options.checkpoint is None else options.checkpoint
+    return ResolvedBuild(config, weights, media.files, tuple(notes), load_options)
+
+
+def _chosen_model(
+    options: BuildOptions, preset: str | None, sample: Sample | None, known: Mapping[str, Preset]
+) -> ChosenModel:
+    """Return the model, stream and passes of a build: those of the preset, or without one those that the checkpoint
+    states, changed by the options."""
+    if preset is None and options.checkpoint is not None:
+        chosen = read_model(options, options.checkpoint, known)
+    else:
+        named = Preset(sample.model, sample.stream, sample.schedule) if sample else known[preset or RANDOM]
+        chosen = preset_model(preset or RANDOM, named, options)
+    chosen = with_run_config(chosen, options)
+    chosen = with_speakers(with_camera(chosen, options.camera), options.speakers)
+    chosen = with_aspect(chosen, options.aspect)
+    check_sink(chosen.stream)
+    return chosen
+
+
+def _video_build(
+    options: BuildOptions, chosen: ChosenModel, media: _Media, wanted: KvScheme, machine: Target
+) -> VideoBuild:
+    """Return the configuration of a build with plain kernels; refuse layouts, ranks and caches that the model cannot
+    have."""
+    device, can = machine.device, export_backend(options.backend).capabilities
+    exact = exact_scheme_of(device)
+    keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
+    schedule = asked_schedule(options, chosen.schedule or Schedule.warped())
+    if schedule.first_timesteps and options.pool is None and chosen.stream.batch > 1:
+        raise UsageError(
+            f"--batch {chosen.stream.batch}: the first chunk has passes of its own, and streams of one call may be at "
+            "different chunks, which only a pool runs apart; give --sessions, too"
+        )
+    elsewhere = bool(can.cross_targets) and device == "cuda" and machine.arch != local_gpu_arch()
+    config = VideoBuild(
+        chosen.model,
+        VideoConfig(
+            chosen.stream,
+            schedule,
+            str(replace(wanted, keys=keys, values=values)),
+            text=media.text,
+            vae=media.vae,
+            pool=options.pool,
+            audio=media.audio,
+            image=media.image,
+            vae_encoder=media.vae_encoder,
+        ),
+        TargetConfig(
+            device,
+            archs=machine.archs if elsewhere else (),
+            ranks=options.ranks,
+            convolutions=machine.arch if can.convolutions and device == "cuda" else "",
+        ),
+    )
+    if config.target.ranks > 1 and not video_family_of(config).splits_over_ranks:
+        raise UsageError(
+            f"--ranks {options.ranks}: models of the family {config.model.family!r} run on one GPU so far; leave it out"
+        )
+    try:
+        _ = config.kv
+    except KernelsError as error:
+        raise UsageError(f"--kv {config.workload.kv_scheme}: {error}") from None
+    return config
+
+
+def _with_kernels(config: VideoBuild, options: BuildOptions, machine: Target) -> VideoBuild:
+    """Return the build with the kernels, fp8 and attention of its options; refuse fp8 on a GPU that has none."""
+    config = config.changed(
+        fused=_fused(config, options), fp8=options.fp8, fp8_except=options.fp8_except or ()
+    )
+    config = config.changed(
+        attention=_attention(config, options.attention, machine),
+        resident_window=options.resident_window,
+    )
+    in_fp8 = config.target.fp8 or config.target.attention_kind.fp8_numbers
+    if config.target.device == "cuda" and in_fp8 and not has_fp8(machine):
+        option = "--fp8" if config.target.fp8 else f"--attention {config.target.attention}"
+        raise UsageError(f"{option}: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
+    return config
+
+
+def _notes_without_goldens(config: VideoBuild, options: BuildOptions) -> list[str]:
+    """Return a sentence on the scales of a build with --no-goldens; refuse the option where goldens can or must be
+    recorded."""
+    if not config.target.archs:
+        raise UsageError(
+            "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
+        )
+    if config.lossless:
+        return []
+    if options.random_weights is None:
+        raise UsageError(
+            f"--no-goldens: the scales of --kv {config.workload.kv_scheme} are calibrated on the recorded chunks; "
+            "give --kv bf16, leave it out, or take --random-weights, whose video is noise anyway"
+        )
+    return [f"the scales of --kv {config.workload.kv_scheme} are not calibrated: the weights are random"]
 
 
 def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
@@ -264,11 +281,21 @@ def _attention(config: VideoBuild, wish: str, machine: Target) -> str:
     return BF16.name if faster else TORCH.name
 
 
-def _media(
-    options: BuildOptions, sample: Sample | None
-) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None, HubertConfig | None, ClipConfig | None]:
-    """Return the files and configs of VAE and of the encoders of text, audio and picture: those that the user named;
-    otherwise the sample's.
+@dataclass(frozen=True)
+class _Media:
+    """The files of VAE and encoders, and the config of each model."""
+
+    files: MediaSources
+    vae: VaeConfig | None
+    text: TextEncoderConfig | None
+    audio: HubertConfig | None
+    image: ClipConfig | None
+    vae_encoder: VaeConfig | None
+
+
+def _media(options: BuildOptions, sample: Sample | None, model: ModelConfig, machine: Target) -> _Media:
+    """Return the VAE and the encoders of text, audio and picture: those that the user named; otherwise the sample's.
+    Refuse a VAE that does not fit the model.
     """
     own = sample.media if sample else MediaSources()
     vae_file, vae = (None, None) if options.no_vae or sample is None else (own.vae, sample.vae)
@@ -283,15 +310,20 @@ def _media(
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
     audio = _read(hubert_config_of, options.audio_encoder, "--audio-encoder")
     image = _read(clip_config_of, options.image_encoder, "--image-encoder")
+    if options.vae_fp8:
+        vae = _with_fp8(vae, machine, options.ranks)
+    vae_encoder = _read(vae_config_of, options.vae_encoder, "--vae-encoder")
+    if options.vae is not None:
+        _check_latents(vae, options.vae, "--vae", model)
+    if vae_encoder is not None and not vae_encoder.encodes:
+        raise NotACheckpointError(
+            f"--vae-encoder {options.vae_encoder}: a {vae_encoder.title} encodes no pictures; give a whole VAE"
+        )
+    _check_latents(vae_encoder, options.vae_encoder, "--vae-encoder", model)
     files = MediaSources(
-        vae_file,
-        text_file,
-        tokenizer,
-        options.audio_encoder,
-        options.image_encoder,
-        options.vae_encoder,
+        vae_file, text_file, tokenizer, options.audio_encoder, options.image_encoder, options.vae_encoder
     )
-    return files, vae, text, audio, image
+    return _Media(files, vae, text, audio, image, vae_encoder)
 
 
 def _check_latents(vae: VaeConfig | None, path: Path | None, option: str, model: ModelConfig) -> None:
