@@ -69,6 +69,6 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
 
 
 def takes(head_dim: int, cache_tokens: int) -> bool:
-    """Return whether the Gluon attention kernel is available and can read a scratch buffer of ``past_tokens``
+    """Return whether the Gluon attention kernel is available and can read a scratch buffer of ``cache_tokens``
     tokens."""
     return gluon_fault() is None and head_dim == HEAD_DIM and cache_tokens % KEY_GROUP == 0

@@ -36,22 +36,7 @@ from seko_runtime.format.whole_files import check_folder_place
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 SAMPLE_CONFIG = "config.json"
 _SPEECH = tuple(field.name for field, option in declared() if option.group == Group.SPEECH)
-_OF_ANY = (
-    "preset",
-    "model_folder",
-    "random_weights",
-    "tokenizer",
-    "batch",
-    "sessions",
-    "ranks",
-    "kv",
-    "fp4_kv",
-    "fp8",
-    "kernels",
-    "backend",
-    "target",
-    "no_goldens",
-)
+_OF_ANY = tuple(field.name for field, option in declared() if option.any_workload)
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
 
 

@@ -70,6 +70,9 @@ class Option:
         Spelling of the negative flag, if a flag has one: ``--resident-cache``.
     plan : bool
         Whether `seko-export plan` has the option, too.
+    any_workload : bool
+        Whether the option also applies to speech models; options of `Group.SPEECH` apply to these alone, all others to
+        video models.
     numbers : bool
         Whether the option's value is a comma-separated list of integers.
     decimals : bool
@@ -85,6 +88,7 @@ class Option:
     common: bool = False
     off: str | None = None
     plan: bool = False
+    any_workload: bool = False
     numbers: bool = False
     decimals: bool = False
     repeated: bool = False
@@ -134,11 +138,13 @@ class BuildOptions:
         plan=True,
         values=_presets,
         common=True,
+        any_workload=True,
     )
     model_folder: Path | None = _option(
         "A folder with all files of a model, each found by its content; options that name a file take precedence.",
         Group.MODEL,
         common=True,
+        any_workload=True,
     )
     variant: str | None = _option(
         "The variant of files in diffusers' folders, such as fp16, of the transformer, --vae and --text-encoder.",
@@ -147,6 +153,7 @@ class BuildOptions:
     random_weights: int | None = _option(
         "Build a preset without a checkpoint, with random weights from this seed: for tests of speed, not for video.",
         Group.MODEL,
+        any_workload=True,
     )
     audio_adapter: Path | None = _option(
         "Seko-Talk's audio adapter (safetensors, .pt), if it is not in the transformer's folder.",
@@ -215,7 +222,9 @@ class BuildOptions:
         common=True,
     )
     tokenizer: Path | None = _option(
-        "tokenizer.json of the text encoder, if this file is not beside the encoder.", Group.MEDIA
+        "tokenizer.json of the text encoder, if this file is not beside the encoder.",
+        Group.MEDIA,
+        any_workload=True,
     )
     audio_encoder: Path | None = _option(
         "For models that take sound: a HuBERT folder. The caller then passes samples instead of features.",
@@ -294,12 +303,14 @@ class BuildOptions:
         Group.LAYOUT,
         plan=True,
         numbers=True,
+        any_workload=True,
     )
     sessions: int | None = _option(
         "Build a pool for this number of sessions, each of which may start and end at any time.",
         Group.LAYOUT,
         plan=True,
         common=True,
+        any_workload=True,
     )
 
     timesteps: tuple[float, ...] | None = _option(
@@ -380,12 +391,14 @@ class BuildOptions:
         plan=True,
         values=lambda: KV_FORMATS,
         common=True,
+        any_workload=True,
     )
     fp4_kv: bool = _option(
         "The same as --kv fp4: the cache takes 0.28 of the memory that it takes in bf16.",
         Group.CACHE,
         False,
         plan=True,
+        any_workload=True,
     )
     resident_window: bool = _option(
         "Convert cached frames to 8 bits once a chunk instead of in every pass, which is faster and needs more memory.",
@@ -412,6 +425,7 @@ class BuildOptions:
         False,
         plan=True,
         common=True,
+        any_workload=True,
     )
     fp8_except: tuple[int, ...] | None = _option(
         "Layers that --fp8 leaves out: numbers from 0, separated by commas.", Group.SPEED, numbers=True
@@ -433,12 +447,14 @@ class BuildOptions:
         "auto",
         plan=True,
         values=lambda: KERNELS,
+        any_workload=True,
     )
     ranks: int = _option(
         "Number of GPUs of one machine that make each chunk together: at most 8, and a divisor of the model's heads.",
         Group.SPEED,
         1,
         plan=True,
+        any_workload=True,
     )
 
     backend: str = _option(
@@ -448,6 +464,7 @@ class BuildOptions:
         plan=True,
         values=_backends,
         common=True,
+        any_workload=True,
     )
     target: str = _option(
         "The machine that runs the engines: auto, cpu, or sm_NN of this machine's GPU. tensorrt-rtx also "
@@ -456,11 +473,13 @@ class BuildOptions:
         "auto",
         values=lambda: ("auto", "cpu"),
         common=True,
+        any_workload=True,
     )
     no_goldens: bool = _option(
         "Record no chunks with which `verify` compares; only for GPUs that are not in this machine.",
         Group.OUTPUT,
         False,
+        any_workload=True,
     )
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.video.conditioning.speaker_masks import KIND as MASKS
 from seko_runtime.video.conditioning.voice import KINDS as AUDIO_KINDS
-from seko_runtime.video.contract import made_of
+from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.inputs import as_rows
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.reference_frames import PORTRAIT
@@ -89,7 +89,7 @@ def fit_inputs(
         if name not in specs:
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
-    picture_input = made_of(manifest, options.image)
+    picture_input = input_of_picture(manifest, options.image)
     for name, spec in specs.items():
         if name in arrays or name == picture_input or (voices is not None and spec.kind in AUDIO_KINDS):
             continue

@@ -31,7 +31,7 @@ from seko_runtime.format.outputs import STDOUT
 from seko_runtime.opening.artifact import open_artifact, read_manifest
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
 from seko_runtime.video.conditioning.voice import AudioWindows
-from seko_runtime.video.contract import made_of
+from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.manifest import VideoManifest, video_manifest
@@ -247,7 +247,7 @@ def _beginnings(
     image = conditioning.image
     for row, seed in enumerate(seeds):
         steady = {} if inputs.voices is not None else artifact.golden_inputs(None, row)
-        steady.pop(made_of(artifact.manifest, image), None)
+        steady.pop(input_of_picture(artifact.manifest, image), None)
         steady |= {name: array[row] for name, array in inputs.steady.items()}
         text = None if conditioning.text is None else conditioning.text[row : row + 1]
         begun = artifact.beginning(row, text, prompt, image, conditioning.reference, steady)

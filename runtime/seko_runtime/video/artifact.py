@@ -16,7 +16,7 @@ from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.call_lock import under_lock
 from seko_runtime.sessions.engines import Engines
 from seko_runtime.sessions.snapshot import checked_key
-from seko_runtime.video.contract import TEXT_BUFFER, made_of
+from seko_runtime.video.contract import TEXT_BUFFER, input_of_picture
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
@@ -157,7 +157,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
             reference = recording.reference(row)
         if inputs is None:
             inputs = {**recording.inputs(None, row), **with_portrait(manifest, None, reference)}
-            inputs.pop(made_of(manifest, image), None)
+            inputs.pop(input_of_picture(manifest, image), None)
         return {"text": text, "prompt": prompt, "reference": reference, "inputs": inputs}
 
     @contextmanager

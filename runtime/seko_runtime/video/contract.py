@@ -145,7 +145,7 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
             f"output {manifest.workload.output!r} is no state buffer of float32 {list(latents)}"
         )
     _check_text(manifest, buffers)
-    _check_given(manifest, buffers)
+    _check_conditioning(manifest, buffers)
     _check_reference(manifest, buffers)
     _check_condition(manifest, buffers)
     _check_video(manifest, buffers)
@@ -309,7 +309,7 @@ def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     _expect(buffers, TEXT_ENCODED, "session", (1, *text.shape[1:]), text.dtype)
 
 
-def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
+def _check_conditioning(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     if (CONDITIONING_LATENTS in buffers) != (CONDITIONING_FRAMES in buffers):
         raise ManifestError(
             f"{CONDITIONING_LATENTS} and {CONDITIONING_FRAMES} belong together, expected both or none"
@@ -352,7 +352,7 @@ def start_pictures(manifest: VideoManifest) -> int:
     return 1 + any(buffer.name == LAST_PICTURE_LEVELS for buffer in manifest.buffers)
 
 
-def made_of(manifest: VideoManifest, image: object) -> str:
+def input_of_picture(manifest: VideoManifest, image: object) -> str:
     """Return the name of the input that is computed from the start picture; empty if the model has no such input, or no
     picture was passed."""
     spec = None if image is None else picture_input(manifest)

@@ -22,7 +22,7 @@ from seko_runtime.sessions.rows import LocalRows
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import MAX_JUMP, checked_seeds
 from seko_runtime.video.conditioning.squashed import with_squashed
-from seko_runtime.video.contract import made_of
+from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import Inputs, as_array, check_call
@@ -194,7 +194,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         inputs = with_portrait(self.manifest, beginning.inputs, beginning.reference)
         inputs = with_squashed(self.manifest, inputs, image)
         self.device()
-        self.streams.inputs.check_opening(inputs, made_of(self.manifest, image))
+        self.streams.inputs.check_opening(inputs, input_of_picture(self.manifest, image))
         self._write_inputs(rows, inputs, rerun=False)
         if beginning.prompt is not None:
             self.set_prompt(rows, beginning.prompt)
