@@ -152,15 +152,15 @@ def build_artifact(
 
 
 def _on_codes(source: Checkpoint, config: BuildConfig) -> Iterator[str]:
-    """Yield sentences that say how the build treats matrices that the checkpoint stores in e4m3 (fp8)."""
-    if source.coded:
+    """Yield a sentence for each quantised format in the checkpoint, which says how the build treats its weights."""
+    dtype = str(config.target.dtype).removeprefix("torch.")
+    for name, count in source.quantised.items():
         taken = (
             "those that --fp8 computes in fp8 are taken byte for byte, others"
-            if config.target.fp8
+            if config.target.fp8 and name.startswith("e4m3")
             else "they"
         )
-        dtype = str(config.target.dtype).removeprefix("torch.")
-        yield f"{source.coded} matrices of the checkpoint are in e4m3: {taken} are expanded to {dtype}"
+        yield f"{count} weights of the checkpoint are in {name}: {taken} are expanded to {dtype}"
 
 
 def too_few_devices(config: BuildConfig) -> bool:

@@ -128,7 +128,8 @@ def open_gguf(path: Path, layout: Layout) -> OpenedFiles:
             data = content[start + offset : start + offset + size]
             read = partial(_expand, data, kind, (rows, columns // block * block_bytes), shape)
             dtype = {"F32": torch.float32, "F16": torch.float16}.get(kind.name, torch.float32)
-            sources.append(TensorSource(layout.bare(name), name, shape, f"GGUF {kind.name}", dtype, read))
+            bare, spelled, in_blocks = layout.bare(name), f"GGUF {kind.name}", block > 1
+            sources.append(TensorSource(bare, name, shape, spelled, dtype, read, quantised=in_blocks))
     except (ValueError, struct.error, OverflowError, MemoryError) as fault:
         raise DamagedCheckpointError(
             f"{path} is no whole GGUF file: cut short or damaged ({len(content)} bytes found; {shown(str(fault))}); "

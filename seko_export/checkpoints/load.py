@@ -4,6 +4,7 @@ fault."""
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,9 +128,9 @@ class Checkpoint:
         return source.row_codes()
 
     @property
-    def coded(self) -> int:
-        """Number of matrices that are stored in e4m3."""
-        return sum(source.row_codes is not None for source in self.sources.values())
+    def quantised(self) -> Counter[str]:
+        """Number of quantised weights by the name of their format, without those into which LoRAs are merged."""
+        return Counter(source.dtype_name for source in self.sources.values() if source.quantised)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every name with its tensor, one at a time, so that the caller decides which tensors stay in memory."""

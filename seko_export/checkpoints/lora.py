@@ -103,6 +103,7 @@ def with_loras(
             read=partial(_merged, source, tuple(changes[name])),
             copy=None,
             row_codes=None,
+            quantised=False,
         )
         if name in changes
         else source
@@ -168,11 +169,13 @@ def _match(
     ranks: set[int] = set()
     origins: set[str] = set()
     where = f"--lora {file.path}"
+    lacks_branch = not any(part in name for name in spellings for part in _IMAGE_BRANCH)
     for module, tensors in lora.modules.items():
         names = {role: _parameter(module, role, spellings) for role in tensors}
         lost = [tensors[role].file_key for role, name in names.items() if name is None]
         if lost:
-            (skipped if any(part in module for part in _IMAGE_BRANCH) else unmatched).extend(lost)
+            of_branch = any(part in module for part in _IMAGE_BRANCH)
+            (skipped if lacks_branch and of_branch else unmatched).extend(lost)
         known = {role: name for role, name in names.items() if name is not None}
         reader = _Module(where, module, {role: tensors[role] for role in known}, file.weight, lora)
         if Role.RESHAPE in known:

@@ -157,13 +157,28 @@ def open_lora(path: Path) -> OpenedLora:
         raise type(fault)(f"--lora {path}: {fault}") from fault
 
 
+def holds_lora(path: Path) -> bool:
+    """Return whether a path holds a LoRA, even one that `open_lora` refuses."""
+    try:
+        keys = [source.file_key for source in open_files(_weights_file(path), _LAYOUT).sources]
+    except CheckpointError:
+        return False
+    roles = {match[1] for key in keys if (match := _role_of(key))}
+    return bool(roles - {Role.ALPHA}) or any(part in key for part in _OTHER_KINDS for key in keys)
+
+
+def _weights_file(path: Path) -> Path:
+    """Return a LoRA's file with tensors: the path itself, or the file in PEFT's folder."""
+    if not path.is_dir():
+        return path
+    file = next((path / name for name in _PEFT_FILES if (path / name).is_file()), None)
+    if file is None:
+        raise CheckpointNotFoundError(f"the folder holds no {' or '.join(_PEFT_FILES)}")
+    return file
+
+
 def _opened(path: Path) -> OpenedLora:
-    file, config_json = path, None
-    if path.is_dir():
-        weights_file = next((path / name for name in _PEFT_FILES if (path / name).is_file()), None)
-        if weights_file is None:
-            raise CheckpointNotFoundError(f"the folder holds no {' or '.join(_PEFT_FILES)}")
-        file = weights_file
+    file, config_json = _weights_file(path), None
     if (file.parent / PEFT_CONFIG).is_file() and file.name in _PEFT_FILES:
         config_json = read_json_object(file.parent / PEFT_CONFIG)
     opened = open_files(file, _LAYOUT)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from seko_export.checkpoints.errors import DamagedCheckpointError, MissingEntryError, NotACheckpointError
-from seko_export.checkpoints.parts import looks_like
+from seko_export.checkpoints.parts import looks_like, part_of
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError, MachineError
 
@@ -59,8 +59,9 @@ def open_pt(path: Path, layout: Layout) -> OpenedFiles:
         )
     if entry is None and layout.entries and not _is_state(table):
         tops = ", ".join(repr(key)[:80] for key in list(table)[:20])
-        advice = looks_like(_keys_in(table))
-        if not advice and layout.entry_option:
+        keys = _keys_in(table)
+        advice = looks_like(keys)
+        if layout.entry_option and part_of(keys) is None:
             advice = f": name the entry that holds the weights with {layout.entry_option}"
         raise MissingEntryError(
             f"{path} holds {len(table)} keys: {tops}; none is one of {', '.join(layout.entries)}{advice}"
@@ -110,7 +111,10 @@ def _load_pt(path: Path, layout: Layout) -> object:
         with warnings.catch_warnings():
             # torch warns of an unusual pickle protocol; whatever comes out is checked strictly anyway.
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with path.open("rb") as file:
+                # By its descriptor: torch takes a name that ends in .safetensors for a file of that format.
+                opened = f"/proc/self/fd/{file.fileno()}"
+                return torch.load(opened, map_location="cpu", weights_only=True, mmap=True)
     except Exception as fault:
         if "unable to mmap" in str(fault):
             raise unmapped(path, fault) from fault

@@ -212,6 +212,7 @@ def _expanded(source: TensorSource, scale: TensorSource | None, codes: str) -> T
         read=partial(_numbers, source, scale),
         copy=None,
         row_codes=row_codes,
+        quantised=True,
     )
 
 

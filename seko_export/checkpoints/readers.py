@@ -186,10 +186,11 @@ def _variant_of(file: Path, asked: str = "") -> str | None:
 def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
     home, beside = _home_of(folder, layout), _beside(layout)
     indices, files = _indices(home), _files(home, beside)
-    # Files without a variant, as everywhere; a variant if there is no other.
-    choices = [file for file in indices if _variant_of(file) is None] or indices
-    if not indices:
-        choices = [file for file in files if _variant_of(file) is None] or files
+    if indices:  # shards belong to an index
+        files = [file for file in files if not _SHARD.search(_stem(file))]
+    # Files without a variant, as everywhere, an index first; a variant if there is no other.
+    plain = [[file for file in group if _variant_of(file) is None] for group in (indices, files)]
+    choices = plain[0] or plain[1] or [*indices, *files]
     if not choices:
         others = [
             file for depth in ("*", "*/*") for file in folder.glob(depth) if file.suffix in _NAMED_ITSELF
@@ -206,16 +207,7 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
             f"{home} holds {len(choices)} checkpoints and no single index: {names}; "
             + ("name one with --variant" if variants else "name the file, or keep one index in the folder")
         )
-    files = choices
-    if indices:
-        return _open_sharded(choices[0], layout)
-    if files[0].exists() and not files[0].is_file():
-        raise NotACheckpointError(f"{files[0]} is no regular file; expected {layout.formats}")
-    with files[0].open("rb") as file:
-        head = file.read(64)
-    if not _looks_like_safetensors(head):
-        raise _refused_content(files[0], head, layout)
-    return OpenedFiles("safetensors", "all", files[0].stat().st_size, *_open_safetensors(files[0], layout))
+    return _open_one(choices[0], layout)
 
 
 def _open_sharded(index: Path, layout: Layout) -> OpenedFiles:

@@ -177,6 +177,8 @@ class TensorSource:
     row_codes : callable or None
         For a matrix that is stored in e4m3: function that returns the matrix's codes [out, in] and a float32 scale for
         each row [out, 1].
+    quantised : bool
+        Whether the file stores codes and scales that ``read`` expands.
     """
 
     key: str
@@ -187,6 +189,7 @@ class TensorSource:
     read: Callable[[], torch.Tensor]
     copy: Callable[[], torch.Tensor] | None = None
     row_codes: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+    quantised: bool = False
 
 
 @dataclass(frozen=True)

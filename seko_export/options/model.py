@@ -428,7 +428,7 @@ def _has(stream: StreamConfig, layout: Mapping[str, object]) -> bool:
 def _taken_from(name: str, preset: ModelConfig | StreamConfig, facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """Return the facts that were read from a checkpoint, completed with the values of a preset."""
     read = {name_of_fact for name_of_fact, fact in facts.items() if fact.is_read}
-    assumed = set(vars(preset)) - read - {*NAMES}
+    assumed = [field for field in vars(preset) if field not in {*read, *NAMES}]
     taken = {
         name_of_fact: Fact(getattr(preset, name_of_fact), Source.PRESET, name) for name_of_fact in assumed
     }

@@ -14,7 +14,7 @@ from seko_export.checkpoints.errors import AmbiguousCheckpointError, NotACheckpo
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.load import entry_notes
-from seko_export.checkpoints.lora_files import Role, open_lora
+from seko_export.checkpoints.lora_files import Role, holds_lora, open_lora
 from seko_export.checkpoints.readers import open_files
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
@@ -104,16 +104,21 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     beside: dict[str, Path] = {}
     home, adapter = path, None
     odd: list[str] = []
+    several: AmbiguousCheckpointError | None = None
     if path.is_dir():
         try:
             folder = find_files(path)
         except AmbiguousCheckpointError as fault:
+            several = fault
             odd.append(str(fault))
         else:
             path, beside, adapter = folder.checkpoint or path, folder.beside, folder.audio_adapter
             odd += folder.notes
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
-    facts = read_facts(options, path, known)
+    try:
+        facts = read_facts(options, path, known)
+    except AmbiguousCheckpointError as fault:
+        raise several or fault from None  # which files are of one kind, if a kind is known
     recognised, keys = facts.recognised, family_named(facts.recognised.family).keys
     opened, entry = facts.file.opened, None if facts.preset is None else facts.preset.entry
     if entry in opened.other_parts:  # a build reads the entry that the preset's authors run
@@ -152,10 +157,12 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
 
 
 def _lora_of(path: Path) -> dict[str, Any] | None:
-    """Return the report on a LoRA, or None if a path holds no LoRA."""
+    """Return the report on a LoRA, or None if a path holds no LoRA; raises the error of a LoRA that is refused."""
     try:
         lora = open_lora(path)
     except CheckpointError:
+        if holds_lora(path):
+            raise
         return None
     ranks = Counter(tensors[Role.DOWN].shape[0] for tensors in lora.modules.values() if Role.DOWN in tensors)
     widths = Counter(

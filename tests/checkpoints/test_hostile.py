@@ -164,6 +164,8 @@ def test_entries_that_are_not_there(
 ) -> None:
     fault = refusal(save_pt({"critic": weights, "step": 3}), model, errors.MissingEntryError)
     assert "'critic', 'step'" in str(fault)
+    assert "give it as the checkpoint" not in str(fault)
+    assert str(fault).endswith(": name the entry that holds the weights with --entry")
     only_plain = save_pt({"generator": {f"model.{name}": tensor for name, tensor in weights.items()}})
     fault = refusal(only_plain, model, errors.MissingEntryError, entry="generator_ema")
     assert "--entry generator_ema" in str(fault)

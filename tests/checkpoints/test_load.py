@@ -107,6 +107,16 @@ def test_ema_and_plain_are_told_apart(
     assert load_checkpoint(path, model, LoadOptions(entry="generator")).identity["part"] == "generator"
 
 
+def test_the_content_decides_whatever_the_name(
+    tmp_path: Path, write: Callable[..., Path], model: ModelConfig, weights: Weights
+) -> None:
+    """Torch reads a name that ends in .safetensors as such a file, whatever it holds."""
+    (tmp_path / "folder").mkdir()
+    for format, name in (("self-forcing", "named.safetensors"), ("wan", "named.pt")):
+        assert_holds(write(format).rename(tmp_path / "folder" / name), model, weights)
+    assert_holds(tmp_path / "folder", model, weights)
+
+
 def test_fsdp_wrappers_anywhere(save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights) -> None:
     wrapped = {}
     for number, (name, tensor) in enumerate(weights.items()):
@@ -296,13 +306,12 @@ def test_variants_of_diffusers(
     )
     assert_holds(chosen, model, weights)
     save_file(weights, home / "diffusion_pytorch_model.bf16.safetensors")
-    if format == "diffusers":  # the one without a variant is taken, where there is one
-        changed = {name: tensor + 1 for name, tensor in weights.items()}
-        assert_holds(folder, model, changed)
-        (home / "diffusion_pytorch_model.safetensors").unlink()
-        with pytest.raises(AmbiguousCheckpointError, match="--variant"):
-            load_checkpoint(folder, model)
-        assert_holds(variant_file(folder, layout, "bf16"), model, weights)
+    # The one without a variant is taken, where there is one.
+    assert_holds(folder, model, {name: tensor + 1 for name, tensor in weights.items()})
+    (home / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(AmbiguousCheckpointError, match="--variant"):
+        load_checkpoint(folder, model)
+    assert_holds(variant_file(folder, layout, "bf16"), model, weights)
 
 
 def test_an_index_of_mixed_variants(write: Callable[..., Path], model: ModelConfig) -> None:

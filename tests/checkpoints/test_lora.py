@@ -261,6 +261,18 @@ def test_the_image_branch_of_a_2_1_lora_is_left_out(
     assert any("6 keys left out, of an image branch" in note for note in checkpoint.notes)
 
 
+def test_keys_of_an_image_branch_that_the_model_has_must_fit(tmp_path: Path) -> None:
+    model = presets()["i2v-tiny"].model
+    write_random_checkpoint(tmp_path / "base", model, format="wan", seed=0)
+    module = f"diffusion_model.blocks.{model.layers}.cross_attn.k_img"
+    state = {"diffusion_model.blocks.0.cross_attn.k_img.diff": torch.ones(model.dim, model.dim)}
+    save_file(state, tmp_path / "fits")
+    load_checkpoint(tmp_path / "base", model, loras=[LoraFile(tmp_path / "fits")])
+    save_file(state | {f"{module}.diff": torch.ones(model.dim, model.dim)}, tmp_path / "deeper")
+    with pytest.raises(WeightKeysError, match=rf"1 keys belong to no weight of the model: {module}\.diff;"):
+        load_checkpoint(tmp_path / "base", model, loras=[LoraFile(tmp_path / "deeper")])
+
+
 def test_unmatched_keys_are_listed_and_may_be_left_out(
     tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]
 ) -> None:

@@ -52,10 +52,9 @@ def test_every_form_is_expanded(
     truth = expected(weights, form)
     for name, tensor in checkpoint.items():
         assert torch.equal(tensor.float(), truth[name]), name
-    assert checkpoint.coded == (0 if form.endswith("int8") else len([
-        name for name, tensor in weights.items()
-        if name in quantised_names(weights) or (form == "fp8-cast" and tensor.dim() == 2)
-    ]))  # fmt: skip
+    codes, scales = ("int8" if form.endswith("int8") else "e4m3"), "without" if form == "fp8-cast" else "with"
+    count = len(weights) if form == "fp8-cast" else len(quantised_names(weights))
+    assert checkpoint.quantised == {f"{codes} {scales} scales": count}
     assert recognise_checkpoint(path).recognised.family == "wan"
 
 
@@ -88,6 +87,7 @@ def test_a_merged_matrix_is_quantised_anew(tmp_path: Path, model: ModelConfig, w
     checkpoint = load_checkpoint(tmp_path / "file", model, LoadOptions(loras=[LoraFile(tmp_path / "lora")]))
     assert checkpoint.row_codes(f"{BASE}.weight") is None
     assert checkpoint.row_codes("blocks.0.ffn.2.weight") is not None
+    assert checkpoint.quantised == {"e4m3 with scales": len(quantised_names(weights)) - 1}
     truth = expected(weights, "lightx2v-fp8")[f"{BASE}.weight"] + 1
     torch.testing.assert_close(checkpoint[f"{BASE}.weight"], truth)
 
@@ -171,7 +171,7 @@ def test_the_header_names_formats_too(tmp_path: Path, model: ModelConfig, weight
         layers[name] = {"format": format}
         save_file(state, tmp_path / "file", {"_quantization_metadata": json.dumps({"layers": layers})})
         if sentence is None:
-            assert load_checkpoint(tmp_path / "file", model).coded
+            assert load_checkpoint(tmp_path / "file", model).quantised
         else:
             with pytest.raises(CheckpointError, match=sentence):
                 load_checkpoint(tmp_path / "file", model)

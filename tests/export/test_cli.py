@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -165,6 +166,37 @@ def test_inspect_of_other_files(invoke, tmp_path, checkpoint):
     trained["model.stray"] = torch.zeros(1)
     torch.save({"generator_ema": trained}, tmp_path / "stray.pt")
     assert_refused(invoke("inspect", tmp_path / "stray.pt"), CHECKPOINT, "1 unknown: model.stray")
+
+
+def test_inspect_lists_a_preset_s_fields_in_the_order_of_their_class(invoke, checkpoint):
+    """The order does not follow Python's hashes, which differ between processes."""
+    fields = [*vars(PRESETS["tiny"].stream)]
+    lines = invoke("inspect", checkpoint).stdout.splitlines()
+    shown = [line.split()[1] for line in lines if line.startswith("stream ")]
+    assert {*shown} == {*fields}
+    of_preset = shown[shown.index("fps") + 1 :]  # behind those that the family states
+    assert of_preset == [field for field in fields if field in of_preset]
+
+
+def test_inspect_of_a_lora_that_is_refused(invoke, tmp_path):
+    """It says why the LoRA is refused, and nothing about a base model."""
+    pair = {f"blocks.0.self_attn.q.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
+    save_file(pair, tmp_path / "lora.safetensors", {"lora_adapter_metadata": "{"})
+    assert_refused(invoke("inspect", tmp_path / "lora.safetensors"), CHECKPOINT, "of its header is no JSON")
+    save_file({"blocks.0.self_attn.q.hada_w1_a": torch.ones(2, 2)}, tmp_path / "loha.safetensors")
+    assert_refused(invoke("inspect", tmp_path / "loha.safetensors"), CHECKPOINT, "is a LoHa")
+
+
+def test_inspect_of_a_folder_with_two_vaes(invoke, tmp_path, checkpoint):
+    """The two files are named, not the checkpoint beside them."""
+    (tmp_path / "folder").mkdir()
+    model = torch.load(checkpoint, weights_only=True)["generator"]
+    save_file(model, tmp_path / "folder/model.safetensors")
+    vae = next(write_vae(tmp_path / "vae").glob("*.safetensors"))
+    for name in "ab":
+        shutil.copyfile(vae, tmp_path / f"folder/{name}.safetensors")
+    refused = invoke("inspect", tmp_path / "folder")
+    assert_refused(refused, CHECKPOINT, "holds a VAE 2 times: a.safetensors, b.safetensors")
 
 
 def test_verify(fp4, invoke):
