@@ -13,6 +13,8 @@ from seko_serve.security.certificates import check_certificate
 from seko_serve.security.keys import ENVIRONMENT, private_bytes, read_keys
 from seko_serve.settings import Settings
 
+INTERRUPTED = 130  # exit code, as of a shell
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
@@ -135,6 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(words)
+    except KeyboardInterrupt:  # before the server takes signals
+        print("seko-serve: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("seko_serve"):
             raise

@@ -384,3 +384,14 @@ def test_a_server_takes_as_many_connections_as_the_system_allows(soft: int, hard
     )
     limits = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert limits.split() == [str(allowed), str(hard)]
+
+
+def test_an_interrupt_while_libraries_are_read_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(seko_serve.run, "serve", interrupted)
+    assert main(["toy"]) == 130
+    assert capsys.readouterr().err == "seko-serve: interrupted\n"

@@ -120,3 +120,13 @@ def test_arrays_that_are_none_are_refused(table: object) -> None:
 def test_an_array_is_read_as_it_is_given() -> None:
     array = uploads.array_of({"dtype": "float32", "shape": [1, 2], "data": "AACAPwAAAEA="}, "inputs.x")
     assert array.tolist() == [[1.0, 2.0]]
+
+
+def test_an_upload_for_which_there_is_no_space_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> object:
+        return open("/dev/full", "wb")
+
+    monkeypatch.setattr(uploads.tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(ServeError, match="no space for image") as refused:
+        uploads.decoded_picture(coded(np.zeros((16, 16, 3), np.uint8), "png"))
+    assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ MAX_PICTURE_PIXELS = 25_000_000
 MAX_SOUND_S, VOICE_RATE = 600, 16_000
 MAX_VOICE_S = 60  # of a voice to sound like
 MAX_INPUT_BYTES = 4 << 20
+AGAIN_S = 10.0  # after which a client tries again when the disk is full
+_LOG = logging.getLogger("seko_serve")
 PICTURES, SOUNDS = "PNG, JPEG or WebP", "WAV, MP3, FLAC, Ogg, MP4 or WebM"
 
 
@@ -136,17 +139,20 @@ def decoded_sound(
 
 def _from_file(data: bytes, name: str, read: Callable[[Path], ReadT], otherwise: str) -> ReadT:
     """Write the bytes to a file that only this process's user can open, and return what the runtime's reader returns
-    for it; ServeError with the reader's reason, or else with ``otherwise``."""
-    with tempfile.NamedTemporaryFile(prefix="seko-upload-") as file:
-        file.write(data)
-        file.flush()
-        try:
+    for it; ServeError with the reader's reason, or else with ``otherwise``, and if the file cannot be written."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix="seko-upload-") as file:
+            file.write(data)
+            file.flush()
             return read(Path(file.name))
-        except SekoRuntimeError as error:
-            reason = str(error).partition(f"{file.name} ")[2]  # behind the words for an option and its file
-            if not reason or file.name in reason:  # such as FFmpeg's, which names it again
-                reason = otherwise
-            raise ServeError("bad_request", f"{name} {reason}") from None
+    except SekoRuntimeError as error:
+        reason = str(error).partition(f"{file.name} ")[2]  # behind the words for an option and its file
+        if not reason or file.name in reason:  # such as FFmpeg's, which names it again
+            reason = otherwise
+        raise ServeError("bad_request", f"{name} {reason}") from None
+    except OSError as error:
+        _LOG.error("an upload cannot be written to a temporary file: %s", error.strerror)
+        raise ServeError("full", f"the server has no space for {name}", retry_after=AGAIN_S) from None
 
 
 def array_of(value: object, name: str) -> NDArray[Any]:
