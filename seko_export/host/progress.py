@@ -22,7 +22,6 @@ class Progress(Protocol):
             Function for work that continues beside this step and the next ones: any thread may call it, and it returns
             a sentence on the work's progress, or an empty string once the work is done.
         """
-        ...
 
 
 def silent(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:

@@ -17,19 +17,15 @@ class Backend(Protocol):
 
     def memory(self) -> Memory:
         """Return memory for one pool of sessions, or for the weights."""
-        ...
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
         """Load native code from bytes whose hashes were checked."""
-        ...
 
     def stats(self) -> Mapping[str, int]:
         """Return the backend's own counters, such as the number of recompiles."""
-        ...
 
     def close(self) -> None:
         """Release the engines that the backend loaded."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,9 @@ class HostBlock(Protocol):
 
         `acquire` waits only if all calls for which the block has room are still queued on the device.
         """
-        ...
 
     def send(self) -> None:
         """Queue the copy of the arrays that `acquire` returned to the device, without waiting."""
-        ...
 
 
 class ResultBlocks(Protocol):
@@ -41,26 +39,22 @@ class ResultBlocks(Protocol):
 
     def reserve(self, row: int) -> None:
         """Allocate the host blocks of a row if necessary; this may wait for the device."""
-        ...
 
     def queue(self, row: int, turn: int, name: str) -> None:
         """Queue the copy of a row's result from the tensor ``name`` into its block number ``turn``, without
         waiting.
         """
-        ...
 
     def finished(self, row: int, turn: int) -> Callable[[], None]:
         """Return a function that waits until the last copy into a row's block number ``turn`` is done.
 
         The returned function only waits for an event, so any thread may call it while others queue work.
         """
-        ...
 
     def array(self, row: int, turn: int) -> NDArray[np.uint8]:
         """Return the array of a row's block number ``turn``. The array is complete once the function that `finished`
         returned has returned; the next `queue` to the block overwrites it.
         """
-        ...
 
 
 class Parked(Protocol):
@@ -69,11 +63,9 @@ class Parked(Protocol):
     @property
     def nbytes(self) -> int:
         """Size of all tensors, in bytes."""
-        ...
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         """Wait for the copies and return the bytes of each tensor, uint8 [nbytes]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -97,16 +89,13 @@ class CopyQueue(Protocol):
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled contiguous tensor in host memory that the device can copy from directly."""
-        ...
 
     def forked(self) -> AbstractContextManager[None]:
         """Context manager whose work runs after the memory's work so far, and in parallel to the memory's later
         work."""
-        ...
 
     def join(self) -> None:
         """Make all later work of the memory wait for the copies that are queued here."""
-        ...
 
 
 class Lane(Protocol):
@@ -121,32 +110,25 @@ class Lane(Protocol):
 
         Call `feed` inside the memory's `ordered`. The lane's next work waits for the copy of `feed`.
         """
-        ...
 
     def ordered(self) -> AbstractContextManager[None]:
         """Context manager whose work runs on the lane, after the last `feed`."""
-        ...
 
     def join(self) -> None:
         """Make all later work of the memory wait for the lane's work so far; the host does not wait."""
-        ...
 
     def mark_read(self) -> None:
         """Record that the input buffer may be overwritten."""
-        ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture ``work`` as a graph, as `Memory.capture` does. Graphs captured by lanes may run at the same time as
         graphs of the memory."""
-        ...
 
     def result_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> ResultBlocks:
         """Return host blocks for uint8 tensors whose leading axis is the rows, ``depth`` blocks for each row."""
-        ...
 
     def close(self) -> None:
         """Release the lane's graphs and queue; call this after the memory's `wait` and before its `close`."""
-        ...
 
 
 class Upload(Protocol):
@@ -156,7 +138,6 @@ class Upload(Protocol):
     def take(self, file: str, offset: int, piece: memoryview) -> None:
         """Queue the copy of the bytes of a file at ``offset``, which were just read; any thread may call this. The
         piece may be overwritten after the call."""
-        ...
 
     def finish(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
         """Wait for the copies; return the tensors on the device, by name.
@@ -171,11 +152,9 @@ class Upload(Protocol):
         ArtifactError
             If a tensor has another place in its file than when the upload began.
         """
-        ...
 
     def close(self) -> None:
         """Wait for the copies and free the device memory of an upload that cannot be finished."""
-        ...
 
 
 class Memory(Protocol):
@@ -187,7 +166,6 @@ class Memory(Protocol):
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled tensor. Each layer of a buffer, and each row that lanes use, is contiguous and has the
         alignment that engines need, so there may be unused bytes between them; any other tensor is contiguous."""
-        ...
 
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
         """Begin to copy the tensors of files to the device. A memory on the host copies nothing: its tensors are the
@@ -198,107 +176,82 @@ class Memory(Protocol):
         files : mapping of str to sequence of MappedTensor
             The tensors of each file. Only their names, shapes, dtypes and places in the file are used.
         """
-        ...
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         """Return a block of tensors that the host fills before a call."""
-        ...
 
     def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
         """Return the contiguous view ``tensor[i][j]...``."""
-        ...
 
     def leading(self, tensor: Tensor, count: int) -> Tensor:
         """Return a view of the first ``count`` entries along the leading axis."""
-        ...
 
     def constant(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
         """Return ``tensor[i][j]...`` of a tensor that never changes, with the alignment that engines need: a view, or a
         copy if the view is misaligned.
         """
-        ...
 
     def row(self, tensor: Tensor, axis: int, row: int, rows: int) -> Tensor:
         """Return a view of one of ``rows`` equal parts along ``axis``: the part with the number ``row``."""
-        ...
 
     def part(self, tensor: Tensor, axis: int, first: int, count: int) -> Tensor:
         """Return a view of ``count`` entries along ``axis``, from entry ``first`` on."""
-        ...
 
     def every(self, tensor: Tensor, axis: int, step: int) -> Tensor:
         """Return a view of every ``step``-th entry along ``axis``, from entry 0 on."""
-        ...
 
     def keep_static(self, tensor: Tensor) -> None:
         """Declare that ``tensor`` keeps its address while the session lives."""
-        ...
 
     def program_begins(self) -> None:
         """Note that a run of a program begins, so that results of engines in the previous run are no longer needed."""
-        ...
 
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], str]:
         """Return the shape and the name of the dtype of a tensor."""
-        ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Queue ``target = source`` for two tensors of the same shape and dtype."""
-        ...
 
     def zero(self, tensor: Tensor) -> None:
         """Queue zeros into ``tensor``."""
-        ...
 
     def write(self, tensor: Tensor, host: object) -> None:
         """Copy an array or tensor into ``tensor`` and convert its dtype; the source may change after the call."""
-        ...
 
     def read(self, tensor: Tensor) -> NDArray[np.float32]:
         """Wait for all queued work, then return a float32 copy of a tensor."""
-        ...
 
     def ordered(self) -> AbstractContextManager[None]:
         """Context manager whose work runs after the caller's work so far and before the caller's later work."""
-        ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture ``work``, which has run before, as a graph; return a function that launches the graph."""
-        ...
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
         """Queue copies of tensors to the host, after all work so far and in parallel to later work. `park` returns the
         copies, and an object that stands for their end, for `after`. Until the end the caller must not change the
         tensors. The object for the end keeps no host memory by itself.
         """
-        ...
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:
         """Queue copies from the host into tensors of the same names and sizes. `unpark` returns an object that stands
         for the end of the copies. The tensors may be used once `after` was called with this object."""
-        ...
 
     def after(self, end: object) -> None:
         """Make all later work wait for the copies whose end ``end`` stands for; the host does not wait."""
-        ...
 
     def copy_queue(self) -> CopyQueue:
         """Return a queue of copies for the session's life; UsageError if this memory has none."""
-        ...
 
     def free_bytes(self) -> int:
         """Approximate number of bytes of device memory that could be allocated now."""
-        ...
 
     def lane(self, *, beside: bool) -> Lane:
         """Return a lane for work beside calls: a queue in parallel to the memory's own if the device can, otherwise
         the same queue."""
-        ...
 
     def wait(self) -> None:
         """Wait for all queued work, including the work of lanes."""
-        ...
 
     def close(self) -> None:
         """Return memory of freed tensors and graphs to the device; call this after `wait`."""
-        ...

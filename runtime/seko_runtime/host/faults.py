@@ -33,7 +33,6 @@ class Recorder(Protocol):
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture ``work`` as a graph and return a function that launches it."""
-        ...
 
 
 @contextmanager

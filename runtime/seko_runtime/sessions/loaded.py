@@ -22,7 +22,6 @@ class TokenIds(Protocol):
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
         """Return the token ids of a text; the workload says in which shape."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,12 @@ class Sink(Protocol):
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:
         """Append a chunk: pictures uint8 [H, W, 3], or latents for `NpySink`."""
-        ...
 
     def cut(self) -> None:
         """Correct the file's header if fewer chunks were written than announced; called before `close`."""
-        ...
 
     def close(self, *, whole: bool) -> None:
         """Write buffered data, if the file is to be ``whole``; the file stays open."""
-        ...
 
 
 @contextlib.contextmanager

@@ -17,15 +17,12 @@ class Camera(Protocol):
 
     def next_chunk(self) -> Mapping[str, object]:
         """Move the camera on by a chunk, and return the chunk's camera inputs by name."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the camera controller's state as a JSON value, for `load`."""
-        ...
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a camera state that `state` returned."""
-        ...
 
 
 def steered(
