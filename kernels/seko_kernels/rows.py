@@ -31,6 +31,8 @@ from seko_kernels.triton.row_norm import (
     row_tiles,
 )
 
+LEFT_OUT = -1  # index of a modulation's row for a step that is left out
+
 
 class Rows(NamedTuple):
     """Rows of activations in the form that the next matmul takes: in the model's dtype, or e4m3 with scales.
@@ -91,7 +93,7 @@ def residual_norm_modulate(
     KernelsError
         If a tensor has another shape, dtype or layout than documented here, or the GPU has no fp8 numbers.
     """
-    return _row_norm(x, y, modulation, None, -1, shift_at, scale_at, eps, fp8=fp8)
+    return _row_norm(x, y, modulation, shift_at=shift_at, scale_at=scale_at, eps=eps, fp8=fp8)
 
 
 def gated_residual_norm_modulate(
@@ -111,7 +113,17 @@ def gated_residual_norm_modulate(
 
     The argument `before` is the modulation ``[6, d]`` float32 of the previous layer, from which the gate is taken.
     """
-    return _row_norm(x, y, modulation, None, gate_at, shift_at, scale_at, eps, fp8=fp8, before=before)
+    return _row_norm(
+        x,
+        y,
+        modulation,
+        before=before,
+        gate_at=gate_at,
+        shift_at=shift_at,
+        scale_at=scale_at,
+        eps=eps,
+        fp8=fp8,
+    )
 
 
 def gated_residual_norm(
@@ -129,17 +141,17 @@ def gated_residual_norm(
 
     The norm's `weight` and `bias` are ``[d]`` float32.
     """
-    return _row_norm(x, y, modulation, (weight, bias), gate_at, -1, -1, eps, fp8=fp8)
+    return _row_norm(x, y, modulation, affine=(weight, bias), gate_at=gate_at, eps=eps, fp8=fp8)
 
 
 def gated_residual(x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
     """Return the gated residual sum ``x + y * gate`` in x's dtype, computed in float32."""
-    return _row_norm(x, y, modulation, None, gate_at, -1, -1, 0.0, fp8=False)[0]
+    return _row_norm(x, y, modulation, gate_at=gate_at, fp8=False)[0]
 
 
 def quantise_rows(x: Tensor) -> Rows:
     """Return `x`, ``[B, T, d]``, as fp8 with row scales; the bytes are those of `fused_reference.e4m3_rows`."""
-    return _row_norm(x, None, None, None, -1, -1, -1, 0.0, fp8=True)[1]
+    return _row_norm(x, fp8=True)[1]
 
 
 def gelu_quantise(x: Tensor) -> Rows:
@@ -155,19 +167,19 @@ def gelu_quantise(x: Tensor) -> Rows:
 
 def _row_norm(
     x: Tensor,
-    y: Tensor | None,
-    modulation: Modulation | None,
-    affine: tuple[Tensor, Tensor] | None,
-    gate_at: int,
-    shift_at: int,
-    scale_at: int,
-    eps: float,
+    y: Tensor | None = None,
+    modulation: Modulation | None = None,
     *,
-    fp8: bool,
+    affine: tuple[Tensor, Tensor] | None = None,
     before: Tensor | None = None,
+    gate_at: int = LEFT_OUT,
+    shift_at: int = LEFT_OUT,
+    scale_at: int = LEFT_OUT,
+    eps: float = 0.0,
+    fp8: bool,
 ) -> tuple[Tensor, Rows]:
-    """Check the arguments, then run the kernel, or the same computation in plain torch. An index of -1 leaves out the
-    step to which the index belongs.
+    """Check the arguments, then run the kernel, or the same computation in plain torch. The steps of arguments that are
+    left out are left out.
 
     The gate is taken from `before` if that is passed, otherwise from the layer's own modulation.
     """
@@ -184,7 +196,7 @@ def _row_norm(
         expect("modulation.layer", modulation.layer, (6, width), torch.float32)
         if tokens % frames:
             raise KernelsError(f"{tokens} tokens are no multiple of {frames} latent frames")
-        if not all(-1 <= place < 6 for place in (gate_at, shift_at, scale_at)):
+        if not all(LEFT_OUT <= place < 6 for place in (gate_at, shift_at, scale_at)):
             raise KernelsError(f"a modulation has rows 0 to 5, got {gate_at}, {shift_at}, {scale_at}")
         tensors += modulation
     if before is not None:
