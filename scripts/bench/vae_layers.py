@@ -182,7 +182,8 @@ def plain_candidates(channels: int, filters: int, *, filters_first: bool) -> Ite
 def margin_candidates(key: Convolution) -> Iterator[ConvTiles]:
     """Yield tile sizes of the kernel whose tile has a margin."""
     bits = 8 if key.fp8 else 16
-    parts = [(128, 0), (64, 64)] if key.filters % 128 == 0 else [(64, 32)] if key.filters % 96 == 0 else []
+    parts = [(64, 32)] if key.filters % 96 == 0 else []
+    parts += [(128, 0), (64, 64)] if key.filters % 128 == 0 else []
     steps = [step for step in (1024 // bits, 512 // bits, 256 // bits) if key.channels % step == 0]
     for part in parts:
         for step in steps[:2]:
