@@ -93,6 +93,14 @@ def test_this_machine_is_known_by_its_address(
     assert access.from_this_machine(connection) is alone
 
 
+@pytest.mark.parametrize("header", ["Forwarded", "Via", "X-Real-IP", "X-Forwarded-Host"])
+def test_a_proxy_on_this_machine_is_known_by_its_headers(header: str) -> None:
+    access = Access(Settings(Path("toy"), keys=(KEY,)))
+    headers = [(header.lower().encode(), b"1.2.3.4")]
+    connection = HTTPConnection({"type": "http", "client": ("127.0.0.1", 1), "headers": headers})
+    assert not access.from_this_machine(connection)
+
+
 @contextmanager
 def log_lines() -> Iterator[io.StringIO]:
     """Yield the lines that the server's loggers write meanwhile, at their lowest level."""

@@ -22,6 +22,7 @@ from seko_serve.settings import LOOPBACK, Settings
 OPENS_AT_ONCE = 8.0  # times the setting; by key and address
 SOCKETS = (5.0, 30.0)  # by address
 MESSAGES = (60.0, 120.0)  # of a session's socket
+PROXY_HEADERS = "forwarded", "via", "x-real-ip", "x-forwarded-host"
 TICKET = "ticket"  # a link's, in the query of its address
 SAFE_METHODS = frozenset(
     {"GET", "HEAD", "OPTIONS"}
@@ -110,11 +111,14 @@ class Access:
     def from_this_machine(self, connection: HTTPConnection) -> bool:
         """Return whether a request came from a loopback address and not through a proxy.
 
-        A proxy on this machine is recognised by the header with the client's address that the proxy adds. Requests
-        through a Unix socket always come from a proxy.
+        A proxy on this machine is recognised by the headers about the client that the proxy adds: ``X-Forwarded-For``,
+        which uvicorn takes for the client's address, or one of `PROXY_HEADERS`. Requests through a Unix socket always
+        come from a proxy.
         """
+        if self._by_socket_file or any(name in connection.headers for name in PROXY_HEADERS):
+            return False
         try:
-            return not self._by_socket_file and ip_address(_address(connection)).is_loopback
+            return ip_address(_address(connection)).is_loopback
         except ValueError:
             return False
 
