@@ -11,8 +11,8 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.client import IncompleteRead
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -362,6 +362,29 @@ def test_an_error_behind_the_first_sound_is_no_end_of_the_sound(start: Starter) 
     assert (last["type"], last["error"]["code"]) == ("error", "bad_request")
     assert http(f"{server.url}/v1/sessions")[1]["data"] == []
     assert figures(server.url)["seko_serve_refused_total code=bad_request"] == 2
+
+
+def spoken_in_http_1_0(url: str, **table: object) -> HTTPResponse:
+    """The answer to a client of HTTP/1.0, such as a proxy of that version."""
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=30)
+    connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"  # type: ignore[attr-defined]
+    with closing(connection):
+        connection.request("POST", "/v1/audio/speech", json.dumps(table), {"connection": "close"})
+        return connection.getresponse()
+
+
+def test_sound_without_chunks_is_whole_or_an_error(start: Starter) -> None:
+    server = start(opener)
+    with spoken_in_http_1_0(server.url, input="hallo", seed=3, response_format="pcm") as answer:
+        content = answer.read()
+        assert (answer.status, answer.headers["content-length"]) == (200, str(len(content)))
+    assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("hallo", seed=3)))
+    with spoken_in_http_1_0(server.url, input=f"hallo\n{TOO_LONG}", response_format="pcm") as answer:
+        assert (answer.status, "speak shorter texts" in json.loads(answer.read())["error"]["message"]) == (
+            400,
+            True,
+        )
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
 
 
 def test_parts_of_prompts_keep_nobody_out() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import numpy as np
@@ -95,9 +95,12 @@ class SpeechRoutes:
         refused = self._manager.device.metrics.refused
         if events:
             return SoundResponse(_events(first, parts, refused), parts, media_type="text/event-stream")
-        headers = {"x-sample-rate": str(rate)}
-        sound = _sound(first, parts, refused)
-        return SoundResponse(sound, parts, media_type=FORMS[form][0], headers=headers)
+        kind: dict[str, Any] = {"media_type": FORMS[form][0], "headers": {"x-sample-rate": str(rate)}}
+        if (
+            request.scope["http_version"] == "1.0"
+        ):  # such a body ends with the connection, also after an error
+            return Response(await _whole(first, parts, request), **kind)
+        return SoundResponse(_sound(first, parts, refused), parts, **kind)
 
     async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncGenerator[bytes]:
         """Yield the parts of the sound file while the text is spoken, then end the session."""
@@ -155,6 +158,17 @@ class SoundResponse(StreamingResponse):
                 await super().__call__(scope, receive, send)
         finally:
             await self._parts.aclose()
+
+
+async def _whole(first: bytes, parts: AsyncGenerator[bytes], request: Request) -> bytes:
+    """Return the whole sound file, or its beginning if the client leaves."""
+    content = bytearray(first)
+    async with aclosing(parts):
+        async for part in parts:
+            content += part
+            if await request.is_disconnected():
+                break
+    return bytes(content)
 
 
 async def _sound(first: bytes, parts: AsyncIterator[bytes], refused: Counter) -> AsyncIterator[bytes]:
