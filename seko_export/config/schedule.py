@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # presets with their own schedule are read before torch is im
 USUAL_STEPS = (1000.0, 750.0, 500.0, 250.0)  # Self-Forcing's, before the warp
 # Update rules after a pass: fresh noise, a step of Euler's method, Euler's method with latents rounded to bfloat16, or
 # UniPC of order 2.
-SAMPLERS = ("renoise", "euler", "euler-bf16", UNIPC)
+RENOISE, EULER, EULER_BF16 = "renoise", "euler", "euler-bf16"
+SAMPLERS = (RENOISE, EULER, EULER_BF16, UNIPC)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Schedule:
     shift: float | None = None
     own_sigmas: tuple[float, ...] = ()
     renoise_sigmas: tuple[float, ...] = ()
-    sampler: str = SAMPLERS[0]
+    sampler: str = RENOISE
     first_timesteps: tuple[float, ...] = ()
     first_sigmas: tuple[float, ...] = ()
 

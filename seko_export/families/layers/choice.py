@@ -100,8 +100,8 @@ class LayerChoice:
     Parameters
     ----------
     inputs : tuple of InputSpec
-        Inputs that the caller supplies per chunk, prompt or session; each gets a buffer of role ``chunk`` or
-        ``prompt``.
+        Inputs that the caller supplies per chunk, prompt or session. An input per chunk gets a buffer of role
+        ``host``, any other a buffer of role ``session``.
     embed : type of Embed
         The class of the embedding. A subclass may override the methods `beside` to concatenate inputs to the latents,
         `tokens` to embed reference frames with other weights, and `times` to set the timestep of each frame.
@@ -177,12 +177,24 @@ class LayerChoice:
 PLAIN = LayerChoice()
 
 
+def rows_of_call(config: VideoBuild, bucket: int | None) -> tuple[int, str]:
+    """Return the number of rows of a call, and the index by which its engines take them from a buffer with the rows of
+    the largest call."""
+    return bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
+
+
+def rows_of_prompt(config: VideoBuild) -> tuple[tuple[int, ...], str]:
+    """Return the row axes of tensors that engines take once for each prompt, and the index by which they take them from
+    a buffer with all rows: one row at a time in a pool, otherwise all rows."""
+    return ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
+
+
 def caller_arguments(
     config: VideoBuild, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
     """Return the arguments with which an engine takes inputs of the caller, outputs of family modules, and tables, for
     the rows of a call."""
-    rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
+    rows, part = rows_of_call(config, bucket)
     known = {
         caller_input.name: Argument(
             f"conditioning.{caller_input.name}",
@@ -207,7 +219,7 @@ def chunk_module_pieces(
     """Return the engines of a family's modules that run once per chunk, in order; ``numbers`` are the arguments
     ``frames`` and, in a pool, ``rows``.
     """
-    rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
+    rows, part = rows_of_call(config, bucket)
     return [
         _piece(
             config,
@@ -226,7 +238,7 @@ def chunk_module_pieces(
 
 def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]:
     """Return the engines of a family's modules that run once per prompt, in order."""
-    rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
+    rows, row = rows_of_prompt(config)
     known = {
         caller_input.name: Argument(
             f"conditioning.{caller_input.name}",

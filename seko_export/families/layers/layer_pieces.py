@@ -15,7 +15,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta
 from seko_export.families.layers.block import Block, BlockWeights
-from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments
+from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments, rows_of_call
 from seko_export.families.layers.fused_block import (
     FusedBlock,
     KeysAndValues,
@@ -70,8 +70,8 @@ class LayerArguments:
         )
         self._among = group.layers if len(config.layer_groups) > 1 else ()
         m, s, kv = config.model, self._config.workload.stream, self._config.kv
-        b, f, state_rows = bucket or s.batch, s.chunk_frames, config.workload.state_rows
-        part, i64, f32 = "" if bucket is None else "[bucket]", torch.int64, torch.float32
+        b, part = rows_of_call(config, bucket)
+        f, state_rows, i64, f32 = s.chunk_frames, config.workload.state_rows, torch.int64, torch.float32
         name, place = group.own, OF_PLACE if self._among else OF_LAYER
         of_pass = OF_PASS if s.pass_caches else ""
         self.write_slots = Argument("write_slots", f"buffer:{name('write_slots')}{part}", (b, f), i64)

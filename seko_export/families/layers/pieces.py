@@ -27,6 +27,8 @@ from seko_export.families.layers.choice import (
     input_buffers,
     module_buffers,
     prompt_module_pieces,
+    rows_of_call,
+    rows_of_prompt,
 )
 from seko_export.families.layers.layer_pieces import (
     BLOCK,
@@ -67,9 +69,9 @@ def make_pieces(config: VideoBuild, choice: LayerChoice = PLAIN) -> dict[str, Pi
 
 
 def _prompt_pieces(config: VideoBuild) -> list[Piece]:
-    """Return the engines that run once for each prompt. In a pool a call takes one row, otherwise all rows."""
+    """Return the engines that run once for each prompt."""
     m, dtype = config.model, config.target.dtype
-    rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
+    rows, row = rows_of_prompt(config)
     context = Argument("context", "value:context", (*rows, m.text_tokens, m.dim), dtype)
     text = (*rows, m.text_tokens, m.text_dim)
     kv = (*rows, m.text_tokens, m.heads, m.head_dim)
@@ -101,8 +103,8 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     rows by number.
     """
     m, s, dtype = config.model, config.workload.stream, config.target.dtype
-    b, f, t = bucket or s.batch, s.chunk_frames, rank_tokens(config)
-    state_rows, part = config.workload.state_rows, "" if bucket is None else "[bucket]"
+    b, part = rows_of_call(config, bucket)
+    f, t, state_rows = s.chunk_frames, rank_tokens(config), config.workload.state_rows
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
     text = (state_rows, m.text_tokens, m.heads, m.head_dim)
     i64, f32 = torch.int64, torch.float32

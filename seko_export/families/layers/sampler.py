@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
-from seko_export.config.schedule import SAMPLERS
+from seko_export.config.schedule import EULER, EULER_BF16, RENOISE
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.causal_dit import is_conditioning
 from seko_kernels.ops import stand_in
+from seko_runtime.video.schedule import UNIPC
 
 # Philox4x32-10 constants: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -200,9 +201,12 @@ class UniPcAdvance(nn.Module):
         return torch.where(still, latents, after), torch.stack((corrected, clean, before), 1)
 
 
-ADVANCE: dict[str, type[Advance] | type[EulerAdvance] | type[UniPcAdvance]] = dict(
-    zip(SAMPLERS, (Advance, EulerAdvance, RoundedEulerAdvance, UniPcAdvance), strict=True)
-)
+ADVANCE: dict[str, type[Advance] | type[EulerAdvance] | type[UniPcAdvance]] = {
+    RENOISE: Advance,
+    EULER: EulerAdvance,
+    EULER_BF16: RoundedEulerAdvance,
+    UNIPC: UniPcAdvance,
+}
 
 
 def _weighted(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
