@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,8 +34,6 @@ INPUTS = "Camera and other inputs"
 SPEECH = "Speech (voice, length)"
 OUTPUT = "Output"
 GROUPS = (ARTIFACT, BOTH, VIDEO, MEDIA, INPUTS, SPEECH, OUTPUT)  # in the order of the help
-VIDEO_OPTIONS = (ARTIFACT, BOTH, VIDEO, MEDIA, INPUTS, OUTPUT)
-SPEECH_OPTIONS = (ARTIFACT, BOTH, SPEECH, OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -277,13 +275,13 @@ OPTIONS = (
 )
 
 
-def others_than(groups: Collection[str], options: argparse.Namespace) -> list[str]:
-    """Return the given options of `run` whose help heading is not in ``groups``."""
+def given(options: argparse.Namespace, *groups: str) -> list[str]:
+    """Return the options of `run` under these headings of the help that a command line gives, as they are spelled."""
     return [
         option.names[-1]
         for option in OPTIONS
         if "run" in option.commands
-        and option.group not in groups
+        and option.group in groups
         and getattr(options, option.names[-1].removeprefix("--").replace("-", "_")) is not None
     ]
 
