@@ -11,7 +11,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -70,18 +72,33 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(uvicorn.Config(application.app(), **SERVER_LIMITS, **options))
         self.application, self._announce = application, announce
+        self._socket_file: os.stat_result | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen; errors of the application's start are raised unchanged."""
         self._end_with_terminal()
         await self.application.start()
         try:
-            await super().startup(sockets)
+            await self._listen(sockets)
             if self._announce is not None:
                 self._announce(self)
         except BaseException:  # such as the SystemExit with which uvicorn says that the port is taken
             await self.application.stop()
             raise
+
+    async def _listen(self, sockets: list[socket.socket] | None) -> None:
+        """Listen; SystemExit, as uvicorn raises it, if the address is taken."""
+        if self.config.uds is None:
+            await super().startup(sockets)
+            return
+        try:
+            _check_socket_file(
+                self.config.uds
+            )  # again: meanwhile another server may have opened its artifact
+            await super().startup(sockets)
+            self._socket_file = os.stat(self.config.uds)
+        except OSError as error:
+            raise SystemExit(3) from error
 
     def _end_with_terminal(self) -> None:
         """Also save the sessions when the terminal is closed, unless the signal is ignored, as `nohup` does."""
@@ -102,6 +119,10 @@ class Server(uvicorn.Server):
         if not self.force_exit:
             await self.application.drain()
         await super().shutdown(sockets)
+        if self._socket_file is not None and self.config.uds is not None:
+            with suppress(OSError):  # removed, or another server's
+                if os.path.samestat(self._socket_file, os.stat(self.config.uds)):
+                    os.unlink(self.config.uds)
         await self.application.stop()
 
 
@@ -147,10 +168,16 @@ async def _check_address(settings: Settings) -> None:
         probe = await loop.create_server(asyncio.Protocol, settings.host, settings.port, start_serving=False)
         probe.close()
         return
-    if settings.uds.exists() and not settings.uds.is_socket():
+    _check_socket_file(str(settings.uds))
+
+
+def _check_socket_file(path: str) -> None:
+    """Raise an OSError if another server listens at a path, or its file is no socket's: asyncio would replace the
+    former."""
+    if Path(path).exists() and not Path(path).is_socket():
         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
     with socket.socket(socket.AF_UNIX) as client:
-        if client.connect_ex(str(settings.uds)) == 0:  # asyncio would take the file from the other process
+        if client.connect_ex(path) == 0:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 

@@ -126,6 +126,11 @@ def test_a_socket_file_in_place_of_a_port(serve: Callable[..., Any], tmp_path: P
         connection.connect(str(path))
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: my.example\r\nConnection: close\r\n\r\n")
         assert connection.makefile("rb").read().startswith(b"HTTP/1.1 200")
+    assert not path.exists()
+    with serve("--uds", path):
+        path.unlink()
+        path.touch()  # another's
+    assert path.exists()
 
 
 def test_a_proxy_serves_it_below_a_path(serve: Callable[..., Any]) -> None:
@@ -343,10 +348,14 @@ def test_an_address_of_another_machine_ends_it_with_a_sentence(
 
 
 @pytest.mark.usefixtures("_own_log")
+@pytest.mark.parametrize("early", [True, False], ids=["before the artifact is opened", "meanwhile"])
 def test_a_socket_file_of_a_running_server_is_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "socket"
+    monkeypatch.setattr(seko_serve.run, "pool_of", lambda *_: toy_opener())
+    if not early:
+        monkeypatch.setattr(seko_serve.run, "_check_address", lambda _: asyncio.sleep(0))
     with socket.socket(socket.AF_UNIX) as taken:
         taken.bind(str(file))
         taken.listen()
