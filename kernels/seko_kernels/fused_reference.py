@@ -97,11 +97,12 @@ def key_codes(
     """Quantise NVFP4 keys to int8 without expanding them first: all arithmetic is in fp16, in units of the int8
     scale.
 
-    A key's number is ``x = fma(e2m1(code), s, m)``, with ``i = 1 / key_scale`` of its tile. The factor of a block is
-    ``s = fp16(e4m3(scale) * (global_scale * i))``, and ``m = fp16(mean * i)``. A pair of numbers becomes ``fma(x_even,
-    cos, -fp16(x_odd * sin))`` and ``fma(x_even, sin, fp16(x_odd * cos))``, with cosine and sine in fp16. A code is the
-    nearest whole number, ties to even. All operations on keys are fp16 operations (an fma rounds once), so that every
-    device computes the same bytes. Keys without rotation are the nearest whole numbers to ``e2m1(code) * s``.
+    With ``i = 1 / key_scale`` of a tile, a block's factor is ``s = fp16(e4m3(scale) * (global_scale * i))``, a
+    channel's mean ``m = fp16(mean * i)``, and a key's number ``x = fma(e2m1(code), s, m)``. RoPE turns a pair into
+    ``fma(x_even, cos, -fp16(x_odd * sin))`` and ``fma(x_even, sin, fp16(x_odd * cos))``, with cosine and sine in fp16.
+    A code is the nearest whole number, ties to even. All operations on keys are fp16 operations (an fma rounds once),
+    so that every device computes the same bytes. Without rotation a code is the nearest whole number to
+    ``e2m1(code) * s``.
 
     Parameters
     ----------

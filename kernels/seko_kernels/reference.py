@@ -31,9 +31,10 @@ from seko_kernels.formats import (
 def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Quantise to NVFP4: scale ``s = e4m3(amax * (1/top) * (1/g))``, codes nearest on ``s * g`` times e2m1.
 
-    The method "four over six" tries both tops of `NVFP4_TOPS` for each block and keeps the one with the smaller squared
-    error. Where the squared errors of both tops are equal, the method keeps the top 6. The squared errors are compared
-    in whole parts of the block's power of two (`nvfp4_error`).
+    The method "four over six" quantises each block twice, with the scale that maps its largest magnitude to 6 and with
+    the one that maps it to 4 (``top``, of `NVFP4_TOPS`). It keeps the result with the smaller squared error; if both
+    errors are equal, that of 6. The squared errors are compared in whole parts of the block's power of two
+    (`nvfp4_error`).
 
     Codes are found by comparing ``|x|`` with the product of midpoint and scale. The product of midpoint and scale is
     exact in fp32, because a midpoint has at most 3 significant bits, an e4m3 scale 4, and ``g`` is a power of two. The

@@ -49,8 +49,8 @@ class KeyRotation(NamedTuple):
     patch_rotary: Tensor
 
     def at_tokens(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean, and cosines and sines ``[B, P, D/2]`` for token indices ``[B, P]`` into all rows'
-        caches.
+        """Return the keys' mean, and each token's cosines and sines ``[B, P, D/2]``. ``token`` ``[B, P]`` are indices
+        into the caches of all rows, one after the other: row b's token n of N has the index ``b * N + n``.
         """
         patches = len(self.patch_rotary)
         rotary = torch.cat((self.slot_rotary[token // patches], self.patch_rotary[token % patches]), dim=2)

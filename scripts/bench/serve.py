@@ -181,8 +181,7 @@ def overhead(
     through_s = report["rtf"] * frames / fps
     append_row(
         rows, "serve_overhead", f"{shape}, {sessions} at a time", alone_s / through_s,
-        "of the runtime's own chunks a second", None, alone_ms=1e3 * alone_s, served_ms=1e3 * through_s, chunks=chunks,
-        **({} if floor is None else {"floor": floor}),
+        "of the runtime's own chunks a second", floor, alone_ms=1e3 * alone_s, served_ms=1e3 * through_s, chunks=chunks,
     )  # fmt: skip
 
 

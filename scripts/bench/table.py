@@ -290,6 +290,7 @@ MORE_IS_BETTER = {
     "switches_followed",
     "kv_psnr",
     "real_time_factor",
+    "serve_overhead",
     "sp2_s1",
     "sp4_s1",
     "sp2_s5",

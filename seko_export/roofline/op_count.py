@@ -135,11 +135,10 @@ def _count_doubled(
 ) -> Tensor:
     """Record a convolution of `causal_conv.doubled_conv`, and return an empty tensor for its result."""
     del tiles
-    batch, frames, height, width, channels = x.shape
-    shape = (batch, frames, 2 * height, 2 * width, weight.shape[3])
-    out = torch.empty(shape, dtype=bias.dtype, device=x.device)
+    sides = (2 * side for side in x.shape[2:4])
+    out = torch.empty((*x.shape[:2], *sides, weight.shape[3]), dtype=bias.dtype, device=x.device)
     taps = weight.shape[1:3].numel()
-    recorder.add(OWN_CONVOLUTION, [x, weight, bias], [out], flops=2 * out.numel() * taps * channels)
+    recorder.add(OWN_CONVOLUTION, [x, weight, bias], [out], flops=2 * out.numel() * taps * x.shape[4])
     return out
 
 

@@ -1,5 +1,5 @@
-"""Times of the parts of opening an artifact, such as hashing and capture, for benchmarks. Nothing is recorded outside
-of `recorded`."""
+"""Times of the parts of opening an artifact, such as hashing and capture, for benchmarks. Times are recorded only
+while the context manager `recorded` is open."""
 
 from __future__ import annotations
 

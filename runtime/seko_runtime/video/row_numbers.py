@@ -1,4 +1,5 @@
-"""The numbers of a video stream that the host keeps, as JSON in snapshots and messages."""
+"""What the host keeps of a video stream as numbers (seed, conditioning frames, position), and how they are read from
+JSON, in snapshots and in messages between ranks."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class ScaledBoxes(Protocol):
 
 
 class Scaler:
-    """The scaler of one model. It ends a box only after the box refuses sessions and has none.
+    """The scaler of one model. To remove a box (one `seko-serve` process), the scaler makes it refuse new sessions, and
+    ends it once it has no session or video left.
 
     Parameters
     ----------

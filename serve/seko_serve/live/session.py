@@ -278,7 +278,9 @@ class LiveSession:
             row.close()
 
     def ready(self) -> bool:
-        """Return whether the session's next chunk may be made now, or controls are waiting that may allow it."""
+        """Return whether the device's thread may try the session's next chunk now. If the chunk lacks something that
+        the viewer must send, any waiting control suffices, because it may be what is lacking.
+        """
         starved = self.content.starved()
         with self._lock:
             # What needs all chunks encoded waits for it; otherwise one is encoded while the next one is made.
