@@ -169,8 +169,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Parameters
         ----------
         prompt, image
-            Prompt and start picture of all sessions. Every other argument has the value with which the stream of the
-            same number was recorded in the golden; without a recorded seed the number itself is the seed.
+            Prompt and start picture of all sessions. Session number n, from 0, gets every other argument from the
+            golden's recorded stream number n. For an artifact without a golden, the seed of session number n is n.
         """
         golden = self.manifest.workload.golden
         seeds = range(self.manifest.call_rows) if golden is None else golden.seeds
@@ -237,8 +237,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         return self._recording.text(self._recorded_row(row))
 
     def golden_inputs(self, chunk: int | None, row: int | None = 0) -> dict[str, NDArray[np.generic]]:
-        """Return the recorded values of the inputs that the caller supplies, by name; empty for a model without such
-        inputs.
+        """Return the recorded values of the inputs that the caller supplies, by name; empty for a model without inputs
+        from the caller.
 
         With ``chunk`` None the result has the inputs that are set once for a session or prompt, otherwise the inputs of
         the numbered chunk. Chunks after the last recorded chunk take the recorded inputs again, from the first chunk

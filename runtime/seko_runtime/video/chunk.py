@@ -35,11 +35,11 @@ class ChunkMaker(Protocol):
     call_lock: CallLock
 
     def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns it.
-        The parameters are attributes of the `Chunk`."""
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the
+        latents. The parameters are attributes of the `Chunk`."""
 
     def decoder(self) -> FrameReader:
-        """Return the decoder of video frames; UsageError if the artifact has no VAE."""
+        """Return the decoder of video frames, or raise a UsageError if the artifact has no VAE."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class ChunkPrograms:
     @property
     def every_engine(self) -> list[BoundProgram]:
         """The fewest programs that call every engine of a chunk at least once. Since all denoise passes call the same
-        engines, one of them suffices."""
+        engines, one denoise program suffices."""
         return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
@@ -98,9 +98,9 @@ def chunk_programs(
 def variant_starts(manifest: VideoManifest) -> tuple[int, ...]:
     """Return the numbers of the chunks with which a stream begins another launch variant, ascending.
 
-    Rows of different launch variants never share a call of a pool: chunks on engines for full caches and chunks on
-    engines with a mask, and a first chunk with passes of its own and later chunks. The result is empty if all chunks
-    have one variant, or if each call carries all rows.
+    Rows of different launch variants never share a launch. A variant says whether a chunk runs on the engines for full
+    caches or on the engines with a mask, and whether it runs the passes of a first chunk, if a first chunk has passes
+    of its own. The result is empty if all chunks have one variant, or if each call of an engine carries all rows.
     """
     if manifest.pool is None:
         return ()

@@ -46,7 +46,8 @@ class Cut:
     pinned : int
         Number of the last chunk that began a scene with a cut; 0 if there was no cut.
     ring : tuple of int
-        Number of the chunk in each place of the ring, if a pinned chunk has changed their order; otherwise empty.
+        Number of the chunk in each place of the ring, if a pinned chunk has changed the order of the chunks; otherwise
+        empty.
     """
 
     jump: int = 0
@@ -138,9 +139,9 @@ class RowClocks:
     def next_slot_first(self, row: int) -> int:
         """Return the number of written frames from which `Ring` computes the slots of a row's next chunk.
 
-        The returned number differs from ``slot_first`` once the ring is full and a chunk is pinned. With a full ring
-        and a pinned chunk the returned number fills the cache and gives the slots of the oldest chunk that is not
-        pinned.
+        The returned number is ``slot_first`` unless the ring is full and a chunk is pinned. With a full ring and a
+        pinned chunk, the returned number is one for which `Ring` finds a full cache and the slots of the oldest chunk
+        that is not pinned.
         """
         if not self._cuts[row].pinned or not self._ring_full(row):
             return int(self.slot_first[row])
@@ -241,9 +242,8 @@ class RowClocks:
 
         While no frame was evicted from the cache, the earliest chunk is chunk 0. After the first eviction, the earliest
         chunk is the last chunk that was ever begun, even if that chunk failed or was undone. The frames of the begun
-        chunk took slots that only earlier chunks would read. Once the cache was rebuilt without frames that had been
-        evicted, or the row has cut to another scene, it can be rewound to no earlier chunk: the result is the number
-        of chunks made.
+        chunk took slots that only earlier chunks would read. A row that has cut to another scene, or whose cache was
+        rebuilt without evicted frames, cannot be rewound: the result is the number of chunks that the row has made.
         """
         if int(self.slot_first[row]) != int(self.first[row]) or self._cuts[row].has_cut:
             return self._chunks_made[row]

@@ -90,7 +90,8 @@ class Decoder:
             }
 
     def reserve(self, row: int) -> None:
-        """Allocate the host buffers of a row's frames before its chunks run, because this may wait for the device."""
+        """Allocate the host buffers of a row's frames before the row's chunks run, because allocating may wait for the
+        device."""
         self._blocks.reserve(row)
 
     def join(self) -> None:
@@ -98,8 +99,8 @@ class Decoder:
         self._lane.join()
 
     def feed(self, rows: Sequence[int], latents: Tensor) -> None:
-        """Queue the copy of a finished chunk's latents into the decoder's buffers; call it inside the memory's
-        `ordered`, before `decode`.
+        """Queue the copy of a finished chunk's latents into the decoder's buffers. Call `feed` inside `Memory.ordered`,
+        before `decode`.
 
         Raises
         ------
@@ -182,7 +183,7 @@ class Decoder:
 
     def finished(self, row: int, number: int) -> Callable[[], None]:
         """Return a function that waits until the video frames of one chunk of a stream are on the host; any thread may
-        call it at any time.
+        call the returned function at any time.
 
         Raises
         ------
@@ -218,7 +219,7 @@ class Decoder:
         )
 
     def close(self) -> None:
-        """Release captured graphs and programs; call this after the memory's `wait`."""
+        """Release captured graphs and programs. Call `close` after `Memory.wait`."""
         self._runs.clear()
         self._programs.clear()
         self._buffers.clear()

@@ -192,10 +192,11 @@ class VideoDevice(Device):
     def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Queue the next chunk of the streams of a call, and copy its latents to the slots that keep them.
 
-        Each launch has rows of one kind. Engines for full caches may round differently from engines with a mask, and a
-        stream's first chunk may have passes of its own, so the kind of a row's launch must depend on that row alone. A
-        call with rows of several kinds is therefore several launches of its bucket (call size). A row has the same
-        batch index in every launch of a call. In launches that are not for this row, the spare row takes the index.
+        All rows of a launch have the same kind (`ChunkCall`). Engines for full caches may round differently from
+        engines with a mask, and a stream's first chunk may have passes of its own, so the kind of a row's launch must
+        depend on that row alone. A call with rows of several kinds is therefore several launches of its bucket (call
+        size). A row has the same batch index in every launch of a call. In launches that are not for a row, the spare
+        row takes the row's batch index.
 
         Parameters
         ----------
@@ -344,7 +345,8 @@ class VideoDevice(Device):
     def tensors(self, row: int) -> dict[str, Tensor]:
         """Return views of all tensors of a stream, by name: caches, prompt, conditioning, kept chunks, decoder.
 
-        A row with the same bytes in these tensors, and the same numbers on the host, continues the same video stream.
+        The tensors of a row and the host's numbers of the row are the whole state of its video stream: another row with
+        equal tensors and numbers continues the stream with the same bytes.
         """
         own = {
             TEXT_BUFFER,

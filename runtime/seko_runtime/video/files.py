@@ -37,7 +37,8 @@ class ChunkWriter:
     chunks : int
         Number of chunks that will be written to the output.
     video : Video, optional
-        The manifest's sizes of decoded pictures. Without them a preview of the latents is written instead of frames.
+        The manifest's sizes of decoded pictures. Without ``video`` a preview of the latents is written instead of
+        frames.
     rows : int
         Number of video streams in each chunk, which are written side by side.
     form : str, optional
@@ -45,7 +46,7 @@ class ChunkWriter:
     sound : numpy.ndarray, optional
         The sound of an .mp4, float32 [N] at 16 kHz; other formats have no sound.
     descriptor : int, optional
-        Descriptor of a pipe or file that is already open. It is written like a pipe and stays open.
+        Descriptor of a pipe or file that is already open. The descriptor is written like a pipe and stays open.
 
     Raises
     ------

@@ -17,8 +17,8 @@ def cover_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tupl
     """Return pictures in the requested size, and a description of resize and crop.
 
     The whole picture is resized until it covers the size, then its centre is cut out, as Wan 2.2's code does with a
-    start picture. The resize is Pillow's with Lanczos' filter: first along rows, then along columns, each time rounded
-    to a level.
+    start picture. The resize is that of Pillow with Lanczos' filter, first along pixel rows, then along pixel columns.
+    After each of these two steps the pixel levels are rounded to whole numbers.
 
     Parameters
     ----------
@@ -85,10 +85,11 @@ def fit_levels(
         Requested size in pixels.
     bicubic : bool
         Whether to resize by cubic convolution over four pixels, as torch's ``interpolate`` does, instead of by a
-        triangle filter over all pixels. Some models were trained on start pictures that were resized this way.
+        triangle filter over all pixels. Some models were trained on start pictures that were resized by cubic
+        convolution.
     stretch : float
-        If the crop, scaled to the result, would cut off fewer pixels than this, the picture is stretched instead of
-        cropped.
+        If the crop, scaled to the result, would cut off fewer pixels than ``stretch``, the picture is stretched instead
+        of cropped.
 
     Returns
     -------

@@ -25,8 +25,8 @@ class ChunkError:
         Error ||replayed - recorded|| / ||recorded|| of the latents, against the recording with the artifact's own KV
         cache format.
     exact : float or None
-        The same error of the latents, against a recording with an unquantised KV cache; None without such a recording.
-        This error is reported and not checked.
+        Error ||replayed - recorded|| / ||recorded|| of the latents, against a recording with an unquantised KV cache;
+        None without a recording of that kind. The ``exact`` error is reported and not checked.
     tolerance : float
         Largest ``golden`` error that passes.
     cache : float or None
@@ -160,8 +160,8 @@ def video_tensor(chunk: int) -> str:
 
 
 def input_tensor(name: str, chunk: int | None = None) -> str:
-    """Name of the recorded tensor with the values of a caller's input; of one chunk, if the input changes with each
-    chunk."""
+    """Name of the recorded tensor with the values of a caller's input. If the input changes with each chunk, the tensor
+    has the values of one chunk."""
     return f"input.{name}" if chunk is None else f"input.{name}.{chunk}"
 
 

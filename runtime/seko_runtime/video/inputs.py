@@ -113,7 +113,7 @@ class CallerInputs:
 
     def check_opening(self, inputs: Inputs | None, from_image: str = "") -> None:
         """Raise a UsageError if an input that a session needs at its beginning is missing. The input ``from_image`` is
-        computed from the start picture, so passing both of them is also an error.
+        computed from the start picture, so passing both this input and a start picture is also an error.
         """
         by_name = mapping_of(inputs, "inputs")
         if from_image in by_name:
@@ -162,8 +162,8 @@ class CallerInputs:
             by_slot[:, row] = 0
 
     def rewind(self, row: int, kept_slot: int | None) -> None:
-        """Set a stream's last supplied inputs back to the inputs of the chunk whose latents slot ``kept_slot`` keeps;
-        with None, to their values at the start of a stream.
+        """Set a stream's last supplied inputs back to the inputs of the chunk whose latents slot ``kept_slot`` keeps.
+        With ``kept_slot`` None, the inputs get their values at the start of a stream.
         """
         for name, latest in self._latest.items():
             latest[row] = 0 if kept_slot is None else self._kept[name][kept_slot, row]

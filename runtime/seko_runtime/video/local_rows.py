@@ -91,8 +91,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         Returns
         -------
         list of Chunk
-            The chunk of each stream, valid until the stream's next chunk, with its number in the stream. Its latents
-            are a view of the buffer that keeps them, without a copy.
+            The chunk of each stream, with the chunk's number in the stream. A chunk is valid until the stream's next
+            chunk. A chunk's latents are a view of the buffer that keeps the latents, without a copy.
 
         Raises
         ------
@@ -362,8 +362,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns it.
-        The parameters are attributes of the `Chunk`."""
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the
+        latents. The parameters are attributes of the `Chunk`."""
         device = self.device()
         self.readable.check(row, serial, index)
         latents = device.kept_latents(row)  # only a row's last chunk is readable
@@ -386,7 +386,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of the pool so far: chunks, launches, prompts found in the cache or not."""
+        """Counters of the pool so far: chunks, graph launches, and prompts that the prompt cache had or lacked."""
         device, cache = self._device, None if self._prompts is None else self._prompts.cache
         return SessionStats(
             chunks=self._chunks,

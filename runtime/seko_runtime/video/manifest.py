@@ -1,5 +1,5 @@
-"""The manifest of a video artifact: the tables of every manifest, and ``workload`` with layout, schedule and
-goldens."""
+"""The manifest of a video artifact. Besides the tables that manifests of all workloads have, it has the object
+``workload`` with layout, schedule and goldens."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class Schedule:
 
     @property
     def table_passes(self) -> int:
-        """Number of denoise passes in the tables: those of a chunk, then those of the first chunk if it has its
-        own."""
+        """Number of denoise passes in the tables: the passes of a chunk and, if a stream's first chunk has passes of
+        its own, the passes of the first chunk."""
         return self.denoise_passes + len(self.first_timesteps)
 
 
 @dataclass(frozen=True)
 class Text:
-    """The tokenizer whose token ids the program ``text`` takes, and its limits.
+    """The tokenizer whose token ids the program ``text`` takes, and the limits of a prompt.
 
     Parameters
     ----------
@@ -106,7 +106,8 @@ class Text:
     pad_id : int
         Token id of padding.
     truncate : bool
-        Whether a prompt with more tokens is cut, keeping its last id (the end mark); otherwise it is refused.
+        Whether a prompt of more than ``tokens`` tokens is cut, keeping its last id (the end mark). Otherwise a prompt
+        that is too long is refused.
     """
 
     tokenizer: FilePath
@@ -145,9 +146,9 @@ class Golden:
     With ``cache_step`` there are also tensors ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row
     axis of each cache buffer, after the chunk. With ``video_step`` there are also tensors ``video.{chunk}``, uint8:
     every ``video_step``-th pixel of the chunk's frames in both directions. ``bounds`` has one entry for each chunk;
-    without it ``tolerance`` bounds the latents of all chunks. ``prompt`` is the sentence that was encoded, if known;
-    ``reference`` names the tensor with the latents of the reference frames, if there are any. The caller's inputs are
-    tensors ``input.{name}.{chunk}`` if they are per chunk or pass, otherwise ``input.{name}``.
+    without ``bounds``, ``tolerance`` bounds the latents of all chunks. ``prompt`` is the sentence that was encoded, if
+    known; ``reference`` names the tensor with the latents of the reference frames, if there are any. The caller's
+    inputs are tensors ``input.{name}.{chunk}`` if they are per chunk or pass, otherwise ``input.{name}``.
     """
 
     file: FilePath

@@ -35,9 +35,9 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
     Parameters
     ----------
     rows : VideoRows
-        The streams of the pool, ready to run. The pool owns them.
+        The streams of the pool, ready to run. The pool owns these streams and closes them.
     digest : str
-        SHA-256 of the artifact. Snapshots contain it.
+        SHA-256 of the artifact, which the pool's snapshots contain.
     clock : callable
         Function that returns the time in seconds, used for leases and due times.
     snapshot_key : bytes, optional
@@ -79,8 +79,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         seed : int
             Seed of the random noise from which the video is made.
         prompt, text
-            The prompt, as a sentence or as text embeddings [1, tokens, text_dim]. An artifact that takes text needs one
-            of the two.
+            The prompt, as a sentence or as text embeddings [1, tokens, text_dim]. An artifact that takes text needs
+            either ``prompt`` or ``text``.
         image, conditioning_latents
             A picture uint8 [H, W, 3], or latents [C, n, h, w], with which the stream begins.
         reference
@@ -91,8 +91,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         name : str
             Name of the session in error messages; default: a number.
         lease_s : float, optional
-            Lease of the session in seconds, finite and above 0. The session ends if it is not run or renewed for that
-            time, paused or not.
+            Lease of the session in seconds, finite and above 0. A running or paused session ends if it is neither run
+            nor renewed for ``lease_s`` seconds.
         tenant : str, optional
             Name of the session's owner. Sessions of one tenant share cached prompts, which other tenants never see. A
             session without a tenant uses only its own cached prompts.

@@ -45,7 +45,8 @@ class Recording:
         return golden.prompt if golden is not None and golden.text is None else None
 
     def text(self, row: int) -> NDArray[np.generic]:
-        """Recorded text embeddings of a stream, [1, tokens, text_dim]; UsageError if there are none."""
+        """Recorded text embeddings of a stream, [1, tokens, text_dim]; UsageError if the golden has no text
+        embeddings."""
         golden = self.manifest.workload.golden
         if golden is None or golden.text is None:
             raise UsageError(
@@ -54,7 +55,8 @@ class Recording:
         return self.tensors[golden.text].to_numpy()[row : row + 1]
 
     def reference(self, row: int) -> NDArray[np.generic] | None:
-        """Recorded latents [C, R, h, w] of the R reference frames of a stream; None if the golden has none."""
+        """Recorded latents [C, R, h, w] of the R reference frames of a stream; None if the golden has no reference
+        frames."""
         golden = self.manifest.workload.golden
         if golden is None or golden.reference is None:
             return None

@@ -22,8 +22,8 @@ PORTRAIT = "portrait"  # kind of the input that defaults to the first reference 
 
 
 def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: object) -> Inputs:
-    """Return the caller's inputs; if the portrait is missing and the reference frames are pictures, the first of these
-    becomes the portrait."""
+    """Return the caller's inputs; if the portrait is missing and the reference frames are pictures, the first reference
+    picture becomes the portrait."""
     array, by_name = as_array(reference, "reference"), mapping_of(inputs, "inputs")
     name = next((spec.name for spec in manifest.caller_inputs if spec.kind == PORTRAIT), None)
     if name is None or name in by_name or array.dtype != np.uint8 or array.ndim < 3:
@@ -49,7 +49,7 @@ def set_reference(
     Returns
     -------
     bool
-        Whether the artifact has reference frames. If it has none, ``reference`` must be None.
+        Whether the artifact has reference frames. For an artifact without reference frames, ``reference`` must be None.
 
     Raises
     ------

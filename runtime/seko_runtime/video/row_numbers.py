@@ -1,5 +1,5 @@
-"""What the host keeps of a video stream as numbers (seed, conditioning frames, position), and how they are read from
-JSON, in snapshots and in messages between ranks."""
+"""The numbers of a video stream that the host keeps (seed, conditioning frames, positions), and a parser of their JSON
+form in snapshots and in messages between ranks."""
 
 from __future__ import annotations
 

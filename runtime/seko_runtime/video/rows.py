@@ -57,7 +57,7 @@ class Beginning:
 
 
 class VideoRows(Rows[Inputs | None, Chunk], Protocol):
-    """The interface of a pool's rows with video streams, which is `Rows` with chunks as results."""
+    """The interface of a pool's rows of video streams: `Rows` whose engine calls return chunks."""
 
     @property
     def manifest(self) -> VideoManifest:
@@ -65,7 +65,7 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of the pool so far: chunks, launches, prompts found in the cache or not."""
+        """Counters of the pool so far: chunks, graph launches, and prompts that the prompt cache had or lacked."""
 
     @property
     def decodes_beside(self) -> bool:
@@ -106,8 +106,8 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
         """Set streams back to their state before they made a chunk; see `Session.rewind`."""
 
     def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns it.
-        The parameters are attributes of the `Chunk`."""
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the
+        latents. The parameters are attributes of the `Chunk`."""
 
     def decoder(self) -> FrameReader:
         """Return the reader of video frames; UsageError if the artifact makes no video."""

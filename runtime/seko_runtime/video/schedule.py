@@ -104,8 +104,8 @@ def schedule_tables(
 ) -> dict[str, NDArray[np.generic]]:
     """Return the constants that the programs index by pass.
 
-    The P entries of the denoise passes are those of ``passes`` and then those of ``first``. The timestep of the context
-    pass follows them.
+    A table of passes has P entries: those of ``passes``, then those of ``first``. The table of timesteps has a further
+    entry at its end, the timestep of the context pass.
 
     Parameters
     ----------
@@ -160,8 +160,8 @@ def schedule_tables(
 
 
 def unipc_passes(steps: int, shift: float) -> Passes:
-    """Return the passes of Wan's UniPC scheduler: evenly spaced noise levels below 1, warped; timesteps are whole
-    numbers, rounded down.
+    """Return the passes of Wan's UniPC scheduler. The noise levels are evenly spaced below 1 and then warped, and the
+    timesteps are rounded down to whole numbers.
 
     Raises
     ------
@@ -179,11 +179,11 @@ def unipc_weights(sigmas: Sequence[float]) -> NDArray[np.float64]:
 
     UniPC (arXiv 2302.04867) predicts clean latents and integrates exactly in the logarithm of the signal-to-noise
     ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i of UniPC first corrects the latents x that it was
-    given, then predicts the next latents. Each result is a sum, because noise levels alone determine the weights. The
-    corrected latents are ``w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]``.
-    The next latents are ``w5*corrected + w6*clean[i] + w7*clean[i-1]``.
+    given, then predicts the next latents. Corrected and next latents are weighted sums, whose weights the noise levels
+    alone determine. The corrected latents are ``w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] +
+    w3*clean[i-2] + w4*clean[i]``. The next latents are ``w5*corrected + w6*clean[i] + w7*clean[i-1]``.
 
-    The first pass corrects nothing, and the first and the last predict with order 1.
+    The first pass corrects nothing. The first pass and the last pass predict with order 1.
 
     Parameters
     ----------

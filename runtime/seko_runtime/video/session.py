@@ -111,7 +111,7 @@ class Session(RowSession):
         """Yield video frames chunk by chunk as they become ready.
 
         If decoding runs beside the next chunk, one chunk is always queued ahead. If the loop is left early, the next
-        call of `stream` yields that chunk first.
+        call of `stream` yields the queued chunk first.
 
         Parameters
         ----------
@@ -122,9 +122,9 @@ class Session(RowSession):
         recache : bool
             Whether to recompute the cached keys and values with the new prompt; see `set_prompt`.
         inputs : iterable of mappings, optional
-            Inputs of each chunk, as `run_chunk` takes them. They are read when the chunk is queued, which is one chunk
-            before it is yielded if decoding runs beside the next chunk. To react to keys at once, call `run_chunk`. The
-            stream ends when the iterable ends.
+            Inputs of each chunk, as `run_chunk` takes them. A chunk's inputs are read when the chunk is queued. If
+            decoding runs beside the next chunk, a chunk is queued before the previous chunk is yielded: to react to
+            keys at once, call `run_chunk`. The stream ends when the iterable ends.
 
         Yields
         ------
@@ -229,9 +229,9 @@ class Session(RowSession):
 
         The positions that RoPE counts jump by ``frames`` before the next chunk, and noise is drawn for the new
         positions. The cache keeps the next chunk, beside the sink, until the next cut; without a cut, the oldest chunks
-        are evicted. Usually `set_prompt` gives the new scene its sentence. After a cut the session refuses ``recache``,
-        and `rewind` cannot go back. An artifact with ``--window-positions`` counts the frames in its cache, so its
-        positions do not jump.
+        are evicted. Usually `set_prompt` is called to give the new scene a prompt. After a cut the session refuses
+        ``recache``, and `rewind` cannot go back. In an artifact built with ``--window-positions``, positions count the
+        frames in the cache and do not jump.
 
         Parameters
         ----------
@@ -281,17 +281,18 @@ class Session(RowSession):
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
         """Append audio samples to the session's voice, which later chunks use.
 
-        A chunk can be made as soon as its audio samples were pushed; `audio_needed` returns which samples it uses.
-        `restart` drops all audio samples, and a pause keeps them. A snapshot does not contain audio samples. After
-        restoring a snapshot, push the samples again from the number that `audio_needed` returns.
+        A chunk can be made as soon as the audio samples that it uses were pushed; `audio_needed` returns the range of
+        the samples that the next chunk uses. `restart` drops all audio samples, and a pause keeps them. A snapshot does
+        not contain audio samples. After restoring a snapshot, push the samples again from the number that
+        `audio_needed` returns.
 
         Parameters
         ----------
         samples : array
             Audio samples, [N] at 16 kHz, or with several speakers [speakers, N]: float32 in -1..1, or int16.
         at : int, optional
-            Number of the first sample, from the start of the stream; samples from there on are replaced. Default:
-            append to the pushed samples.
+            Number of the first of these samples, counted from the start of the stream. Earlier pushed samples from
+            number ``at`` on are replaced. Default: append to the pushed samples.
         last : bool
             Whether the voice ends with these samples. Later chunks then use silence.
 
@@ -329,7 +330,7 @@ class Session(RowSession):
         image : array, optional
             Start picture, uint8 [H, W, 3]; default: the stream begins without conditioning frames.
         reference : array, optional
-            New reference frames; default: the reference frames of before.
+            New reference frames; default: the stream keeps its reference frames.
 
         Raises
         ------

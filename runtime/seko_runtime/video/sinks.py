@@ -37,7 +37,7 @@ class Sink(Protocol):
         """Correct the file's header if fewer chunks were written than announced; called before `close`."""
 
     def close(self, *, whole: bool) -> None:
-        """Write buffered data, if the file is to be ``whole``; the file stays open."""
+        """Write buffered data, unless ``whole`` is false; the file stays open."""
 
 
 @contextlib.contextmanager
@@ -63,8 +63,8 @@ def open_sink(
     video: Video | None,
     sound: NDArray[np.float32] | None = None,
 ) -> Sink:
-    """Return the writer of one of the formats `FORMS` to an open file, which the caller closes. Only the format mp4 has
-    sound."""
+    """Return a writer of chunks to an open file, in one of the formats `FORMS`. The caller closes the file. Only the
+    format mp4 has sound."""
     if form == "npy":
         return NpySink(file, stream, rows, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)

@@ -20,8 +20,8 @@ from seko_runtime.video.voices import Voices
 
 
 class Streams:
-    """The host's state of the streams of a pool, one in each row: where each stream stands, and what callers supplied
-    for it.
+    """The host's state of the streams of a pool, one stream in each row: the positions of each stream, and the values
+    that callers supplied for the stream.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ class Streams:
             self.rebuild_due.add(row)
 
     def chunk_made(self, rows: Sequence[int], inputs: Mapping[str, NDArray[Any]]) -> list[float | None]:
-        """Count the next chunk of some streams, which was made of these inputs; return for each row when the last audio
-        sample that its chunk uses was pushed, None without a voice."""
+        """Advance some streams by a chunk that was made of ``inputs``. Return for each row the time at which the last
+        audio sample that its chunk uses was pushed; None without a voice."""
         clocks, voices = self.clocks, self.voices
         first_frames = clocks.next_frames(rows)[:, 0].tolist()
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], inputs)

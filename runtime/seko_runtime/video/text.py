@@ -1,4 +1,4 @@
-"""Token ids of prompts: cleaning, then the library `tokenizers`.
+"""Token ids of prompts: a prompt is cleaned, then tokenised by the library `tokenizers`.
 
 The first prompt that needs `tokenizers`, or `ftfy` for its cleaning, imports the library.
 """
@@ -30,7 +30,7 @@ class PromptIds:
     Parameters
     ----------
     spec : Text
-        The manifest's table of the tokenizer and its limits.
+        The manifest's table of the tokenizer and the limits of a prompt.
     document : bytes or memoryview
         The tokenizer's JSON file.
     vocabulary : int, optional

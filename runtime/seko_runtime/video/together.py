@@ -35,7 +35,7 @@ class RowChunks:
 
 @dataclass(frozen=True)
 class Together:
-    """A batch: as many sessions of a pool as its largest engine call carries, which advance together.
+    """A batch: sessions of a pool that advance together, as many as the largest engine call of the pool carries.
 
     Parameters
     ----------

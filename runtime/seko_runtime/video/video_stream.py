@@ -32,7 +32,7 @@ class QueuedChunks(deque[Chunk]):
 class VideoStream:
     """Iterator over a session's video frames, returned by `Session.stream`.
 
-    Several threads may share the iterator: each takes whole chunks, in order.
+    Several threads may share the iterator: each thread takes whole chunks, and the chunks are taken in order.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class VideoStream:
     chunks : int, optional
         Number of chunks to make; default: endless.
     inputs : iterable of mappings, optional
-        Inputs of each chunk; when they end, no more chunks are made.
+        Inputs of each chunk; when the iterable ends, no more chunks are made.
     """
 
     def __init__(

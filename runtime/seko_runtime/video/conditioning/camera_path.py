@@ -24,7 +24,8 @@ from seko_runtime.video.conditioning.poses import (
 class CameraPath:
     """A recorded camera path as the camera inputs of a stream's chunks.
 
-    Latent frame i takes the pose of video frame 4*i. Poses that fill no whole latent frame or chunk are left out.
+    Latent frame i takes the pose of video frame 4*i. Poses at the end of the path that do not fill a whole latent frame
+    or chunk are left out.
 
     Parameters
     ----------

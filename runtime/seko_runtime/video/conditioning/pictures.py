@@ -1,4 +1,5 @@
-"""Fits a picture of any size to an artifact, either as the picture that a stream begins with, or as a reference."""
+"""Crops and resizes a picture of any size to the picture size of an artifact, as a start picture or a reference
+picture."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ def fit_start_picture(
     """Return a picture cropped and resized as `Pool.open_session` takes it for ``image``, and a description of crop and
     resize.
 
-    The picture is resized as the models' authors do. A model with a picture input takes it by cubic convolution, and
-    stretched rather than cropped by less than a token; other models, such as Wan 2.2 5B, take it by Lanczos' filter.
+    The picture is resized as the models' authors do. For a model with a picture input, the picture is resized by cubic
+    convolution, and stretched if a crop would cut off less than a token. For other models, such as Wan 2.2 5B, the
+    picture is resized by Lanczos' filter.
 
     Raises
     ------

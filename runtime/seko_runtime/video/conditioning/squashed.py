@@ -1,4 +1,4 @@
-"""Pictures for an image encoder (CLIP): resized to its square without a crop, as Wan's code does."""
+"""Pictures for an image encoder (CLIP), resized to the encoder's square input without a crop, as Wan's code does."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _AXES = 3  # axes of a picture: rows, columns, channels
 
 
 def squashed_input(manifest: VideoManifest) -> InputSpec | None:
-    """Return the input for the image encoder's pictures; None if the artifact has no such encoder."""
+    """Return the input for the image encoder's pictures; None if the artifact has no image encoder."""
     return next((spec for spec in manifest.caller_inputs if spec.kind == KIND), None)
 
 
 def squashed_pictures(manifest: VideoManifest, pictures: Sequence[NDArray[Any]]) -> Inputs:
-    """Return the image encoder's pictures by the name of their input; empty if the artifact has no such encoder.
+    """Return the image encoder's pictures by the name of their input; empty if the artifact has no image encoder.
 
     Parameters
     ----------
     manifest : VideoManifest
         The artifact's manifest.
     pictures : sequence of array
-        As many pictures as the model takes, uint8 or float32 [..., rows, columns, 3], of any sizes. They are resized by
-        cubic convolution over four pixels, without a crop, a low-pass filter or rounding.
+        As many pictures as the model takes, uint8 or float32 [..., rows, columns, 3], of any sizes. The pictures are
+        resized by cubic convolution over four pixels, without a crop, a low-pass filter or rounding.
 
     Raises
     ------

@@ -103,7 +103,7 @@ class AudioWindows:
         return f"this artifact's model hears no audio; its inputs: {names}"
 
     def end(self, frame: int) -> int:
-        """Return the end of the samples that a latent frame uses: the number of the last such sample, plus 1."""
+        """Return the number of the last audio sample that a latent frame uses, plus 1."""
         return self.frame_samples * (self.per_latent * frame + 1)
 
     def begin(self, frame: int) -> int:
@@ -112,8 +112,8 @@ class AudioWindows:
         return self.end(frame) - length // 2 - WINDOW // 2
 
     def needed(self, first_frame: int) -> tuple[int, int]:
-        """Return the range of samples, first and end, that a chunk uses; ``first_frame`` is its first latent
-        frame."""
+        """Return the range of samples, first and end, that a chunk uses; ``first_frame`` is the number of the chunk's
+        first latent frame."""
         return max(0, self.begin(first_frame)), self.end(first_frame + self.chunk_frames - 1)
 
     def lateness(self, times: Sequence[float]) -> list[float]:
@@ -134,7 +134,8 @@ class AudioWindows:
         return late
 
     def latent_frames(self, samples: int) -> int:
-        """Return the number of latent frames that cover a number of samples; the last frame may end after them."""
+        """Return the number of latent frames that cover a number of audio samples; the last latent frame may end after
+        the last sample."""
         return max(0, -(-samples // self.frame_samples) - 2 + self.per_latent) // self.per_latent + (
             samples > 0
         )
@@ -291,7 +292,8 @@ class Voice:
         return self.first + len(self._samples)
 
     def check_push(self, samples: object, at: object = None) -> tuple[NDArray[np.float32], int]:
-        """Check pushed audio; return its samples [speakers, N] and the number of the first. The voice is not changed.
+        """Check pushed audio; return its samples [speakers, N] and the number of the first sample. The voice is not
+        changed.
 
         Raises
         ------
@@ -330,8 +332,8 @@ class Voice:
         self.take(array, begin, last=last, replaces=at is not None)
 
     def take(self, array: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
-        """Append samples [speakers, N] that `check_push` returned; ``replaces`` says whether they replace earlier
-        samples from number ``begin`` on.
+        """Append samples [speakers, N] that `check_push` returned; ``replaces`` says whether the new samples replace
+        earlier samples from number ``begin`` on.
         """
         if not len(self._samples):
             self.first = begin
