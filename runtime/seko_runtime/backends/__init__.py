@@ -1,5 +1,5 @@
-"""The table of backends (libraries that run engines). A backend's module is imported when an artifact that needs it is
-opened."""
+"""The table of backends (libraries that run engines). The module of a backend is imported when an artifact that needs
+the backend is opened."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class AotiBackend:
         Raises
         ------
         ArtifactError
-            If the loader refuses the package, its inputs or outputs differ from the manifest's, it is another
-            engine's package, or it has constants. Weights are inputs; calling a package whose constants were never
+            If the loader refuses a package, or a package belongs to another engine, has constants, or has other inputs
+            or outputs than the manifest. Weights must be inputs, because calling a package whose constants were never
             loaded would crash the process.
         """
         engines: dict[str, Engine] = {}

@@ -1,4 +1,5 @@
-"""The interface of the runtime's backends: what they require of this machine, and how they open engine files."""
+"""The interface of the runtime's backends: the requirements of a backend on this machine, and the opening of engine
+files."""
 
 from __future__ import annotations
 

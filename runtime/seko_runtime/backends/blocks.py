@@ -1,4 +1,4 @@
-"""Many tensors in one block of device memory: their offsets."""
+"""Offsets of many tensors in one block of device memory."""
 
 from __future__ import annotations
 

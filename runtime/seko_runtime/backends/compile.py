@@ -34,10 +34,10 @@ class CompileBackend:
     """The backend for engines that torch compiles when the artifact is opened; see
     `seko_runtime.backends.base.Backend`.
 
-    `torch.export.load` reads the graph as JSON, but reads sample inputs and constants through `torch.load`; torch 2.13
-    does so with weights_only=False where a tensor was stored as a pickle. The cache of torch's compiler holds pickles,
-    like the exported programs. Exported programs and compiler caches can execute code, as an AOTInductor package does,
-    so they are read only from bytes whose hash was checked.
+    `torch.export.load` reads the graph as JSON, but reads sample inputs and constants through `torch.load`; for a
+    tensor that was stored as a pickle, torch 2.13 calls `torch.load` with weights_only=False. The cache of torch's
+    compiler holds pickles, like the exported programs. Exported programs and compiler caches can execute code, as an
+    AOTInductor package does, so both are read only from bytes whose hash was checked.
     """
 
     def __init__(self, device: str) -> None:
@@ -55,9 +55,9 @@ class CompileBackend:
         Raises
         ------
         ArtifactError
-            If the manifest names a compiler cache that is not among its files, torch refuses a program, others may
-            write to the compiler's folders, a program's inputs or outputs differ from the manifest's, or it is
-            another engine's program.
+            If the manifest names a compiler cache that is not in the manifest's table of files, other users may write
+            to the compiler's folders, torch refuses a program, or a program belongs to another engine or has other
+            inputs or outputs than the manifest.
         """
         _refuse_shared_folders()
         resolve_type_hints_once()

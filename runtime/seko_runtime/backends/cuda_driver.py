@@ -132,7 +132,7 @@ def device_arch(index: int) -> str:
 
 
 class CudaDriver:
-    """The primary CUDA context of one device, which is shared with everything else in the process.
+    """The primary CUDA context of one device. All CUDA code of the process shares this context.
 
     Every method makes the CUDA context current in its thread. Streams, events, memory and graphs are plain ints, which
     the caller must release.
@@ -172,8 +172,8 @@ class CudaDriver:
             self._library.cuCtxPopCurrent_v2(byref(c_void_p()))
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate device memory and return its address, aligned to 256 bytes; DeviceMemoryError if there is too
-        little."""
+        """Allocate device memory and return its address, aligned to 256 bytes; DeviceMemoryError if the device has too
+        little free memory."""
         try:
             return self._new_handle("cuMemAlloc_v2", max(nbytes, 1))
         except DeviceMemoryError:

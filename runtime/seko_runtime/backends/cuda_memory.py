@@ -55,7 +55,7 @@ class CudaMemory(CpuMemory):
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
         """Return a zero-filled tensor in which the layers, and the rows that lanes use, begin at multiples of
-        `ENGINE_ALIGNMENT`; there may be unused bytes between them."""
+        `ENGINE_ALIGNMENT`. There may be unused bytes between two layers or rows."""
         # The CPU's error conversion is not used: all CUDA errors are RuntimeErrors, and `ordered` picks those that
         # mean too little memory.
         dtype = torch_dtype(spec.dtype)
@@ -274,8 +274,8 @@ class CudaLane:
 
 
 class PinnedCopies(HostCopies):
-    """Bytes of tensors in page-locked host memory (`seko_runtime.backends.memory.Parked`); complete once the event
-    ``done`` has passed."""
+    """Bytes of tensors in page-locked host memory (`seko_runtime.backends.memory.Parked`). The bytes are complete once
+    the CUDA event ``done`` has passed."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], done: Any) -> None:
         self.tensors = dict(tensors)

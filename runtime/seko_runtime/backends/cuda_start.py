@@ -12,10 +12,11 @@ from seko_runtime.errors import SekoRuntimeError, UsageError
 
 
 class CudaStart:
-    """A context manager that creates the CUDA context of a device in `begin`, and releases it at its own end.
+    """A context manager whose method `begin` creates the CUDA context of a device, which the end of the ``with`` block
+    releases.
 
-    Creating a CUDA context takes 0.2 s, in which Python can run: ctypes releases the interpreter's lock. Whoever uses
-    the device meanwhile waits in the driver.
+    Creating a CUDA context takes 0.2 s. Meanwhile other Python threads run, because ctypes releases the interpreter's
+    lock, and a thread that uses the device waits in the driver.
 
     Parameters
     ----------
@@ -39,8 +40,8 @@ class CudaStart:
         self._driver = None  # releases the context, unless somebody else holds it by now
 
     def begin(self, target_device: str) -> None:
-        """Start CUDA if an artifact built for ``target_device`` (``cpu`` or ``cuda``) would use it. An error is left to
-        the checks of the device, which meet it again."""
+        """Start CUDA if an artifact built for ``target_device`` (``cpu`` or ``cuda``) would use it. Errors of the start
+        are ignored: the checks of the device, which run later, raise them."""
         if target_device != "cuda" or _torch_uses_cuda():
             return
         try:

@@ -73,7 +73,8 @@ class CudaCopies:
             self._ahead = False
 
     def close(self) -> None:
-        """Release the page-locked memory and return the CUDA stream; call this after waiting for both streams."""
+        """Release the page-locked memory and return the CUDA stream. Call `close` after waiting for both CUDA
+        streams."""
         locked, stream = self._locked, self.stream
         self._locked, self.stream, self._main = [], None, None
         release_all(

@@ -97,8 +97,8 @@ def aligned_strides(shape: Sequence[int], dtype: str, indexed: int, alignment: i
     dtype : str
         The manifest's dtype name.
     indexed : int
-        Number of leading axes that engines' arguments index. A part is what an index on these axes selects; parts are
-        contiguous, and there may be unused bytes behind each.
+        Number of leading axes that engines' arguments index. An index on these axes selects a part of the tensor. A
+        part is contiguous, and unused bytes may follow each part.
     alignment : int
         The alignment in bytes, a multiple of the size of a number.
     """

@@ -21,7 +21,8 @@ MAX_PITCH = 2**31 - 1  # largest pitch in bytes of a two-dimensional copy, equal
 
 
 class Queue:
-    """A CUDA stream with memory for the results of engines. A block of memory is reused after its tensors are released.
+    """A CUDA stream, and the memory for the results of engines that run on the stream. A block of memory is reused
+    after its tensors are released.
 
     All work on a block of memory is queued on one CUDA stream, so that the next user of the block runs after the
     previous one.
@@ -83,7 +84,7 @@ def current_queue() -> Queue:
     Raises
     ------
     UsageError
-        If called outside of `ordered` and `capture` of a memory or lane.
+        If `current_queue` is called outside of `ordered` and `capture` of a memory or lane.
     """
     try:
         return _CURRENT.get()

@@ -67,8 +67,8 @@ class DriverMemory:
         self._closed = False
 
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
-        """Return a zero-filled tensor in which the layers, and the rows that lanes use, are aligned as engines need
-        it."""
+        """Return a zero-filled tensor in which the layers, and the rows that lanes use, have the alignment that engines
+        need."""
         strides = aligned_strides(spec.shape, spec.dtype, indexed_axes(spec), ALIGNMENT)
         nbytes = strides[0] * spec.shape[0] if spec.shape else spec.nbytes
         block = Block(self.driver, nbytes)
@@ -239,8 +239,8 @@ class DriverMemory:
 
 
 class ParkedCopies:
-    """Bytes of tensors in page-locked host memory (`seko_runtime.backends.memory.Parked`); complete once the event
-    ``done`` has passed."""
+    """Bytes of tensors in page-locked host memory (`seko_runtime.backends.memory.Parked`). The bytes are complete once
+    the CUDA event ``done`` has passed."""
 
     def __init__(self, driver: CudaDriver, block: PinnedBlock, places: Mapping[str, tuple[int, int]]) -> None:
         self._driver, self._block, self._places = driver, block, places

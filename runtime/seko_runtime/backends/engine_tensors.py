@@ -15,7 +15,7 @@ Side = Sequence[tuple[Sequence[int], str]]  # shape and dtype of each tensor
 
 
 def check_side(spec: EngineSpec, verb: str, in_file: Side, wanted: Sequence[TensorSpec]) -> None:
-    """Compare the inputs or the outputs in an engine file with the manifest's.
+    """Compare the inputs or the outputs in an engine file with those in the manifest.
 
     Parameters
     ----------
@@ -78,7 +78,8 @@ def packed_name(package: memoryview) -> str:
 
 
 def tensors_text(spec: EngineSpec) -> str:
-    """Return an engine's signature as JSON for its package: shapes, dtypes, and which inputs it writes."""
+    """Return an engine's signature as JSON for the engine's package: shapes and dtypes, and the inputs that the engine
+    writes."""
     sides = ([[list(tensor.shape), tensor.dtype] for tensor in side] for side in (spec.inputs, spec.outputs))
     places = [place for place, tensor in enumerate(spec.inputs) if tensor.name in spec.mutates]
     return json.dumps([*sides, places])

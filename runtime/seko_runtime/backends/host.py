@@ -108,8 +108,8 @@ def check_device(target: Target, device: str) -> str:
 
 
 def check_cpu(target: Target) -> None:
-    """Compare the processor's architecture and flags with the target's. Host code is also checked for GPU artifacts,
-    because engines for GPUs contain compiled host code.
+    """Compare the processor's architecture and flags with those of the target. Host code is also checked for GPU
+    artifacts, because engines for GPUs contain compiled host code.
 
     Raises
     ------
@@ -130,7 +130,8 @@ def check_cpu(target: Target) -> None:
 
 
 def check_torch(target: Target, device: str) -> None:
-    """Import torch and compare its version with the target's; on CUDA also the device and the CUDA version.
+    """Import torch and compare its version with the target's torch version. On CUDA, also compare the device and the
+    CUDA version.
 
     Raises
     ------

@@ -38,7 +38,7 @@ class ResultBlocks(Protocol):
     """Host blocks with copies of the results of each row's last calls."""
 
     def reserve(self, row: int) -> None:
-        """Allocate the host blocks of a row if necessary; this may wait for the device."""
+        """Allocate the host blocks of a row if necessary; the allocation may wait for the device."""
 
     def queue(self, row: int, turn: int, name: str) -> None:
         """Queue the copy of a row's result from the tensor ``name`` into its block number ``turn``, without
@@ -85,7 +85,8 @@ class HostBytes:
 
 
 class CopyQueue(Protocol):
-    """A queue of copies between host and device, in parallel to the memory's own queue, with host memory for them."""
+    """A queue of copies between host and device, in parallel to the memory's own queue, with host memory for the
+    copies."""
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled contiguous tensor in host memory that the device can copy from directly."""
@@ -95,7 +96,7 @@ class CopyQueue(Protocol):
         work."""
 
     def join(self) -> None:
-        """Make all later work of the memory wait for the copies that are queued here."""
+        """Make all later work of the memory wait for the copies in this queue."""
 
 
 class Lane(Protocol):
@@ -128,15 +129,16 @@ class Lane(Protocol):
         """Return host blocks for uint8 tensors whose leading axis is the rows, ``depth`` blocks for each row."""
 
     def close(self) -> None:
-        """Release the lane's graphs and queue; call this after the memory's `wait` and before its `close`."""
+        """Release the lane's graphs and queue. Call `close` of a lane after the memory's `wait` and before the memory's
+        `close`."""
 
 
 class Upload(Protocol):
-    """An upload of weights to the device that runs while their files are read and hashed. Nothing may use the tensors
-    before the hashes of all files were compared."""
+    """An upload of weights to the device that runs while the weights' files are read and hashed. Nothing may use the
+    tensors before the hashes of all files were compared."""
 
     def take(self, file: str, offset: int, piece: memoryview) -> None:
-        """Queue the copy of the bytes of a file at ``offset``, which were just read; any thread may call this. The
+        """Queue the copy of the bytes of a file at ``offset``, which were just read; any thread may call `take`. The
         piece may be overwritten after the call."""
 
     def finish(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
@@ -154,22 +156,23 @@ class Upload(Protocol):
         """
 
     def close(self) -> None:
-        """Wait for the copies and free the device memory of an upload that cannot be finished."""
+        """Wait for the queued copies and free the device memory of an upload that cannot be finished."""
 
 
 class Memory(Protocol):
-    """Tensors, order of work, and graph capture on one device; each pool of sessions has one object."""
+    """Tensors, order of work, and graph capture on one device. Each pool of sessions has its own `Memory`."""
 
     captures: bool  # whether `capture` can record a whole call
     warm_up_runs: int  # how often each program runs when rows are opened, before a capture or the first call
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled tensor. Each layer of a buffer, and each row that lanes use, is contiguous and has the
-        alignment that engines need, so there may be unused bytes between them; any other tensor is contiguous."""
+        alignment that engines need, so there may be unused bytes between two layers or rows. Any other tensor is
+        contiguous."""
 
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
-        """Begin to copy the tensors of files to the device. A memory on the host copies nothing: its tensors are the
-        hashed bytes.
+        """Begin to copy the tensors of files to the device. A memory on the host copies nothing: the tensors of its
+        `Upload` are views of the hashed bytes.
 
         Parameters
         ----------
@@ -204,7 +207,7 @@ class Memory(Protocol):
         """Declare that ``tensor`` keeps its address while the session lives."""
 
     def program_begins(self) -> None:
-        """Note that a run of a program begins, so that results of engines in the previous run are no longer needed."""
+        """Say that a run of a program begins: results of engines in the previous run are no longer needed."""
 
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], str]:
         """Return the shape and the name of the dtype of a tensor."""
@@ -229,8 +232,8 @@ class Memory(Protocol):
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
         """Queue copies of tensors to the host, after all work so far and in parallel to later work. `park` returns the
-        copies, and an object that stands for their end, for `after`. Until the end the caller must not change the
-        tensors. The object for the end keeps no host memory by itself.
+        copies, and an object for `after` that stands for the end of the copies. Until the copies have ended the caller
+        must not change the tensors. The object that stands for the end keeps no host memory by itself.
         """
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:
@@ -241,7 +244,7 @@ class Memory(Protocol):
         """Make all later work wait for the copies whose end ``end`` stands for; the host does not wait."""
 
     def copy_queue(self) -> CopyQueue:
-        """Return a queue of copies for the session's life; UsageError if this memory has none."""
+        """Return a queue of copies for the session's life; UsageError if this memory has no queue of copies."""
 
     def free_bytes(self) -> int:
         """Approximate number of bytes of device memory that could be allocated now."""
@@ -254,4 +257,4 @@ class Memory(Protocol):
         """Wait for all queued work, including the work of lanes."""
 
     def close(self) -> None:
-        """Return memory of freed tensors and graphs to the device; call this after `wait`."""
+        """Return memory of freed tensors and graphs to the device. Call `close` after `wait`."""

@@ -29,10 +29,10 @@ def join_ranks(
     Engines find the process group by its name, `CALL_GROUP`. The process group contains all processes of the default
     group, since another artifact has other processes. Settings of NCCL are left to NCCL and the environment variables.
 
-    A further group has the same members and its own connections, so that its collectives need no fixed order relative
-    to those of the first group. On a GPU, kernels of the first and of a further group may wait for other ranks at the
-    same time. The kernels of two groups cannot deadlock: they fit on the device together, and every rank queues the two
-    groups' collectives on different CUDA streams.
+    A further group has the same members as the first group, but its own connections: its collectives need no fixed
+    order relative to the collectives of the first group. On a GPU, kernels of the first and of a further group may wait
+    for other ranks at the same time. The kernels of two groups cannot deadlock: they fit on the device together, and
+    every rank queues the two groups' collectives on different CUDA streams.
 
     Parameters
     ----------

@@ -116,8 +116,8 @@ class PlanBackend:
         return engines
 
     def stats(self) -> Mapping[str, int]:
-        """Return the number of cache buffers that are copied back whole at each call because their plan does not
-        write them in place."""
+        """Return the number of cache buffers that are copied back whole at each call, because a plan returns the cache
+        instead of writing it in place."""
         return {"caches_copied_back": self._copied_back}
 
     def close(self) -> None:
@@ -320,8 +320,8 @@ def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
 
 
 def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
-    """Compare the TensorRT version that built the plans with the installed one. Version-compatible plans also run on
-    a newer version.
+    """Compare the TensorRT version that built the plans with the installed TensorRT version. Version-compatible plans
+    also run on a newer version.
 
     Raises
     ------

@@ -60,7 +60,7 @@ class RtxContexts(Contexts):
     spec : EngineSpec
         The engine's entry in the manifest.
     file : Path
-        The cache file: there is one for each plan, library version and GPU.
+        The cache file: each combination of plan, library version and GPU has its own file.
     """
 
     def __init__(self, rtx: Any, engine: Any, spec: EngineSpec, file: Path) -> None:
@@ -90,7 +90,7 @@ class RtxContexts(Contexts):
             )
 
     def close(self) -> None:
-        """Write the compiled kernels to the cache file, unless they came from it."""
+        """Write the compiled kernels to the cache file, unless all of them were read from the cache file."""
         compiled = bytes(self._cache.serialize())
         if compiled != self._known:
             write_private(self._file, compiled)
@@ -115,7 +115,7 @@ class PlanLibrary:
         self.device = device
 
     def check_plan(self, runtime: trt.Runtime, spec: EngineSpec, plan: bytes, manifest: Manifest) -> None:
-        """Raise an error if this GPU cannot run a plan, as far as the library can tell before loading it."""
+        """Raise an error if this GPU cannot run a plan, as far as the library can tell before it loads the plan."""
 
     def contexts(self, engine: trt.ICudaEngine, spec: EngineSpec, plan: bytes) -> Contexts:  # noqa: ARG002
         """Return the maker of execution contexts for a loaded engine."""
@@ -177,8 +177,8 @@ def cache_folder() -> Path:
 
 
 def read_private(file: Path) -> bytes:
-    """Return the bytes of a cache file; empty if the file is missing, or if another user could have written it, since
-    it contains code."""
+    """Return the bytes of a cache file; empty if the file is missing, or if another user could have written the file,
+    which contains code."""
     for place in (file.parent, file):
         try:
             known = place.lstat()

@@ -45,7 +45,7 @@ class HashedBytes:
 
 
 class StagingBuffer(Protocol):
-    """A pinned buffer from which the device copies, with the copies that are queued from it."""
+    """A pinned buffer, and the copies from this buffer to the device that are queued."""
 
     array: NDArray[np.uint8]
 
@@ -56,11 +56,11 @@ class StagingBuffer(Protocol):
         """Queue the copy of bytes ``low`` to ``high`` of the buffer to offset ``place`` of the block on the device."""
 
     def sent(self) -> None:
-        """Note that all copies from the buffer are queued."""
+        """Record that all copies from the present content of the buffer are queued."""
 
 
 class BlockLayout:
-    """The places of tensors in one block on the device, and in their files.
+    """The offsets of tensors in one block on the device, and in the files that hold the tensors.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ class BlockLayout:
         )
 
     def parts(self, file: str, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the parts of tensors in bytes ``begin`` to ``end`` of a file: offset in the block, first and last byte
-        within the piece."""
+        """Yield the parts of tensors that a piece of a file, bytes ``begin`` to ``end``, contains. A part is given by
+        its offset in the block and its first and last byte within the piece."""
         tensors = self._files.get(file, ())
         first = max(bisect_right(tensors, begin, key=attrgetter("offset")) - 1, 0)
         for tensor in tensors[first:]:
@@ -111,8 +111,8 @@ def _form(tensor: MappedTensor) -> tuple[object, ...]:
 
 
 class StagedUpload:
-    """The upload of a memory on a device (`seko_runtime.backends.memory.Upload`): every piece is copied to a pinned
-    buffer, from which the device copies it to its places in one block.
+    """The upload of a memory on a device (`seko_runtime.backends.memory.Upload`): each piece of a file is copied to a
+    pinned buffer, from which the device copies the tensors of the piece into one block.
 
     Parameters
     ----------

@@ -78,15 +78,18 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()")
 
     def open_session(self, *arguments: Any, **named: Any) -> Any:
-        """Open a session, which lives until its own `close()` or the artifact's; the workload defines the arguments."""
+        """Open a session; the workload defines the arguments. The session lives until its own `close()` or the
+        artifact's `close()`."""
         raise NotImplementedError
 
     def open_pool(self, *arguments: Any, **named: Any) -> Any:
-        """Open a pool, which lives until its own `close()` or the artifact's; the workload defines the arguments."""
+        """Open a pool; the workload defines the arguments. The pool lives until its own `close()` or the artifact's
+        `close()`."""
         raise NotImplementedError
 
     def verify(self) -> Sequence[GoldenError]:
-        """Replay the results in the golden file and compare; return the numeric error of each result."""
+        """Replay the chunks or steps that the golden file recorded; return the numeric error of each result against the
+        recorded result."""
         raise NotImplementedError
 
     def wrap_engines(self, wrap: Wrap) -> None:
@@ -101,8 +104,8 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         self.engines.wrap(wrap)
 
     def without_capture(self) -> AbstractContextManager[None]:
-        """Return a context manager in which sessions are opened without captured CUDA graphs, for profilers: the host
-        calls each engine.
+        """Return a context manager, for profilers, in which sessions are opened without captured CUDA graphs: for such
+        a session the host calls each engine.
         """
         context: AbstractContextManager[None] = self.engines.without_capture()
         return context

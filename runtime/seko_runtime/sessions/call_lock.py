@@ -40,8 +40,8 @@ class CallLock:
         Raises
         ------
         ForkedProcessError
-            In a forked process: the lock may be held by a thread that does not exist there, and the device must not
-            be used.
+            In a forked process, in which the device must not be used. The lock may be held by a thread that the forked
+            process does not have.
         SessionClosedError
             If the pool or artifact was closed, that is, `last` was called before.
         """

@@ -1,5 +1,5 @@
-"""Measured durations of a pool's engine calls, by launch variant and bucket. The caller measures the durations of the
-calls and records them here."""
+"""Measured durations of a pool's engine calls, by launch variant and bucket. The caller measures each duration and
+passes it to `CallTimes.record`."""
 
 from __future__ import annotations
 

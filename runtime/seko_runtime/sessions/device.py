@@ -88,8 +88,8 @@ class Device:
         """
 
     def row_of(self, buffer: str, row: int) -> Tensor:
-        """Return a view of the part of a buffer that belongs to a row. If the buffer has an axis of layers, it stays
-        the first axis of the view."""
+        """Return a view of the part of a buffer that belongs to a row. An axis of layers of the buffer is the first
+        axis of the view."""
         spec = self.specs[buffer]
         return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._state_rows)
 

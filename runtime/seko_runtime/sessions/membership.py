@@ -1,4 +1,4 @@
-"""The sessions of a pool, each with one row of the pool's memory: how they get rows, keep and lose them.
+"""The sessions of a pool and their rows of the pool's memory: how a session gets, keeps and loses its row.
 
 A session ends by its `close`, when its lease runs out, or when it is garbage-collected. The number of a session's row
 is stored only in `RowSession._place`, and changed by one assignment. The free rows are computed from the sessions, so
@@ -37,7 +37,7 @@ ResultT = TypeVar("ResultT")
 class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
     """The sessions of a pool and their rows: the part of a pool that makes no engine call.
 
-    The parameters are those of `RowPool`, the one class that derives from this.
+    The parameters are those of `RowPool`, the only subclass of `RowMembers`.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         """End the running and paused sessions whose lease has run out; return their names and those of leaked
         sessions.
 
-        A leaked session is one that was garbage-collected without `close`; its row is free already, and this method
-        reports it.
+        A leaked session is one that was garbage-collected without `close`. The row of a leaked session is free already,
+        and `reap` only returns the session's name.
         """
         with self._call_lock.take():
             names = [self._lost.popleft() for _ in range(len(self._lost))]

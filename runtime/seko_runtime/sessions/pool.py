@@ -1,7 +1,7 @@
-"""A pool: sessions that come and go, each with one row of the pool's memory, and the engine calls that carry some of
-them.
+"""A pool: sessions that come and go, each with one row of the pool's memory, and the engine calls that make the next
+results of some sessions.
 
-A session may take part in as few engine calls as it wants. `membership` has the sessions and their rows.
+No session must take part in every engine call. The module `membership` has the sessions and their rows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
     Parameters
     ----------
     rows : Rows
-        The rows of the pool, ready to run. The pool owns them.
+        The rows of the pool, ready to run. The pool owns these rows and closes them.
     kind : type
         Class of the sessions that the pool opens.
     digests : sequence of str
@@ -159,20 +159,20 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         among : collection of sessions, optional
             The sessions among which the scheduler chooses; default: all that have requested a result.
         in_one : bool
-            Whether one call carries all sessions of ``among``, whatever their due times. This is used to measure how
-            long a call of so many rows takes.
+            Whether one call carries all sessions of ``among``, whatever their due times. The server sets ``in_one`` to
+            measure how long a call of so many rows takes.
 
         Returns
         -------
         list of (session, result)
             The sessions that the call carried, sorted by due time, and their results. The list is empty if no running
-            session has requested a result; for an artifact without ``--sessions``, until the sessions of all rows have
-            requested one.
+            session has requested a result. For an artifact built without ``--sessions``, the list is empty until the
+            sessions of all rows have requested a result.
 
         Raises
         ------
         UsageError
-            If ``in_one`` is true and one engine call cannot carry all these sessions.
+            If ``in_one`` is true and one engine call cannot carry all sessions of ``among``.
         SekoRuntimeError
             If the call that the scheduler chose fails: the error that this call raised. If a single session is refused,
             for example because its row is inconsistent, the message names that session and the session's request is

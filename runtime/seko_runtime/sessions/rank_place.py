@@ -21,7 +21,7 @@ class RankPlace:
         Number of the rank, from 0.
     share : callable, optional
         Function that queues a broadcast: the copy of a contiguous tensor of rank 0 into the same tensor of all other
-        ranks. Every rank calls it. None if there is only one rank.
+        ranks. Every rank calls ``share``. None if there is only one rank.
     first_alone : collection of str
         Names of programs that rank 0 alone runs, such as encoders. Rank 0 broadcasts the results of these programs.
     """

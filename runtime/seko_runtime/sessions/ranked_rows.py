@@ -86,7 +86,7 @@ class RankedRows(Generic[ManifestT]):
         self.ask_ranks("reserve", {"row": row})
 
     def forget(self, row: int) -> None:
-        """Queue zeros into all tensors of a row of the pool."""
+        """Queue zeros into all tensors of a row of the pool, on each rank."""
         self.ask_ranks("forget", {"row": row})
 
     def free_bytes(self) -> int:
@@ -298,7 +298,8 @@ def state_to_message(
 
 
 def state_of_message(message: Facts, further: Mapping[str, NDArray[np.uint8]], form: StateForm) -> RowState:
-    """Return the state of a row from a message that `state_to_message` made, with ``further`` tensors added."""
+    """Return the state of a row from a message that `state_to_message` made. The state also gets the tensors
+    ``further``."""
     numbers = form.read_numbers(Fields(message["numbers"], "numbers"))
     beside = None if message["beside"] is None else form.unpack(message["beside"])
     return RowState(numbers, HostBytes({**message["tensors"], **further}), message["arrays"], beside)

@@ -30,7 +30,8 @@ class RowMoves:
                 del self._ends[row]
 
     def park(self, row: int, tensors: Mapping[str, Tensor]) -> Parked:
-        """Queue copies of a row's tensors to the host, where they stay while its session is paused or saved."""
+        """Queue copies of a row's tensors to the host. The copies stay there while the row's session is paused or being
+        saved."""
         with self._all_or_waited():
             parked, self._ends[row] = self._memory.park(tensors)
         return parked

@@ -22,7 +22,8 @@ class RowState:
     Parameters
     ----------
     numbers : dataclass
-        The numbers that the host keeps for the row, in a frozen dataclass of the workload. Files hold them as JSON.
+        The numbers that the host keeps for the row, in a frozen dataclass of the workload. Snapshot files hold the
+        numbers as JSON.
     tensors : Parked
         Bytes of the row's part of each device tensor, by name.
     arrays : mapping of str to numpy.ndarray
@@ -44,11 +45,11 @@ class RowLayout:
     Parameters
     ----------
     tensors, arrays : mapping of str to TensorSpec
-        Name, shape and dtype of each device tensor and host array; those of the largest state, if states differ in
-        size.
+        Name, shape and dtype of each device tensor and host array. If states differ in size, the shapes are those of
+        the largest state.
     sized : callable, optional
-        Function that takes a row's `RowState.numbers` and returns the layout of that row's state; only if states differ
-        in size.
+        Function that takes a row's `RowState.numbers` and returns the layout of that row's state. None if all states
+        have the same size.
     """
 
     tensors: Mapping[str, TensorSpec]

@@ -73,7 +73,7 @@ class Rows(Protocol[InputsT, ResultT]):
         """Set the owner of a row; None for no owner."""
 
     def reserve(self, row: int) -> None:
-        """Allocate the host memory that a row needs; this may wait for the device."""
+        """Allocate the host memory that a row needs; the allocation may wait for the device."""
 
     def forget(self, row: int) -> None:
         """Queue zeros into all tensors of a row, before another owner's session begins there."""
@@ -82,7 +82,7 @@ class Rows(Protocol[InputsT, ResultT]):
         """Queue copies of a row's state to the host; TornStreamError if the row is inconsistent."""
 
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row; SnapshotError if the state is not one of this artifact."""
+        """Queue copies of a stored state into a row; SnapshotError if no session of this artifact can have it."""
 
     def layout(self) -> RowLayout:
         """Return the name, shape and dtype of each tensor in the state of a row."""
@@ -98,8 +98,8 @@ class Rows(Protocol[InputsT, ResultT]):
 
 
 class LocalRows(Generic[ManifestT, DeviceT]):
-    """Base class of a pool's rows in this process: stores, loads and clears their state. The methods of `LocalRows` are
-    not thread-safe.
+    """Base class of a pool's rows in this process: stores, loads and clears the state of rows. The methods of
+    `LocalRows` are not thread-safe.
 
     A workload's subclass holds the host's state of the rows, makes a `Device`, and implements the methods whose names
     begin with an underscore.
@@ -116,8 +116,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     Attributes
     ----------
     inconsistent : set of int
-        Numbers of rows whose state on the host may not match the device, because Ctrl-C interrupted the code that
-        advances them; also of rows that are being advanced now.
+        Numbers of rows whose state on the host may not match the device. Rows are in the set while they are advanced,
+        and stay in the set if Ctrl-C interrupted the code that advances rows.
     """
 
     def __init__(self, loaded: Loaded[ManifestT], memory: Memory, form: StateForm) -> None:
@@ -228,7 +228,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row; SnapshotError if the state is not one of this artifact."""
+        """Queue copies of a stored state into a row; SnapshotError if no session of this artifact can have it."""
         device = self.device()
         self._check_load(state)
         self._let_go([row])

@@ -4,16 +4,17 @@ The scheduler is a pure function of due times and measured call times.
 
 **Model.** Each waiting session needs one row in one call. The device makes one call at a time, and no call is
 interrupted. The rows of a call have one variant. The bucket of a call is the smallest that holds its rows, and decides
-how long the call takes. The lateness of a session is the end of its call minus its due time, or 0 if that is negative.
+how long the call takes. The lateness of a session is the end of its call minus its due time, or 0 if the call ends
+before the due time.
 
 **Claims.** Let L be the largest lateness in the best schedule of the sessions that wait now, if no other sessions come.
 If `next_call` is called again after each call with the sessions that still wait, three claims hold.
 
-1. No session is later than L. If any schedule meets all due times, the resulting schedule also meets them. If no
-   schedule meets them, the largest lateness is minimised, not the number of late sessions. To minimise the number would
-   postpone the same sessions again and again.
-2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. Buckets are
-   therefore full, unless a full bucket makes a session late or costs more time than it saves.
+1. No session is later than L. If any schedule meets all due times, the resulting schedule also meets all due times. If
+   no schedule meets all due times, the largest lateness is minimised, not the number of late sessions: to minimise the
+   number of late sessions would postpone the same sessions again and again.
+2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. The buckets
+   of calls are therefore full, unless filling a bucket makes a session late or costs more time than it saves.
 3. Each call contains the session that is due first. A session therefore waits for at most as many calls as there are
    sessions due before it, and no session starves if the due times of newer sessions keep growing.
 
@@ -25,11 +26,11 @@ time grows:
 - Rows of two variants in one call, which are two launches of its bucket, become two calls.
 - The sessions of one variant swap places until they are served in the order of their due times.
 - A call takes further sessions of its variant until its bucket is full.
-- The call with the session that is due first moves to the front. The calls that it overtakes have later due times, and
-  end no later than this call ended before.
+- The call with the session that is due first moves to the front. The calls that are now behind this call have sessions
+  with later due times, and end no later than this call ended before the move.
 
-In a schedule that was changed by these rules only the bucket of each call is left to choose. A state of the search is
-the number of sessions served of each variant. Dynamic programming over these states finds the best schedule.
+In a schedule that was changed in these four ways only the bucket of each call is left to choose. A state of the search
+is the number of sessions served of each variant. Dynamic programming over these states finds the best schedule.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class NextCall:
     Parameters
     ----------
     sessions : tuple of int
-        Indices of the waiting sessions that share the call, earliest due first. All have the same variant.
+        Indices of the waiting sessions that share the call, earliest due first. These sessions have the same launch
+        variant.
     bucket : int
         Number of rows of the call: the smallest bucket that holds the sessions.
     """

@@ -22,7 +22,8 @@ from seko_runtime.sessions.snapshot import Snapshot
 
 
 class SessionLeakWarning(ResourceWarning):
-    """A session was garbage-collected without being closed; the message names it. The session's row is free again."""
+    """Warning that a session was garbage-collected without being closed. The message names the session, whose row is
+    free again."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ class RowSession(Closing):
         """Drop everything that the session holds besides its row; a hook for subclasses."""
 
     def pause(self) -> None:
-        """Move the session's state to the host and free its row. All results of the session that were queued ahead must
-        have been read.
+        """Move the session's state to the host and free the session's row. All results of the session that were queued
+        ahead must have been read.
 
         Raises
         ------
@@ -155,7 +156,8 @@ class RowSession(Closing):
         self.snapshot().save(path)
 
     def snapshot(self) -> Snapshot:
-        """Return the session's whole state as it is now; the session may go on before the snapshot is written."""
+        """Return the session's whole present state as a `Snapshot`. The session may make further results before the
+        snapshot is written to a file."""
         self._pool._call_lock.check_process()
         state = self._place
         if not isinstance(state, RowState):

@@ -125,10 +125,10 @@ def read_snapshot(
     Parameters
     ----------
     source : Path or bytes-like
-        The snapshot file, which is not trusted, or its content, to which the returned state then refers. Links, pipes
-        and files larger than a state of this layout can be are refused.
+        The snapshot file, which is not trusted, or the content of the file. The returned state then refers to the bytes
+        of the content. Links, pipes, and files larger than a state of ``layout`` can be, are refused.
     digests : sequence of str
-        The artifact's digest and its `content_digest`. The file must name one of the two.
+        The artifact's digest and its `content_digest`. The snapshot file must contain one of these two digests.
     layout : RowLayout
         Name, shape and dtype of all tensors and arrays in the state of a row.
     form : StateForm
@@ -187,10 +187,10 @@ def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
     Parameters
     ----------
     manifest : Manifest
-        The artifact's manifest, of which weights and model enter the digest.
+        The artifact's manifest. The returned digest depends on the weights and the model in the manifest.
     facts : sequence
-        The workload's own facts on which a state depends, such as the layout of its stream. JSON must be able to hold
-        them.
+        The workload's own facts on which the state of a session depends, such as the layout of a video stream, as
+        values that JSON can hold.
     """
     files = {weight.file for weight in manifest.weights}
     if not files <= manifest.files.keys():

@@ -7,7 +7,8 @@ from typing import Protocol
 
 
 class GoldenError(Protocol):
-    """The numeric difference between a replayed result and the recorded one; `str` returns it as a line of text."""
+    """The numeric difference between a replayed result and the recorded result; `str` returns the difference as a line
+    of text."""
 
     @property
     def within(self) -> bool:
@@ -22,7 +23,7 @@ class GoldenError(Protocol):
 
 
 def verdict(errors: Sequence[GoldenError]) -> dict[str, object]:
-    """Return ``ok``, ``worst`` and ``errors`` of a verification as a dict for JSON."""
+    """Return the outcome of a verification as a dict for JSON, with the entries ``ok``, ``worst`` and ``errors``."""
     worst = max(errors, key=lambda error: (not error.within, error.size))
     return {
         "ok": all(error.within for error in errors),

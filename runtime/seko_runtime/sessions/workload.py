@@ -1,4 +1,4 @@
-"""The interface of a workload: everything that the runtime must know of one kind of model, such as speech."""
+"""The interface of a workload: everything that the runtime must know about one kind of model, such as speech models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     first_rank_programs : collection of str
         Names of programs that rank 0 alone runs; see `RankPlace`.
     rank_commands : mapping of str to callable
-        Functions for further commands that a rank's process answers, by name, besides `ranked_rows.COMMANDS`.
+        Functions that answer the workload's own commands to a rank's process, by the name of the command, besides
+        `ranked_rows.COMMANDS`.
     """
 
     kind: str

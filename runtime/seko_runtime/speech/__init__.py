@@ -1,2 +1,1 @@
-"""The speech workload: text to token ids, and prompts of a model that makes speech in patches (short pieces of
-sound)."""
+"""The speech workload: artifacts, pools and sessions of models that speak a text in patches (short pieces of sound)."""

@@ -19,9 +19,9 @@ numbers of a batch index without a session.
 **A prefill** runs the language models over the next tokens of one row's prompt. The program of a prefill is
 ``prefill.T.L`` (`prefill_program`), for at most T tokens whose last position is below L. An artifact has a prefill
 program for every pair of T and L with L at least T. A prompt may need several prefill calls, in order, with steps of
-other rows between them. Only the last part of a prompt leaves the state with which the row's first step begins. Before
-the first part of a prompt the host fills the row's entry of `VAE_STATES` with zeros. Caches and states need no zeros,
-because a row reads only what it wrote.
+other rows between them. The prefill call of a prompt's last part leaves the state with which the row's first step
+begins. Before the first part of a prompt the host fills the row's entry of `VAE_STATES` with zeros. Caches and states
+need no zeros, because a row reads only what it wrote.
 
 - Before each prefill call the host fills a host block of four numbers, [1] each. The four numbers are `PREFILL_ROWS`,
   `PREFILL_STARTS`, `PREFILL_FIRST` (position of the part's first token) and `PREFILL_COUNT` (tokens of the part).
@@ -47,16 +47,16 @@ row's position is below L, which is one of `SpeechWorkload.step_lengths`.
   number alone, not on other rows of the call.
 - After each step the host reads results with a copy that is queued behind the call. The results are `STOP` [call_rows]
   uint8, `SAMPLES` [call_rows, n] float32, `PATCH` [call_rows, P, C] (model's dtype) and `STOP_LOGITS` [call_rows, 2]
-  float32. A `STOP` of 1 means that the patch is the row's last; it is ignored before `SpeechLimits.least_patches`
-  patches. The next call overwrites the results.
+  float32. A `STOP` of 1 means that the patch is the row's last; a `STOP` before `SpeechLimits.least_patches` patches is
+  ignored. The next call overwrites the results.
 - After a step the position and the patch number of each row have moved by 1.
 - If the host writes a state into a row's entries of `STATES` between calls, the next step continues from that state.
-  The replay of a golden (recorded steps) does so.
+  The replay of a golden (recorded steps) writes the recorded states before each step.
 
-**The voice program**, ``voice``, encodes the next stretch of a voice recording and uses no row. Between its calls the
-host writes `VOICE` [1, m] float32 and reads `VOICE_LATENTS` [1, l, C] float32. Before the first stretch of a voice the
-host fills `VOICE_STATES` with zeros. `prompts.pad_voice` pads a voice to whole patches. Zeros at its end then pad the
-voice to whole calls, and the surplus latents are dropped.
+**The voice program**, ``voice``, encodes the next stretch of a voice recording and uses no row. Between calls of the
+voice program the host writes `VOICE` [1, m] float32 and reads `VOICE_LATENTS` [1, l, C] float32. Before the first
+stretch of a voice the host fills `VOICE_STATES` with zeros. `prompts.pad_voice` pads a voice to whole patches. Zeros at
+the end of the padded voice then fill its last call of the voice program, and the surplus latents are dropped.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ class SpeechDevice(Device):
         return launches, {contract.VOICE_LATENTS: self.buffers[contract.VOICE_LATENTS]}
 
     def set_state(self, row: int, state: Mapping[str, Floats]) -> None:
-        """Write the model states from which a session's next step begins (`contract.STATES`); the replay of recorded
-        steps does so."""
+        """Write the model states from which a session's next step begins (`contract.STATES`), for the replay of
+        recorded steps."""
         for name, array in state.items():
             self._memory.write(self.row_of(name, row), array[None])
 

@@ -1,5 +1,5 @@
-"""The rows of a pool of speech sessions in this process: each row's places in the caches, its present text and how far
-the text is spoken."""
+"""The rows of a pool of speech sessions in this process: each row's places in the caches, its present text, and the
+number of patches made of the text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ending:
 
     @property
     def known(self) -> bool:
-        """Whether the text is known to have ended; reading this never waits."""
+        """Whether the text is known to have ended; reading `known` never waits."""
         before = self.before
         return self._answer or (before is not None and before.known)
 
@@ -79,7 +79,7 @@ class Patch:
     samples : callable
         Function that waits for the patch and returns its sound samples, float32 [n].
     ends : callable
-        Function that waits for the patch and returns whether the patch is the text's last.
+        Function that waits for the patch and returns whether it is the last patch of the text.
     surplus : callable
         Function that waits for the previous patch and returns whether that patch was the text's last; if so, this patch
         is surplus and must be dropped.
@@ -93,7 +93,7 @@ class Patch:
 
 @dataclass
 class SpeechRow:
-    """The host's state of one speech session; `RowNumbers` describes its numbers."""
+    """The host's state of one speech session; `RowNumbers` describes the numbers in the state."""
 
     start: int
     positions: int
@@ -108,23 +108,26 @@ class SpeechRow:
 
     @property
     def speaks(self) -> bool:
-        """Whether patches of the session's text are still to come; this waits for the session's last queued patch."""
+        """Whether patches of the session's text are still to come; reading `speaks` waits for the session's last queued
+        patch."""
         return self.patches < self.limit and not self.stopped
 
     @property
     def may_speak(self) -> bool:
-        """Whether patches of the session's text may still be to come; this does not wait for the device."""
+        """Whether patches of the session's text may still be to come; reading `may_speak` does not wait for the
+        device."""
         return self.patches < self.limit and not (self.ending is not None and self.ending.known)
 
     @property
     def stopped(self) -> bool:
-        """Whether the model has ended the session's text; this waits for the session's last queued patch."""
+        """Whether the model has ended the session's text; reading `stopped` waits for the session's last queued
+        patch."""
         return self.ending is not None and self.ending()
 
 
 @dataclass(frozen=True)
 class RowSettings:
-    """The numbers with which a session begins (seed, guidance, temperature, positions); `RowNumbers` describes them."""
+    """The numbers with which a session begins: seed, guidance, temperature and positions, as in `RowNumbers`."""
 
     positions: int
     seed: int
@@ -302,8 +305,8 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         """Do nothing: a row of speech needs no further host memory."""
 
     def layout(self) -> RowLayout:
-        """Return the name, shape and dtype of each tensor in the largest state of a row; `RowLayout.of` returns those
-        of a smaller state.
+        """Return the name, shape and dtype of each tensor in the largest state of a row. `RowLayout.of` of the result
+        returns the layout of a smaller state.
         """
         most = self.manifest.workload.positions
         forms, patch = self.device().forms, self.manifest.workload.patch.shape

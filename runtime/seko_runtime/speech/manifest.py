@@ -1,5 +1,5 @@
-"""The manifest of a speech artifact: the tables of every manifest, and ``workload`` with sizes, defaults, limits and
-recorded steps."""
+"""The manifest of a speech artifact. Besides the tables that manifests of all workloads have, it has the object
+``workload`` with sizes, defaults, limits and recorded steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class VoiceEncoder:
-    """The encoder of voices, which takes stretches of a recording, of equal length, one after another.
+    """The encoder of voices. Its calls take consecutive stretches of a recording, of equal length.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Solver:
     Parameters
     ----------
     steps : int
-        Number of solver steps. The first of them have no velocity and run no engine.
+        Number of solver steps. The first ``steps - moving_steps`` solver steps have no velocity and run no engine.
     moving_steps : int
         Number of solver steps that have a velocity: runs of the program `solve`.
     guidance : float
@@ -105,7 +105,8 @@ class Solver:
 
 @dataclass(frozen=True)
 class SpeechLimits:
-    """The bounds of the number of patches of a sentence, as the model's authors set them.
+    """The least and the largest number of patches that are made of a sentence. The model's authors have chosen these
+    bounds.
 
     Parameters
     ----------
@@ -122,8 +123,8 @@ class SpeechLimits:
     most_patches: Count = 2000
 
     def patches(self, text_tokens: int) -> int:
-        """Return the number of patches after which a text of so many tokens ends, even if the model has not ended
-        it."""
+        """Return the number of patches after which a text of ``text_tokens`` tokens ends, even if the model has not
+        ended the text."""
         return min(self.patches_a_token * text_tokens + self.further_patches, self.most_patches)
 
 
@@ -190,7 +191,7 @@ class SpeechWorkload(Workload):
     prefill_tokens : tuple of int
         Numbers of tokens that a prefill call can take, ascending.
     vocabulary : int
-        Number of token ids: every id is below it.
+        Number of token ids; each token id is below this number.
     patch, voice, solver
         Sizes of a patch, of the voice encoder and of the solver, with default settings.
     kv : KvPool
@@ -236,8 +237,8 @@ class SpeechWorkload(Workload):
         return next(length for length in self.step_lengths if length >= positions)
 
     def prefill_size(self, tokens: int) -> int:
-        """Return the number of tokens of the smallest prefill call that takes so many tokens, or of the largest prefill
-        call if none does."""
+        """Return the number of tokens that the smallest fitting prefill call takes; if no prefill call takes ``tokens``
+        tokens, the number of the largest call."""
         return next((size for size in self.prefill_tokens if size >= tokens), self.prefill_tokens[-1])
 
 

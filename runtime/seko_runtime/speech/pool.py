@@ -36,9 +36,9 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
     Parameters
     ----------
     rows : LocalSpeechRows
-        The rows of the pool, ready to run. The pool owns them.
+        The rows of the pool, ready to run. The pool owns these rows and closes them.
     digest : str
-        SHA-256 of the artifact. Snapshots contain it.
+        SHA-256 of the artifact, which the pool's snapshots contain.
     clock : callable
         Function that returns the time in seconds, used for leases and due times.
     snapshot_key : bytes, optional
@@ -200,8 +200,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         it.
 
         The call either makes a patch for the sessions that are due, or runs the model over a part of one session's
-        prompt. After a part of a prompt the next call is a step, if a session waits for a step. A session whose prompt
-        has advanced by one part still waits for its patch.
+        prompt. After a part of a prompt the next call is a step, if a session waits for a step. After a call for a part
+        of a session's prompt, the session still waits for its patch.
 
         The parameters and errors are those of `RowPool.serve_next`.
 
@@ -220,8 +220,9 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         """If ``session`` needs a patch, queue the next engine call for all sessions that wait, and wait for the
         previous call.
 
-        The device thus always has a call to run while sound is read. Stop flags of the model are read one step late.
-        One thread queues calls for all sessions; the other threads find their patches ready.
+        The device thus has an engine call to run while the caller reads the sound of the previous call. Stop flags of
+        the model are read one step late. One thread queues calls for all sessions; the other threads find their patches
+        ready.
         """
         with self._turn:
             if not session.needs:

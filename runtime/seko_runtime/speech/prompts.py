@@ -6,8 +6,8 @@ A patch of sound is a few latents [P, C]. In shapes, T is the number of tokens. 
 - A prompt with a reference voice is the reference start, the reference patches, the reference end, the text and the
   start token.
 - A prompt that continues a voice is the text of the voice, the text, the start token, and the patches of the voice.
-- A prompt with both is the reference start, the reference patches, the reference end, the text of the voice, the text,
-  the start token, and the patches of the voice.
+- A prompt with a reference voice that also continues a voice is the reference start, the reference patches, the
+  reference end, the text of the voice, the text, the start token, and the patches of the voice.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class SpeechPrompt:
 
     @property
     def context(self) -> Floats:
-        """The last patches [n, P, C] of the continued voice; n is 0 without one. Before a text the decoder runs over
-        the patches of its context, whose samples are not used.
+        """The last patches [n, P, C] of the continued voice; n is 0 if the prompt continues no voice. Before a text the
+        decoder runs over the patches of its context, whose samples are not used.
         """
         if not len(self.is_audio) or not self.is_audio[-1]:
             return self.patches[:0]
@@ -86,13 +86,14 @@ def assemble(
     Parameters
     ----------
     text_ids : array
-        Token ids of the text, int64 [n]; with a continued voice, those of the voice's words and the new text together.
+        Token ids of the text, int64 [n]. If the prompt continues a voice, the token ids are those of the words of the
+        voice and of the new text together.
     patch_shape : tuple of int
         Number P of latents in a patch, and number C of channels.
     reference, continued : array, optional
         Patches of the voice to imitate, and of the voice to continue, [n, P, C] float32.
     marks : SpeechMarks, optional
-        Token ids that separate the parts; default: VoxCPM2's.
+        Token ids that separate the parts of the prompt; default: the token ids of VoxCPM2.
 
     Raises
     ------

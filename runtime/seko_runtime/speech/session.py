@@ -53,7 +53,7 @@ class SpeechSession(RowSession):
     Attributes
     ----------
     voice : Voice
-        The voice of the texts that begin from now on. A snapshot does not contain it.
+        The voice of the texts that begin from now on. A snapshot of the session does not contain the voice.
     """
 
     _pool: SharedSpeech
@@ -198,7 +198,7 @@ class SpeechSession(RowSession):
 
     @property
     def speaks(self) -> bool:
-        """Whether patches of the present text are still to be made; this waits for the last queued patch.
+        """Whether patches of the present text are still to be made; reading `speaks` waits for the last queued patch.
 
         Raises
         ------
@@ -223,7 +223,8 @@ class SpeechSession(RowSession):
             return 0 < row.limit == row.patches and not row.stopped
 
     def snapshot(self) -> Snapshot:
-        """Return the session's whole state as it is now, without its voice; `save` writes it.
+        """Return the session's whole present state, without its voice, as a `Snapshot`; `save` writes the snapshot to a
+        file.
 
         Raises
         ------
