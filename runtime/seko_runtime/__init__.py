@@ -82,17 +82,18 @@ def open_artifact(
     device : str
         ``auto`` (the kind of device for which the artifact was built), ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str or Path, optional
-        A trust file: only artifacts signed by one of its keys are opened. Default: the file that the environment
-        variable ``SEKO_TRUST`` names; without either, signatures are not checked.
+        A trust file: only artifacts signed by a key of the trust file are opened. Default: the file that the
+        environment variable ``SEKO_TRUST`` names. Without a trust file signatures are not checked.
     copy_weights : bool
         Whether to read the weights into the process's own memory and hash them there, instead of mapping their files.
-        Use this on hosts where others may truncate the files, because reading a truncated mapped file ends the process
-        with SIGBUS. On a CPU the copy stays, and processes do not share it. On a GPU it is freed after the upload.
+        Set ``copy_weights`` on hosts where others may truncate the files, because reading a truncated mapped file ends
+        the process with SIGBUS. On a CPU the copy of the weights stays, and processes do not share the copy. On a GPU
+        the copy is freed after the upload.
     ranks : int, optional
-        Number of processes, one for each GPU, that run each call of the engines together. It must be the number for
-        which the artifact was built, which is the default. The call starts the processes, and they end with the
-        artifact. Under torchrun all processes call this function: rank 0's process gets the artifact, the others work
-        for it and then end.
+        Number of processes, one for each GPU, that run each call of the engines together. ``ranks`` must be the number
+        for which the artifact was built, which is the default. `open_artifact` starts the processes, which end when the
+        artifact is closed. Under torchrun all processes call this function: the process of rank 0 gets the artifact,
+        and the processes of the other ranks work for rank 0 and then end.
 
     Returns
     -------

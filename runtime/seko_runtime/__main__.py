@@ -1,5 +1,5 @@
-"""`python -m seko_runtime`: the same as `seko-run`, started from a folder without modules that shadow the
-runtime's.
+"""`python -m seko_runtime` does the same as `seko-run`. The current directory must have no modules with the names of
+modules that the runtime uses.
 """
 
 if __name__ == "__main__":  # before any other import, which the current directory could answer

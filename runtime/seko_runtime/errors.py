@@ -29,7 +29,8 @@ class UsageError(SekoRuntimeError):
 
 
 class InputFileError(UsageError):
-    """An input file of the caller, such as a picture or a sound, is missing, damaged, or not of a kind that is read."""
+    """An input file of the caller, such as a picture or a sound, is missing, damaged, or not in a format that Seko
+    reads."""
 
     exit_code = 3
 
@@ -88,7 +89,8 @@ class DeviceFaultError(EnvironmentLacksError):
 
 
 class RankLostError(EnvironmentLacksError):
-    """One of the processes that make a chunk together died, hung or failed alone; all of them were ended."""
+    """One of the rank processes that run an artifact together died, hung or failed alone. All processes of the artifact
+    were ended."""
 
 
 class PoolFullError(EnvironmentLacksError):

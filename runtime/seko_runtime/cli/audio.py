@@ -22,8 +22,8 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
-    """Return the voices that sound files hold, float32 [speakers, N] at 16 kHz, with silence after the end of shorter
-    files.
+    """Return the voices in sound files, float32 [speakers, N] at 16 kHz. A voice that is shorter than the longest voice
+    is followed by silence.
 
     Raises
     ------
@@ -49,8 +49,8 @@ def fit_audio(
     Raises
     ------
     UsageError
-        If the artifact takes no audio, or another number of speakers; if it takes audio and neither ``--audio`` nor an
-        input with audio windows is passed.
+        If the artifact takes no audio, or another number of speakers; if the artifact takes audio and neither
+        ``--audio`` nor an input with audio windows is passed.
     """
     windows = AudioWindows.of(manifest)
     if windows is None:

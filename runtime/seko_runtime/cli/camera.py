@@ -1,4 +1,5 @@
-"""The options ``--keys``, ``--poses`` and ``--intrinsics`` of `run`: a camera for every chunk, made on the host."""
+"""The options ``--keys``, ``--poses`` and ``--intrinsics`` of `run`, from which the host computes the camera inputs of
+every chunk."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def camera_inputs(
 ) -> dict[str, NDArray[Any]]:
     """Return the camera inputs of all chunks of a run by name, each [chunks, ...], made from the options.
 
-    Without ``--chunks`` the function sets ``options.chunks`` to the number of chunks for which keys or poses last,
-    otherwise to 4.
+    Without ``--chunks`` the function sets ``options.chunks`` to the number of chunks for which keys or poses last;
+    without keys and poses, to 4.
 
     Raises
     ------

@@ -21,9 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line of `seko-run` and return its exit code.
 
     The exit code is 2 for wrong usage, 3 for a bad input file, 4 for a bad artifact, 5 for a missing part of the
-    environment, and 6 for a numeric error. It is 128 plus the number of a signal that ended the command, and 1 if the
-    reader of the command's output closed the pipe. With ``--json`` a failed command also prints a JSON object on
-    stdout.
+    environment, and 6 for a numeric error. The exit code is 128 plus the number of a signal that ended the command, and
+    1 if the reader of the command's output closed the pipe. With ``--json`` a failed command also prints a JSON object
+    on stdout.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in argv
@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def verify(options: argparse.Namespace) -> Report:
-    """Replay the recorded results of an artifact; the report ends with a NumericError if a result differs."""
+    """Replay the recorded results of an artifact. The report has a NumericError if a replayed result differs by more
+    than its tolerance."""
     from seko_runtime.sessions.verdict import verdict
 
     with open_artifact(

@@ -1,5 +1,5 @@
-"""The files and sentences that the options of `run` name. The files are read and checked before torch or an engine is
-loaded."""
+"""The files and prompts that the options of `run` name. Files and prompts are read and checked before torch or an
+engine is loaded."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def start_inputs(
     files: Mapping[str, NDArray[Any]],
 ) -> dict[str, NDArray[Any]]:
     """Return the inputs that are made from the pictures of ``--image`` and ``--last-image``: both pictures for the
-    image encoder, and the number of the latent frame for the last picture, which is the last of the run.
+    image encoder, and the number of the run's last latent frame, which is the frame of the last picture.
 
     Inputs that ``files`` already has are left out. ``options.chunks`` is the number of chunks of the run.
     """

@@ -1,7 +1,8 @@
 """The console script `seko-run`, and the guard that keeps modules of the current directory out of the command.
 
 Until the guard has run, nothing may be imported that Python has not loaded by itself (not even `__future__`). With
-`python -m` the current directory is first on the path, and an artifact in it may contain a module of any name.
+`python -m` the current directory is first on the path, and an artifact in the current directory may contain a module of
+any name.
 """
 
 import os

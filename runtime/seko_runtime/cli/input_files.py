@@ -76,7 +76,7 @@ def fit_inputs(
 ) -> RunInputs:
     """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the golden
     (recorded results), and a line on stderr says so. A run with ``voices`` does not use recorded values of inputs,
-    since they are noise.
+    since the recorded values are noise.
 
     Raises
     ------

@@ -1,4 +1,5 @@
-"""Output of a command: its report on stdout, as lines of text or as one JSON object; everything else on stderr."""
+"""Output of a command. Its report is printed on stdout, as lines of text or as one JSON object, and everything else on
+stderr."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Report:
     lines : tuple of str
         The result as lines of text, which are printed without ``--json``.
     error : SekoRuntimeError, optional
-        The error with which the command ends although it ran to its end, such as a failed verification.
+        The error with which the command ends after it has printed its report, such as a failed verification.
     aside : bool
         Whether stdout carries the video, so that the lines of text go to stderr.
     """
@@ -68,10 +69,10 @@ def show_failure(result: dict[str, object], message: str, code: int) -> None:
 
 @contextlib.contextmanager
 def stdout_for_video() -> Iterator[int]:
-    """Context manager that makes a descriptor of stdout for the video alone; other output to stdout goes to stderr
-    meanwhile.
+    """Context manager that makes a descriptor of stdout for the video alone. Inside the context other output to stdout
+    goes to stderr.
 
-    Native libraries may also print to stdout, so the descriptor of stdout itself is replaced in the meantime. The
+    Native libraries may also print to stdout, so the descriptor of stdout itself is replaced inside the context. The
     descriptor for the video is closed at the end of the context.
     """
     print_lines([])  # what was printed so far
@@ -86,7 +87,7 @@ def stdout_for_video() -> Iterator[int]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines on stdout and flush it; raises the errors of `show`."""
+    """Print lines on stdout and flush stdout; raises the errors of `show`."""
     stdout = sys.stdout
     if stdout is None:  # closed by whoever started this
         return

@@ -1,4 +1,4 @@
-"""The command line of `seko-run`: commands and options. The module `commands` implements them."""
+"""The command line of `seko-run`: commands and options. The module `commands` implements the commands."""
 
 from __future__ import annotations
 
@@ -276,7 +276,8 @@ OPTIONS = (
 
 
 def given(options: argparse.Namespace, *groups: str) -> list[str]:
-    """Return the options of `run` under these headings of the help that a command line gives, as they are spelled."""
+    """Return the options that a command line of `run` contains and the help lists under the headings ``groups``, as the
+    command line spells them."""
     return [
         option.names[-1]
         for option in OPTIONS

@@ -23,7 +23,7 @@ Copies = Sequence[tuple[Tensor, Tensor]]  # target, source
 
 @dataclass(frozen=True)
 class BoundVisit:
-    """The copies between host and device that are queued before and after one engine call."""
+    """The copies of offloaded layers between host and device that are queued before and after one engine call."""
 
     fetches: Copies  # copies to the device that run during this call, for the next one
     stores: Copies  # copies to the host that run after this call
@@ -37,8 +37,8 @@ class CacheOffload:
     home, and a seat holds the layer for one call. Between two runs of a `unit` (programs that run one after another),
     the seats of the unit's first call hold its layers. Copies have a queue of their own: a copy runs after all calls
     that were queued before it, and a call runs after the copies that were queued before the previous call. Because of
-    these rules no seat is overwritten while it is read or before it is stored, and no call waits for the layer that is
-    fetched during it.
+    this order no seat is overwritten while a call reads it, or before its layer is copied to the host. No call waits
+    for a layer that is fetched while the call runs.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""The contract between a workload and the executor: the workload's programs, how each of them runs, and the buffers
-that it may write."""
+"""The contract between a workload and the executor: the programs of the workload, how each program runs, and the
+buffers that each program may write."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ProgramRule:
     reads, writes : frozenset of str
         Roles of the buffers that the program may read, and roles of the buffers that it may write.
     counts : str
-        The mark in the program's references that stands for the number of a run: ``pass`` or ``row``; empty if the
-        program has a single run without a number.
+        The mark in the program's references for which the number of a run is inserted: ``pass`` or ``row``. Empty if
+        the program has a single run without a number.
     numbers : range
         The numbers of the program's runs, such as the numbers of its passes.
     bucket : int
@@ -54,8 +54,8 @@ class Contract:
     together : tuple of tuple of str
         Groups of programs: an artifact has all programs of a group or none.
     units : tuple of tuple of str
-        For each kind of call, the programs that run one after another in it. Only these programs may use an offloaded
-        cache, layer after layer.
+        For each kind of call, the programs that run one after another in the call. Only the programs in ``units`` may
+        use an offloaded cache, layer after layer.
     fed : frozenset of str
         Names of buffers that only the host may write, although programs may write other buffers of the same role.
     anywhere : frozenset of str

@@ -24,7 +24,8 @@ class Visit:
     takes : tuple of Layer
         The layers that the call uses. These layers are on the device while the call runs.
     fetches : tuple of Layer
-        The layers that the next such call uses; after the unit's last call comes its first call again.
+        The offloaded layers that the next call of the unit uses. The next call after the unit's last call is the unit's
+        first call.
     stores : tuple of Layer
         The layers that this call writes and no later call of the unit writes. Earlier writes need no copy to the host,
         because a later call writes the same entries before it reads them.
@@ -45,8 +46,8 @@ def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
 
 
 def device_seat(layer: int, buffer: Buffer) -> int:
-    """Return the seat (place on the device) of a layer. A resident layer has a seat of its own; offloaded layers take
-    the remaining seats in turn, except that the first and the last offloaded layer never share a seat.
+    """Return the seat (place on the device) of a layer. A resident layer has a seat of its own. Offloaded layers take
+    the remaining seats in turn, but the first and the last offloaded layer never share a seat.
     """
     first = buffer.resident_layers
     if layer < first:

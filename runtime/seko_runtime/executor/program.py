@@ -1,5 +1,5 @@
 """Programs (lists of engine calls) that are bound to engines and tensors. Names of engines and tensors are looked up
-once, when a program is bound. A run only calls engines with lists of tensors."""
+once, when a program is bound. Running a bound program only calls engines with lists of tensors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks of programs: each reference names an existing tensor, matches the engine's signature, and may be written. The
-checks of programs run no engine."""
+"""Checks of programs, which run no engine: each reference names an existing tensor that matches the engine's signature,
+and only permitted buffers are written."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ class Ref:
     Parameters
     ----------
     kind, name, index
-        The kind and name of the tensor, and an index for each of its leading axes.
+        The kind and name of the tensor, and one index for each of the tensor's leading axes that are indexed.
     by_pass, by_row : bool
         ``by_pass``: whether the reference is a table's entry for the pass. ``by_row``: whether the reference is a row
-        of a buffer. The KV cache of a pass does not count as an entry for the pass, because an engine that writes it
-        needs its address as a constant.
+        of a buffer. ``by_pass`` is false for the KV cache of a pass, because an engine that writes the cache needs the
+        cache's address as a constant.
     leading : int
         If not 0, the reference takes only this many leading entries of the next axis: the part of the largest
         bucket's buffer that a smaller bucket uses.

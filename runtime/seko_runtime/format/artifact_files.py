@@ -1,5 +1,5 @@
-"""The files of an artifact's folder: checks which files are there, and returns bytes whose hash was checked. The checks
-of an artifact's files load no code of the artifact."""
+"""The files of an artifact's folder. `ArtifactFiles` checks which files are in the folder, and returns bytes whose hash
+was checked. Checking files loads no code of the artifact."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ArtifactFiles:
         return self._read_small(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
 
     def open_all(self, files: Mapping[str, FileEntry]) -> None:
-        """Open every file that the manifest's table lists, and check that the folder contains no others.
+        """Open every file that the manifest's table lists, and check that the folder contains no other files.
 
         Raises
         ------
@@ -119,7 +119,8 @@ class ArtifactFiles:
                 )
 
     def head(self, path: str, size: int) -> memoryview:
-        """Return the first bytes of a file that `open_all` opened, at most ``size`` bytes. They are not hashed."""
+        """Return the first bytes of a file that `open_all` opened, at most ``size`` bytes. The returned bytes are not
+        hashed."""
         return memoryview(os.pread(self._descriptors[path], size, 0))
 
     def verified(
@@ -128,25 +129,25 @@ class ArtifactFiles:
         in_memory: frozenset[str],
         take: TakePiece | None = None,
     ) -> dict[str, memoryview]:
-        """Hash every file; return its bytes that were hashed, or a memory map of the file.
+        """Hash every file. Return for each file the bytes that were hashed, or a memory map of the file.
 
         Parameters
         ----------
         files : Mapping[str, FileEntry]
             The manifest's table of files, which `open_all` opened.
         in_memory : frozenset[str]
-            Names of files to read once into private memory and hash there, so that later changes of the file have no
-            effect. All other files, plain data of any size, are hashed in pieces and then mapped.
+            Names of files to read once into private memory and hash there, so that later changes of these files have no
+            effect. All other files, which hold plain data of any size, are hashed in pieces and then mapped.
         take : callable, optional
-            Function that several threads call with each piece of each file after it is hashed: with the file's path,
-            the offset and the piece, which is overwritten after the call. The hash of the whole file is not compared
-            yet.
+            Function that several threads call with each piece of each file after the piece is hashed. The arguments are
+            the file's path, the offset and the piece, which is overwritten after the call. When ``take`` is called, the
+            hash of the whole file has not been compared yet.
 
         Returns
         -------
         dict[str, memoryview]
             Contents of the files by path. Maps are private: writing to them does not change the file. Reading a map of
-            a file that was truncated meanwhile ends the process with SIGBUS.
+            a file that was truncated after it was mapped ends the process with SIGBUS.
 
         Raises
         ------

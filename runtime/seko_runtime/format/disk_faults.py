@@ -1,4 +1,5 @@
-"""Errors of a full or read-only disk, and the check of free space, as errors of the runtime with path and numbers."""
+"""The system's errors of a full or read-only disk, turned into errors of the runtime with path and numbers; also a
+check of free space."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Typed reading of untrusted JSON; every fault raises a ManifestError. The typed reader of JSON does not know any field
-by name."""
+"""Typed reading of untrusted JSON; every fault raises a ManifestError. The reader contains no names of fields."""
 
 from __future__ import annotations
 
@@ -81,14 +80,15 @@ class Fields:
         return as_items(self.value(key), f"{self.where}.{key}", read)
 
     def entries(self, key: str, read: Callable[[object, str], T]) -> dict[str, T]:
-        """Return the entries of a required object, each value read by ``read(value, where)``, if their number is within
-        the budget.
+        """Return the entries of a required object, each value read by ``read(value, where)``, if the number of entries
+        is within the budget.
         """
         return as_entries(self.value(key), f"{self.where}.{key}", read)
 
 
 def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> object:
-    """Parse strict UTF-8 JSON: no duplicate keys, no NaN, no lone surrogates; bounded size, values and nesting.
+    """Parse strict UTF-8 JSON: duplicate keys, NaN and lone surrogates are refused, and size, number of values and
+    nesting are bounded.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def as_items(
 def as_entries(
     value: object, where: str, read: Callable[[object, str], T], budget: Budget | None = None
 ) -> dict[str, T]:
-    """Read an object with keys of any name from JSON, if their number is within the budget."""
+    """Read an object with keys of any name from JSON, if the number of keys is within the budget."""
     table = Fields(value, where)
     names = table.names()
     if budget is not None:

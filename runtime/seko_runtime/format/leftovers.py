@@ -1,5 +1,5 @@
-"""Removal of unfinished files and folders that killed processes left: such files have random names and a lock while
-they are written, and files without a lock are removed.
+"""Removal of unfinished files and folders that killed processes left. An unfinished file has a random name, and a lock
+while its process lives. Unfinished files without a lock are removed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_held_folder(place: Path, prefix: str, mode: int = 0o777) -> tuple[Path, int]:
-    """Make a folder with a random name in ``place``; return the folder and the descriptor that holds its lock until it
-    is closed."""
+    """Make a folder with a random name in ``place``; return the folder, and the descriptor that holds the folder's lock
+    until the descriptor is closed."""
 
     def make(path: Path) -> int:
         path.mkdir(mode)
@@ -45,23 +45,23 @@ def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, i
 def remove_leftovers(
     place: Path, stem: str, claim: Callable[[Path], Path | None] = lambda path: path
 ) -> None:
-    """Remove unfinished files that killed processes left, and report it on stderr. Unfinished files of living processes
-    stay.
+    """Remove unfinished files that killed processes left, and report the removed files on stderr. Unfinished files of
+    living processes stay.
 
     Only a file's lock decides whether its process lives, because process numbers mean nothing in another container or
     on another machine. On a file system without locks leftovers stay. Empty leftovers are removed without a message,
-    because a living process may have just made a file and not locked it yet. The process whose file was removed then
+    because a living process may have just made a file and not locked it yet. A process whose empty file was removed
     makes another file.
 
     Parameters
     ----------
     place : Path
-        The folder in which to look; nothing happens if it cannot be read.
+        The folder in which unfinished files are searched; nothing happens if the folder cannot be read.
     stem : str
         Regular expression for the beginning of the names of unfinished files; the digits of `random_name` follow.
     claim : callable
-        Function that is called for each unfinished file while it is locked. It returns the path to remove, which
-        differs if the function renamed the file, or None if the file stays.
+        Function that is called for each unfinished file while it is locked. The function returns the path to remove, or
+        None if the file stays. The path to remove differs from the found path if the function renamed the file.
     """
     for path in names_in(place, stem):
         with _unheld(path) as unheld:
@@ -107,7 +107,8 @@ def _is_empty(path: Path) -> bool:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock the file or folder of a descriptor until it is closed; return False if another process holds the lock.
+    """Lock the file or folder of a descriptor until the descriptor is closed; return False if another process holds the
+    lock.
 
     On a file system without locks the result is True, because no process can find the file unlocked there.
     """

@@ -99,12 +99,13 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        Who writes the buffer, and when. ``cache`` is state of the rows that calls write. ``session`` is state of the
-        rows that is written between calls. ``host`` is filled by the host before a call. ``state`` is scratch of a
-        call. ``lane`` is used by programs that run at the same time as calls.
+        Who writes the buffer, and when. Engine calls write a ``cache`` buffer, which has state of the rows. The runtime
+        writes a ``session`` buffer, which has state of the rows, between calls. The host fills a ``host`` buffer before
+        a call. A ``state`` buffer is scratch of a call. Programs that run at the same time as calls use a ``lane``
+        buffer.
     row_axis : int
-        The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
-        together count the buffer's layers.
+        The axis that holds the rows. Calls index the axes before the row axis, such as passes and layers. The product
+        of the sizes of these axes is the buffer's number of layers.
     device_layers : int
         If 0, all layers are on the device. If n, the device holds n layers at a time, and the host holds all layers
         except the `resident_layers`.
@@ -150,15 +151,15 @@ class InputSpec(TensorSpec):
     Parameters
     ----------
     buffer : str
-        The buffer from which the programs read it.
+        Name of the buffer from which the programs read the input.
     per : str
         How often the input may change, as a word defined by the workload.
     source : str
         Who supplies the input. ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the
         session supplies it.
     default : str
-        The value of a row if the caller supplies none: ``zeros``, ``hold`` (the last value supplied; zeros before the
-        first), or ``required``: an error.
+        What happens if the caller supplies no value for a row. ``zeros``: the value is zeros. ``hold``: the row keeps
+        the last supplied value, zeros before the first. ``required``: an error is raised.
     kind : str or None
         Meaning of the input, for helpers that compute its array from a user's input.
     """
@@ -179,7 +180,7 @@ class Weight(TensorSpec):
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine's file and signature; ``mutates`` names the inputs that it writes in place."""
+    """An engine's file and signature; ``mutates`` names the inputs that the engine writes in place."""
 
     name: Name
     file: FilePath
@@ -229,7 +230,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Pool:
-    """The rows of a pool, each of which is a separate session; a call carries some of them, in any order.
+    """The rows of a pool, each of which is a separate session. An engine call carries some of the rows, in any order.
 
     Parameters
     ----------
@@ -242,7 +243,7 @@ class Pool:
     buckets: Annotated[tuple[int, ...], Limit("MAX_BUCKETS", "buckets")]
 
     def bucket(self, rows: int) -> int:
-        """Return the smallest number of rows that a call can have, if it is to carry at least this many."""
+        """Return the smallest number of rows, at least ``rows``, that a call can have."""
         return next(bucket for bucket in self.buckets if bucket >= rows)
 
 
@@ -287,8 +288,8 @@ class Workload:
 class Manifest:
     """The manifest of an artifact; `docs/engine-format.md` describes each field.
 
-    ``state_rows`` counts the rows for which buffers hold state; without a `Pool` every call carries all of them. Each
-    workload has a subclass of `Manifest`, whose field ``workload`` has the workload's own class.
+    ``state_rows`` counts the rows for which buffers hold state; without a `Pool` every engine call carries all rows.
+    Each workload has a subclass of `Manifest`, whose field ``workload`` has the workload's own class.
     """
 
     name: Name

@@ -27,8 +27,8 @@ ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
 class ManifestTable:
-    """The parsed JSON of an untrusted manifest. What must be known before the manifest is read is a property;
-    `manifest` reads the rest.
+    """The parsed JSON of an untrusted manifest. The properties are the fields that must be known before the manifest is
+    read; the method `manifest` reads all fields.
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ class ManifestTable:
     Raises
     ------
     ManifestError
-        If the document is no JSON object, or of another format version: another format may have changed every other
-        field.
+        If the document is no JSON object, or has another format version. Nothing else of a document of another format
+        version is read, because any field may have another meaning.
     """
 
     def __init__(self, document: bytes) -> None:

@@ -33,7 +33,7 @@ class Output:
     name : str
         Name of the output in error messages.
     pipe : Pipe or None
-        The pipe, once `open` has found that the output is one.
+        The open pipe, after `open` was called; None if the output is a file.
     """
 
     def __init__(self, path: Path, descriptor: int | None) -> None:
@@ -42,7 +42,8 @@ class Output:
         self._path, self._descriptor = path, descriptor
 
     def open(self, opened: contextlib.ExitStack) -> BinaryIO:
-        """Open the output; closing the stack ``opened`` gives a file its name, or removes it after an exception."""
+        """Open the output. When the stack ``opened`` is closed, an output file gets its name; after an exception the
+        file is removed."""
         if self._descriptor is not None:
             self.pipe = Pipe(os.dup(self._descriptor))
         elif is_pipe(self._path):
@@ -54,7 +55,8 @@ class Output:
             return opened.enter_context(whole_file(self._path, "writing", replace=True))
 
     def signals(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that delays signals, if the output is a file: the reader of a pipe may be slow."""
+        """Return a context that delays signals if the output is a file. For a pipe signals are not delayed, because the
+        reader of the pipe may be slow."""
         return held_signals() if self.pipe is None else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -73,7 +75,8 @@ class Output:
             ) from fault
 
     def note_kept(self, fault: BaseException, done: str) -> None:
-        """Add a note to the exception that ended a run: how much of its output was written, such as ``1.20 s``."""
+        """Add a note to the exception that ended a run, with the amount of output that was written, such as ``1.20
+        s``."""
         fault.add_note(f"wrote {done} to {self.name}" if self.pipe else f"kept {done} in {self.name}")
 
 

@@ -38,7 +38,8 @@ def check_no_module(path: str) -> None:
     Raises
     ------
     ArtifactError
-        If ``path``, relative to the folder, is a module, a path file (`.pth`) or a package's ``__init__`` there.
+        If ``path``, relative to the artifact's folder, is a module, a path file (`.pth`) or the ``__init__`` of a
+        package.
     """
     if _MODULE_PATH.fullmatch(path):
         raise ArtifactError(

@@ -1,4 +1,5 @@
-"""Pipes and devices as outputs, which are written as data comes and never replaced."""
+"""Pipes and devices as outputs. Data is written to a pipe or device as soon as it comes, and no pipe or device is ever
+replaced by a file."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Pipe(io.RawIOBase):
         self._deadline: float | None = None
 
     def writable(self) -> bool:
-        """Return True; a pipe cannot be read or sought in."""
+        """Return True: data can be written to a `Pipe`, which cannot be read or sought in."""
         return True
 
     def fileno(self) -> int:

@@ -1,5 +1,6 @@
-"""Names of programs in a manifest, and the keys for which they stand. A program's name in a manifest joins its role,
-whether caches are full, its bucket and its length. Only the module `program_key` parses names of programs."""
+"""Names of programs in a manifest, and the keys for which the names stand. A program's name consists of its role, a
+mark if the program is for full caches, its bucket and its length. Only the module `program_key` parses names of
+programs."""
 
 from __future__ import annotations
 

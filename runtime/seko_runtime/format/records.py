@@ -1,5 +1,5 @@
-"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. The reader of dataclasses does not
-know any dataclass by name.
+"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. The reader contains no names of
+dataclasses.
 
 The type of a dataclass field says how the field is read from JSON. The types are ``str``, ``int`` (from 0), ``float``,
 ``bool``, ``object``, ``tuple[T, ...]``, ``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or
@@ -49,8 +49,8 @@ class Mark(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """A limit of items or entries: a constant of `budgets`. Fields that refer to the same `Limit` object share one
-    budget."""
+    """The largest number of items or entries of a field: a constant of the module `budgets`. Fields that refer to the
+    same `Limit` object share one budget."""
 
     constant: str
     what: str
@@ -89,8 +89,8 @@ class Document:
     Parameters
     ----------
     checks : mapping of type to callable
-        Functions by class, each called with every object of the class or a subclass and the object's place in the
-        document, to check rules that types do not express.
+        Functions that check rules that types do not express, by class. A function is called with each object of its
+        class or a subclass, and with the object's place in the document.
     """
 
     def __init__(self, checks: Mapping[type, Check]) -> None:
@@ -109,7 +109,8 @@ class Document:
         where : str
             Place of the value in the document, for error messages.
         outermost : bool
-            Whether the value is the document itself; messages then name its required objects without a path.
+            Whether the value is the document itself. Error messages then name the document's required objects without a
+            path.
 
         Raises
         ------

@@ -15,15 +15,16 @@ _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}
 def rename_new(source: Path, target: Path) -> None:
     """Rename a file; raise FileExistsError if the target exists.
 
-    On a system without `renameat2` a plain rename is used. The caller has just checked the target, but a file or empty
-    folder that was made since then is replaced.
+    On a system without `renameat2` a plain rename is used. The plain rename replaces a file or empty folder that was
+    made after the caller checked that the target does not exist.
     """
     if not _renamed(source, target, _NOREPLACE):
         os.rename(source, target)
 
 
 def exchange(path: Path, other: Path) -> bool:
-    """Exchange the names of two files atomically; return False, without doing anything, if the system cannot."""
+    """Exchange the names of two files atomically; return False, without doing anything, if the system cannot exchange
+    names."""
     return _renamed(path, other, _EXCHANGE)
 
 
@@ -38,7 +39,8 @@ def _renamed(source: Path, target: Path, flag: int) -> bool:
 
 
 def renameat2(source: Path, target: Path, flags: int) -> None:
-    """Call `renameat2(2)`; raise OSError with its error number, ENOSYS if the C library lacks it."""
+    """Call `renameat2(2)`; raise OSError with the system's error number, or ENOSYS if the C library has no
+    `renameat2`."""
     import ctypes
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -44,7 +44,8 @@ class MappedTensor:
     nbytes: int
 
     def to_numpy(self) -> NDArray[np.generic]:
-        """Return a copy as a numpy array. bfloat16 becomes float32, which represents all its values.
+        """Return a copy of the tensor as a numpy array. A bfloat16 tensor becomes float32, which represents all
+        bfloat16 values.
 
         Raises
         ------
@@ -116,8 +117,8 @@ def map_header(data: memoryview, size: int, file: str) -> dict[str, MappedTensor
 
 
 def header_end(data: memoryview, size: int, file: str) -> int:
-    """Return the offset at which the header of a safetensors file ends, from the file's first `PREFIX_BYTES` and its
-    size; ArtifactError if the header is longer than the file or `MAX_HEADER_BYTES`."""
+    """Return the offset at which the header of a safetensors file ends, from the file's first `PREFIX_BYTES` and the
+    file's size; ArtifactError if the header is longer than the file or `MAX_HEADER_BYTES`."""
     if size < PREFIX_BYTES:
         raise ArtifactError(f"{file} has {size} bytes, too few for a safetensors header")
     header_bytes = int.from_bytes(data[:PREFIX_BYTES], "little")

@@ -11,7 +11,8 @@ from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 
 
 def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
-    """Return the library's tokenizer for a JSON file, without its own cutting and padding.
+    """Return the tokenizer of the library `tokenizers` for a JSON file. The tokenizer's own cutting and padding are
+    switched off.
 
     Parameters
     ----------
@@ -49,7 +50,8 @@ def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
 
 
 def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any:
-    """Return a text as the library's tokens, with the tokenizer's own marks for begin and end or without.
+    """Return the encoding of a text by the library `tokenizers`, with or without the tokenizer's own marks for begin
+    and end.
 
     Raises
     ------

@@ -50,8 +50,8 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signature:
-    """One entry of `manifest.sig`: a public key, its signature of the digest and, if the entry has a time, its
-    signature of digest and time.
+    """One entry of `manifest.sig`: a public key, the key's signature of the digest and, if the entry has a time, the
+    key's signature of digest and time.
 
     ``time`` and ``timed`` are None in older signatures, which had no time.
     """
@@ -79,9 +79,10 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
     EnvironmentLacksError
         If the trust file cannot be read, has an invalid line, or names no key; if `cryptography` is not installed.
     ArtifactError
-        If there is no signature, or it cannot be read; if the trust file revokes the manifest's digest, even if it is
-        signed; if no key of the trust file has signed the manifest; if a trusted key's signature does not match, even
-        if another one does; if the trust file has a ``not-before`` and every trusted signature is older.
+        If there is no signature, or `manifest.sig` cannot be read. If the trust file revokes the manifest's digest,
+        even if the manifest is signed. If no key of the trust file has signed the manifest. If the signature of a
+        trusted key does not match, even if the signature of another trusted key does. If the trust file has a
+        ``not-before`` and every trusted signature is older.
     """
     named = os.environ.get(TRUST_VARIABLE) if trust is None else trust
     if named is None:
@@ -117,7 +118,8 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
 
 
 def require_library(asking: str) -> None:
-    """Raise an EnvironmentLacksError if `cryptography` is not installed; ``asking`` names the feature that needs it."""
+    """Raise an EnvironmentLacksError if `cryptography` is not installed; ``asking`` names the feature that needs the
+    library."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: F401
     except ImportError:
@@ -128,7 +130,8 @@ def require_library(asking: str) -> None:
 
 
 def fits(signature: Signature, document: bytes) -> bool:
-    """Return whether a signature matches a manifest, and its time, if it has one, as well; needs `cryptography`."""
+    """Return whether a signature matches a manifest and, if the signature has a time, also matches manifest and time.
+    The library `cryptography` must be installed."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

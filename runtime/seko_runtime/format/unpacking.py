@@ -1,5 +1,5 @@
-"""Strict unpacking of a packed artifact (tar): its manifest limits all sizes, and the folder appears complete or not at
-all.
+"""Strict unpacking of a packed artifact (tar). The artifact's manifest limits all sizes, and the folder of the artifact
+appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LINKS, _NO_FILES = b"12", b"3456"
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The result of unpacking an artifact: the folder, its digest, the number of its files and bytes, manifest
-    included."""
+    """The result of unpacking an artifact: the folder, the artifact's digest, and the number of files and bytes with
+    the manifest."""
 
     folder: Path
     digest: str

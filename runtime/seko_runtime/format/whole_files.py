@@ -1,5 +1,5 @@
-"""Writing of folders and files that appear complete or not at all: they are written beside the output path, fsynced,
-then renamed."""
+"""Writing of folders and files that appear complete or not at all. A folder or file is written under a hidden name
+beside the output path, fsynced, and then renamed."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Pa
     otherwise.
 
     A process that is killed at any moment leaves either the old artifact or the new one, complete. Other leftovers of a
-    killed process have hidden names. The next process with the same output path removes the leftovers and reports it on
-    stderr. A power loss leaves the same states, if the file system keeps data that was fsynced. Content is fsynced
-    before the folder gets its name, and the name before the old artifact is removed. On file systems where two names
-    cannot be exchanged atomically, the old artifact has a hidden name for a moment. If the process is killed at that
-    moment, the next process with the same output path restores the name.
+    killed process have hidden names. The next process with the same output path removes the leftovers and reports them
+    on stderr. Also after a power loss either the old artifact or the new one is there, complete, if the file system
+    keeps data that was fsynced. The content of the folder is fsynced before the folder gets its name, and the name is
+    fsynced before the old artifact is removed. On file systems where two names cannot be exchanged atomically, the old
+    artifact has a hidden name for a moment. If the process is killed at that moment, the next process with the same
+    output path restores the name.
 
     Parameters
     ----------
@@ -97,8 +98,8 @@ def whole_file(
     """Context manager with a file to write, which becomes ``output_path`` after a clean exit and is removed otherwise.
 
     After a kill or a power loss the file written by `whole_file` is in one of the states that `whole_folder` describes.
-    Two threads or processes that write one path at once write to separate files. With ``replace`` the file that is
-    finished last stays.
+    Two threads or processes that write to the same output path at the same time write separate hidden files. With
+    ``replace`` the file that is finished last stays.
 
     Parameters
     ----------

@@ -1,2 +1,2 @@
-"""The machine under the runtime: failures of machine and libraries as errors of the runtime, and signals that end a
-command."""
+"""Failures of the machine and its libraries, turned into errors of the runtime; signals that end a command; times of
+parts; garbage collection."""

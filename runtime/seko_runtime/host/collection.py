@@ -1,5 +1,5 @@
-"""Python's garbage collector while an artifact is opened: it waits, because a full collection of all that torch holds
-takes 0.1 s."""
+"""Pause of Python's garbage collector while an artifact is opened, because a full collection of all objects that torch
+holds takes 0.1 s."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _was_enabled = False  # whether the collector ran before the first of them
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Context manager or decorator in which no garbage is collected. Several threads may be inside at a time; what the
-    caller had switched off stays off."""
+    """Context manager or decorator in which no garbage is collected. Several threads may be inside at a time. A garbage
+    collector that the caller had switched off stays switched off afterwards."""
     global _inside, _was_enabled
     with _lock:
         if not _inside:

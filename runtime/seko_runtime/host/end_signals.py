@@ -27,11 +27,11 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
     Parameters
     ----------
     command : callable
-        Function that returns the exit code. If it runs in the main thread, a signal of `ENDING` raises `AskedToEnd` in
-        it.
+        Function that returns the exit code. If ``command`` runs in the main thread, a signal of `ENDING` raises
+        `AskedToEnd` in it.
     tell : callable
-        Function that is called with the sentence, which says that nothing was left behind, or what was kept (the
-        exception's last note).
+        Function that is called with the sentence about the signal. The sentence says that nothing was left behind, or
+        which output was kept (the exception's last note).
 
     Returns
     -------

@@ -32,7 +32,7 @@ class Recorder(Protocol):
     """An object that can capture device work and launch it again: a `Memory` or a `Lane`."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``work`` as a graph and return a function that launches it."""
+        """Capture ``work`` as a graph and return a function that launches the graph."""
 
 
 @contextmanager
@@ -53,8 +53,8 @@ def machine_faults() -> Iterator[None]:
 
 
 def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callable[[], None]:
-    """Capture the work of engines as a graph and return a function that launches it. Exceptions of capture and launch
-    are converted as in `engine_fault`.
+    """Capture the work of engines as a graph and return a function that launches the graph. Exceptions of capture and
+    launch are converted as in `engine_fault`.
     """
     failed: list[SekoRuntimeError] = []
 
@@ -122,7 +122,7 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
 @contextmanager
 def told_by_the_system() -> Iterator[None]:
     """Context manager for library calls that write files: if the disk is full, the OSError of the disk is raised
-    instead of the exception that followed it.
+    instead of the library's exception that followed the OSError.
 
     ``torch.save`` and ``torch.export.save`` close their archive after any error. On a full disk closing fails, too,
     with a message that does not mention the disk.

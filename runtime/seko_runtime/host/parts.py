@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 
 class PartTime(NamedTuple):
-    """One run of a part: its name, when it began and when it ended, in seconds of `time.perf_counter`."""
+    """One run of a part of opening an artifact: the part's name, and when the run began and ended, in seconds of
+    `time.perf_counter`."""
 
     name: str
     began: float
@@ -22,7 +23,8 @@ _recordings: list[list[PartTime]] = []  # empty, unless `recorded` is running
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Context manager or decorator that records when a part runs; several threads may run the same part."""
+    """Context manager or decorator that records when a part of opening an artifact begins and ends. Several threads may
+    run the same part."""
     if not _recordings:
         yield
         return

@@ -1,4 +1,5 @@
-"""Release of several things of which each may fail, for example on a device that was lost."""
+"""Release of several resources, such as tensors and graphs. Each release may fail, for example on a device that was
+lost."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from contextlib import suppress
 
 
 def release_all(*steps: Callable[[], object] | None) -> None:
-    """Run all steps in order, also those after a step that failed; then raise the first error, or an interrupt.
+    """Run all steps in order, also the steps after a step that failed. Then raise the first error or, if one step was
+    interrupted, the interrupt.
 
-    A step that is None stands for something that was never acquired.
+    A step that is None stands for a resource that was never acquired.
     """
     raised: BaseException | None = None
     for step in filter(None, steps):
@@ -23,6 +25,7 @@ def release_all(*steps: Callable[[], object] | None) -> None:
 
 
 def release_after_error(*steps: Callable[[], object] | None) -> None:
-    """Run all steps as `release_all` does, but raise none of their errors: the caller raises the error before them."""
+    """Run all steps as `release_all` does, but raise no error of a step: the caller raises the error that came before
+    the release."""
     with suppress(Exception):
         release_all(*steps)

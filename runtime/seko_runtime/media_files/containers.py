@@ -1,6 +1,7 @@
-"""Opening of media files with PyAV: the first bytes of a file decide its format, which must be in a closed list.
+"""Opening of media files with PyAV. The first bytes of a file decide its format, which must be in a fixed list.
 
-FFmpeg never guesses a format: among its formats are playlists, which name other files that FFmpeg would open.
+FFmpeg is always told the format of a file. If FFmpeg guessed the format, a file could be a playlist, and FFmpeg would
+open the files that the playlist names.
 """
 
 from __future__ import annotations

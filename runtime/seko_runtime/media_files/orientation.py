@@ -1,4 +1,4 @@
-"""EXIF orientation of picture files: how a camera held the picture, and the picture turned upright.
+"""EXIF orientation of picture files: how the camera was held, and a function that turns the picture upright.
 
 FFmpeg reads EXIF too, but PyAV gives the angle of its display matrix alone, in which mirror
 images look like turned ones.
@@ -34,12 +34,14 @@ _TURNS: Mapping[int, Callable[[NDArray[Any]], NDArray[Any]]] = {
 
 
 def turned_upright(picture: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """Return a view of a picture [H, W, 3] as it is looked at; it was stored in one of EXIF's orientations, 1 to 8."""
+    """Return a view of a picture [H, W, 3], turned upright. The picture was stored in ``orientation``, one of EXIF's
+    orientations 1 to 8."""
     return _TURNS[orientation](picture)
 
 
 def orientation_of(path: Path, form: str) -> int:
-    """Return the orientation that EXIF gives of a picture file, 1 to 8; 1, which is upright, if the file says none.
+    """Return the EXIF orientation of a picture file, 1 to 8. A picture without an EXIF orientation is upright, which is
+    1.
 
     Parameters
     ----------

@@ -29,8 +29,9 @@ class SoundWriter:
     """Writes one channel of sound with 16 bits a sample.
 
     The file appears when the ``with`` block ends without an error. If a signal ends the block (`KeyboardInterrupt`)
-    after sound was written, the file appears with the sound so far, and the exception gets a note that says so. After
-    any other exception there is no new file, and an existing file is kept. A pipe gets the sound when it is written.
+    after sound was written, the file appears with the sound so far, and the exception gets a note that says how much
+    was written. After any other exception there is no new file, and an existing file is kept. Sound for a pipe is
+    written to the pipe at once.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class SoundWriter:
     form : str, optional
         Format of the output, one of `SOUND_FORMS`; default: see `sound_form`.
     descriptor : int, optional
-        Descriptor of a pipe or file that is already open. It is written like a pipe and stays open.
+        Descriptor of a pipe or file that is already open. The descriptor is written like a pipe and stays open.
 
     Attributes
     ----------

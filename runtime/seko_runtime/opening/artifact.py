@@ -73,8 +73,8 @@ def open_rank(
     copy_weights: bool = False,
     rank: int = 0,
 ) -> OpenArtifact[Any]:
-    """Check an artifact and load it in this process, as one of the ranks (GPUs) that run it together; parameters are
-    those of `open_artifact`."""
+    """Check an artifact and load it in this process, as one of the ranks (one process for each GPU) that run the
+    artifact together. The parameters are those of `open_artifact`."""
     with CudaStart(device) as start, read_artifact(path, trust=trust, begin=start.begin) as read:
         return _opened(read, device, copy_weights, _place(read.workload, read.manifest, rank))
 

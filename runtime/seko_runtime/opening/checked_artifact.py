@@ -101,8 +101,8 @@ class ExaminedArtifact:
         """Return the tensors of each file of weights, except the weights named in ``without``, as the header of the
         file places them.
 
-        The headers are not hashed yet, so the places may be wrong. A file with an invalid header is left out: if its
-        hash fits nevertheless, `verified` refuses the header.
+        The headers are not hashed yet, so the places may be wrong. A file with an invalid header is left out: if the
+        hash of such a file matches the manifest, `verified` refuses the file for its header.
         """
         manifest, folder = self.read.manifest, self.read.folder
         places: dict[str, list[MappedTensor]] = {}
@@ -117,7 +117,7 @@ class ExaminedArtifact:
         return places
 
     def verified(self, take: TakePiece | None = None) -> CheckedArtifact:
-        """Hash all files; return the checked artifact. `ArtifactFiles.verified` describes ``take``.
+        """Hash all files; return the checked artifact. `ArtifactFiles.verified` describes the parameter ``take``.
 
         Raises
         ------
@@ -190,8 +190,8 @@ def read_artifact(
 ) -> Iterator[ReadArtifact]:
     """Open an artifact's folder for the time of the context, read its manifest and check its signature.
 
-    ``begin`` is called with the kind of the target's device after the signature was checked and before the manifest is
-    read. The other parameters are those of `open_artifact` and `check_artifact`.
+    After the signature was checked and before the manifest is read, ``begin`` is called with the kind of device for
+    which the artifact was built. The other parameters are those of `open_artifact` and `check_artifact`.
     """
     folder = ArtifactFiles(path_of(path, "path"))
     try:

@@ -1,5 +1,5 @@
-"""The program of one rank's process (one process for each GPU): it opens the artifact as that rank, and answers the
-caller's commands.
+"""The program of one rank's process (one process for each GPU): the process opens the artifact as that rank, and
+answers the caller's commands.
 
 Usage: python -m seko_runtime.opening.rank_process DESCRIPTOR
 """
@@ -39,8 +39,8 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
 
 
 def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact[Any], _Facts]:
-    """Open the artifact as this rank; return it with the facts that must be equal in all ranks. The parameter ``facts``
-    is the result of `rank_facts`."""
+    """Open the artifact as this rank; return the artifact and the facts that must be equal in all ranks. The parameter
+    ``facts`` is the result of `rank_facts`."""
     from seko_runtime.backends.rank_group import join_ranks
 
     device = facts["devices"][rank]

@@ -1,2 +1,2 @@
-"""The processes (one for each GPU) that replay one artifact together: how they are started, messaged and ended. The
-package `seko_runtime.parallel` contains no code for any workload."""
+"""The processes (one for each GPU) that replay one artifact together: starting the processes, messages between them,
+and ending them. The package `seko_runtime.parallel` contains no code for any workload."""

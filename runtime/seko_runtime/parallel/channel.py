@@ -39,7 +39,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: Mapping[str, Any] | Packed) -> None:
-        """Send a message to the other process, given as a `Packed` or as an argument of `pack`.
+        """Send a message to the other process. The message is a `Packed` message or a value that `pack` takes.
 
         Raises
         ------
@@ -58,7 +58,7 @@ class Channel:
 
     def send_at_once(self, message: Mapping[str, Any]) -> bool:
         """Send a short message without arrays to the other process if that is possible without waiting; return whether
-        it was sent."""
+        the message was sent."""
         if not self._sending.acquire(blocking=False):
             return False
         try:
@@ -104,7 +104,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed message: a JSON value, and the arrays to which it refers."""
+    """A packed message: a JSON value, and the arrays to which the JSON value refers."""
 
     parts: Mapping[str, Any]
     arrays: Sequence[NDArray[Any]]
@@ -128,8 +128,8 @@ def pack(message: Mapping[str, Any]) -> Packed:
     Raises
     ------
     UsageError
-        If the message holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, an
-        integer with too many bits, or a view whose contiguous copy would exceed `MAX_VIEW_BYTES`.
+        If the message holds an object of another kind, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS`
+        parts, an integer with too many bits, or a view whose contiguous copy would exceed `MAX_VIEW_BYTES`.
     """
     packer = _Packer([])
     return Packed(packer.part(message, "message", 0), packer.arrays)  # type: ignore[arg-type]  # a mapping gives one

@@ -46,7 +46,8 @@ class Answers:
     patient : bool
         Whether processes may be idle for a while, for example while they load libraries.
     results, faults : dict
-        For each rank that has answered, its answer, or the class and message of its error.
+        ``results`` has the answer of each rank that has answered, and ``faults`` the class and message of the error of
+        each rank that has failed.
     first_fault_s : float or None
         Time at which the first rank failed.
     """
@@ -83,7 +84,8 @@ class RankGroup:
     Raises
     ------
     SekoRuntimeError
-        If all processes raised the same error when they began: this error. If a process did not begin: a RankLostError.
+        The error that the processes raised when they began, if all of them raised the same error. A RankLostError, if a
+        process did not begin for another reason.
     """
 
     def __init__(
@@ -176,7 +178,8 @@ class RankGroup:
         UsageError
             If an argument cannot be sent; no rank has received the command.
         SekoRuntimeError
-            If every rank that got the command raised the same error: this error. The group stays usable.
+            The error that the ranks raised, if every rank that got the command raised the same error. The group stays
+            usable.
         RankLostError
             If a rank died, hung, or failed alone; the group has ended.
         """

@@ -22,7 +22,7 @@ def used_ticks(process: int) -> int:
 def started_at(process: int) -> int | None:
     """Return the start time of a process in clock ticks since boot; None if the process has ended.
 
-    The start time and the id together distinguish a process from a later process with the same id.
+    The start time distinguishes a process from a later process with the same id.
     """
     fields = _stat(process)
     return None if fields[0] in _GONE else int(fields[19])

@@ -1,7 +1,8 @@
 """Ranks (one process for each GPU) whose processes torchrun started: rank 0's process is the caller, and the others
 connect to it.
 
-All processes meet at a Unix socket in a private folder, whose name they derive from torchrun's environment variables.
+All processes meet at a Unix socket in a private folder. Each process derives the folder's name from torchrun's
+environment variables.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _met: set[Path] = set()  # meeting folders in which this process was rank 0
 class Joined:
     """The process of another rank, which torchrun started and waits for, with the interface of `subprocess.Popen`.
 
-    The process counts as alive while the other end of ``channel`` is open; ``pid`` is its id until then.
+    The process counts as alive while the other end of ``channel`` is open; ``pid`` is the id of the living process.
     """
 
     pid: int

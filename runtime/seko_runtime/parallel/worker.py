@@ -1,4 +1,5 @@
-"""The side of one rank's process: it answers the caller's commands in order, and sends a heartbeat twice a second.
+"""The rank's side of a rank group. The process of a rank answers the caller's commands in order, and sends a heartbeat
+twice a second.
 
 The process of a rank ends when its caller ends. Normally the closed channel shows at once that the caller has ended. If
 a child of the caller inherited the channel and lives on, the caller's entry in /proc shows that the caller has ended.
@@ -33,8 +34,8 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
     channel : Channel
         This process's end of the connection to the caller.
     begin : callable
-        Function that takes the rank and the arguments of the first command; it returns the handler of all later
-        commands, and the answer to the first.
+        Function that takes the rank and the arguments of the first command; the function returns the handler of all
+        later commands, and the answer to the first command.
     """
     caller = _Caller(channel)
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

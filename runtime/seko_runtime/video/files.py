@@ -25,8 +25,8 @@ class ChunkWriter:
 
     The output file appears when the ``with`` block ends without an error. If a signal ends the block
     (`KeyboardInterrupt`) after a chunk was written, the file appears with the chunks so far, and the exception gets a
-    note that says so. After any other exception `ChunkWriter` leaves no new file, and an existing file is kept.
-    `ChunkWriter` writes each chunk to a pipe as soon as the chunk arrives.
+    note that says how many chunks were written. After any other exception `ChunkWriter` leaves no new file, and an
+    existing file is kept. `ChunkWriter` writes each chunk to a pipe as soon as the chunk arrives.
 
     Parameters
     ----------
