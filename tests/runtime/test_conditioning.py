@@ -175,7 +175,7 @@ def test_what_is_no_array_is_a_usage_error(odd: object) -> None:
         for use in (
             lambda: session.restart_row(0, image=odd),
             lambda: session.restart_row(0, reference=odd),
-            lambda: session._rows.set_conditioning([0], latents=odd),
+            lambda: session._rows.set_conditioning(0, latents=odd),
             lambda: checked_samples(odd, 1),
             lambda: checked_poses(odd),
             lambda: recorded_intrinsics(odd, HEIGHT, WIDTH),

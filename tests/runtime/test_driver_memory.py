@@ -260,7 +260,7 @@ def test_a_picture_that_a_model_is_told_reaches_its_row(driver: Any) -> None:
         buffers=buffers,
         row_of=lambda name, row: memory.row(buffers[name], 0, row, 2),
     )
-    ConditioningFrames(manifest, memory).set_image(live, [1], np.zeros(picture.shape, np.uint8))
+    ConditioningFrames(manifest, memory).set_image(live, 1, np.zeros(picture.shape, np.uint8))
     assert np.array_equal(memory.read(buffers[spec.buffer]), [np.zeros((3, 4)), table])
     memory.close()
 

@@ -295,15 +295,15 @@ def test_a_chunk_before_any_push_names_what_to_push() -> None:
 
 
 def test_samples_that_are_refused_reach_no_row() -> None:
-    """A row that is given windows has no voice after them, and of several rows none has what another cannot take."""
+    """A row that is given windows has no voice after them, and a voice that refuses samples is as it was."""
     voices = hearing()
     with pytest.raises(UsageError, match="not finite"):
-        voices.push([0], np.full(5, np.nan), None, last=False)
+        voices.push(0, np.full(5, np.nan), None, last=False)
     inputs = {"audio": 1}
     assert voices.beside([0], [inputs], [0]) == [inputs]
-    voices.push([0], noise(100), None, last=False)
-    voices.push([1], noise(10), None, last=False)
+    voices.push(0, noise(100), None, last=False)
+    voices.push(1, noise(10), None, last=False)
     with pytest.raises(UsageError, match="samples from 50 on: the voice is held from 0 to 10"):
-        voices.push([0, 1], noise(100), 50, last=True)
+        voices.push(1, noise(100), 50, last=True)
     buffers = [voices.voice(row) for row in range(2)]
     assert [(buffer and (buffer.end, buffer.ended)) for buffer in buffers] == [(100, False), (10, False)]

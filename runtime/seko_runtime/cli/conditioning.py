@@ -19,8 +19,8 @@ from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_num
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
-from seko_runtime.video.clocks import checked_seeds
-from seko_runtime.video.conditioning import per_row
+from seko_runtime.video.clocks import checked_seed
+from seko_runtime.video.conditioning import of_one_row
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND, fit_reference, fit_start_pictures
 from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.contract import (
@@ -111,7 +111,8 @@ def fit_conditioning(
     if options.steps is not None or options.shift is not None:
         rescheduled(manifest, options.steps, options.shift)
     rows = range(manifest.call_rows)
-    checked_seeds([options.seed + row for row in rows], len(rows))
+    for row in rows:
+        checked_seed(options.seed + row)
     shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
     if conditioning.prompts:
         _check_prompts(conditioning.prompts, options, manifest)
@@ -130,7 +131,7 @@ def fit_conditioning(
         if reference.dtype == np.uint8 and IMAGE in shapes:
             reference, done = fit_reference(manifest, reference, f"--reference {options.reference}")
             _note_fit("reference", options.reference, done)
-        check_reference(manifest, reference, rows)
+        check_reference(manifest, reference)
     return Conditioning(conditioning.prompts, conditioning.text, image, reference)
 
 
@@ -172,7 +173,7 @@ def _fit_image(
     shape = shapes[PICTURE_LEVELS if takes_levels else IMAGE]
     if len(files) > 1:
         shape = (len(files), *shape)
-    per_row(fitted, shape, fitted.dtype.type, names[0], range(manifest.call_rows))
+    of_one_row(fitted, shape, fitted.dtype.type, names[0])
     return fitted
 
 

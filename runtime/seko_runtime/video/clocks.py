@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import is_whole, items_of, shown
+from seko_runtime.arguments import is_whole, shown
 from seko_runtime.errors import SnapshotError, UsageError
 from seko_runtime.video.ring import Ring
 
@@ -360,12 +361,8 @@ class RowClocks:
         return [*range(min(chunks_made, sink)), *range(last, chunks_made)]
 
 
-def checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:
-    """Return the seeds as int64 [rows]; UsageError unless there is one integer of at most 62 bits for each stream."""
-    each = items_of(seeds, f"seeds are {type(seeds).__name__}, expected a list of {rows}")
-    if len(each) != rows:
-        raise UsageError(f"{len(each)} seeds given for {rows} rows, expected one each")
-    for seed in each:
-        if not is_whole(seed) or abs(int(seed)) >= 1 << 62:
-            raise UsageError(f"seed {shown(seed)} is no integer within 62 bits")
-    return np.array(each, dtype=np.int64)
+def checked_seed(seed: Any) -> int:
+    """Return a stream's seed; UsageError unless it is an integer of at most 62 bits."""
+    if not is_whole(seed) or abs(int(seed)) >= 1 << 62:
+        raise UsageError(f"seed {shown(seed)} is no integer within 62 bits")
+    return int(seed)

@@ -112,11 +112,10 @@ class VideoDevice(Device):
         if self.decoder is not None:
             self.decoder.prepare()
 
-    def set_text(self, rows: Sequence[int], text: object) -> None:
-        """Write the text embeddings of some rows and run the prompt program for them; UsageError if the shape is
-        wrong."""
+    def set_text(self, row: int, text: object) -> None:
+        """Write the text embeddings of a row and run the prompt program; UsageError if the shape is wrong."""
         spec = self.specs.get(TEXT_BUFFER)
-        wanted = None if spec is None else (len(rows), *spec.shape[1:])
+        wanted = None if spec is None else (1, *spec.shape[1:])
         shape = None if text is None else tuple(getattr(text, "shape", ()))
         if shape != wanted:
             raise UsageError(f"text has shape {shape}, this artifact takes {wanted}")
@@ -125,51 +124,46 @@ class VideoDevice(Device):
         on_host = isinstance(text, np.ndarray) or str(getattr(text, "device", "")) == "cpu"
         if spec is not None and on_host:  # checking the numbers of a GPU tensor would wait for the device
             check_magnitude(text, "text")
-        with self.prompting(rows):
-            if spec is not None and len(rows) == spec.shape[0]:
-                self._memory.write(self.buffers[TEXT_BUFFER], text)
-            elif spec is not None:
-                for place, row in enumerate(rows):
-                    row_text: object = text[place : place + 1]  # type: ignore[index] # it has a shape
-                    self._memory.write(self.row_of(TEXT_BUFFER, row), row_text)
-            self.run_prompt(rows)
+        with self.prompting(row):
+            if spec is not None:
+                self._memory.write(self.row_of(TEXT_BUFFER, row), text)
+            self.run_prompt(row)
 
-    def set_inputs(self, rows: Sequence[int], inputs: Mapping[str, object] | None, *, rerun: bool) -> None:
-        """Write the inputs that callers supply once for a session or prompt. If ``rerun`` is true and an input of a
-        prompt was written, also run the prompt program again.
+    def set_inputs(self, row: int, inputs: Mapping[str, object] | None, *, rerun: bool) -> None:
+        """Write the inputs that the caller supplies once for a session or prompt. If ``rerun`` is true and an input of
+        a prompt was written, also run the prompt program again.
 
         Raises
         ------
         UsageError
             If `CallerInputs.steady` refuses the inputs.
         """
-        written = self._inputs.steady(rows, inputs)
-        rerun = rerun and any(spec.per == "prompt" for spec, _, _ in written)
-        with self.prompting(rows) if rerun else self._memory.ordered():
-            for spec, row, array in written:
+        written = self._inputs.steady(inputs)
+        rerun = rerun and any(spec.per == "prompt" for spec, _ in written)
+        with self.prompting(row) if rerun else self._memory.ordered():
+            for spec, array in written:
                 self._memory.write(self.row_of(spec.buffer, row), array)
             if rerun:
-                self.run_prompt(rows)
+                self.run_prompt(row)
 
     @contextmanager
-    def prompting(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context manager of the memory's `ordered` in which the prompts of some rows change; after an error inside,
-        `check_prompts` refuses these rows."""
+    def prompting(self, row: int) -> Iterator[None]:
+        """Context manager of the memory's `ordered` in which the prompt of a row changes; after an error inside,
+        `check_prompts` refuses the row."""
         with self._memory.ordered():
-            self.half_prompted.update(rows)
+            self.half_prompted.add(row)
             yield
-            self.half_prompted.difference_update(rows)
+            self.half_prompted.discard(row)
 
     def check_prompts(self, rows: Sequence[int]) -> None:
         """Raise a TornStreamError if a row's prompt was changed only in part."""
         for row in self.half_prompted.intersection(rows):
             raise TornStreamError(f"the prompt of row {row} was set in part when an error came; set it again")
 
-    def run_prompt(self, rows: Sequence[int]) -> None:
-        """Queue the prompt program, which turns the rows' text embeddings into the keys and values of
-        cross-attention.
-        """
-        for program in [self._prompt[row] for row in rows] if self.prompt_by_row else self._prompt:
+    def run_prompt(self, row: int) -> None:
+        """Queue the prompt program, which turns text embeddings into the keys and values of cross-attention: of a row,
+        or of all rows if the program reads all."""
+        for program in [self._prompt[row]] if self.prompt_by_row else self._prompt:
             program.run()
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:

@@ -58,21 +58,21 @@ class CallerInputs:
         """Names of the buffers of inputs per session or prompt, which are part of a stream's state."""
         return {spec.buffer for spec in self._steady.values()}
 
-    def of_chunk(self, rows: Rows, inputs: Inputs | None) -> dict[str, Array]:
-        """Return the inputs of the next chunk of some streams, by name.
+    def of_chunk(self, row: int, inputs: Inputs | None) -> dict[str, Array]:
+        """Return the inputs of the next chunk of a stream, by name.
 
         Parameters
         ----------
-        rows : sequence of int
-            Numbers of k rows of the pool, each with one stream.
+        row : int
+            Number of the stream's row.
         inputs : mapping of str to array, optional
-            Arrays by input name, [*shape] for all of the streams, or [k, *shape], in the input's dtype; float32 for a
-            bfloat16 input, which is rounded.
+            Arrays by input name, [*shape] or [1, *shape], in the input's dtype; float32 for a bfloat16 input, which is
+            rounded.
 
         Returns
         -------
         dict of str to numpy.ndarray
-            The checked inputs, [k, *shape] each, in the input's `host_dtype`.
+            The checked inputs, [1, *shape] each, in the input's `host_dtype`.
 
         Raises
         ------
@@ -80,36 +80,32 @@ class CallerInputs:
             If a required input is missing, a name is unknown or not an input per chunk, or an array has a wrong shape,
             dtype or value.
         """
-        arrays = self._checked(rows, inputs, self._specs, "set_inputs() takes it")
+        arrays = self._checked(inputs, self._specs, "set_inputs() takes it")
         for name, spec in self._specs.items():
             if name in arrays:
                 continue
             if spec.default == "required":
                 raise UsageError(f"input {name!r} is required for every chunk; {self._known_names()}")
-            latest = self._latest[name][list(rows)]  # a copy
+            latest = self._latest[name][[row]]  # a copy
             arrays[name] = latest if spec.default == "hold" else np.zeros_like(latest)
         return arrays
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
         """Return the inputs of the next chunk of some streams as `of_chunk` does, from a mapping, or None, for each
         stream."""
-        each = [self.of_chunk([row], row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
+        each = [self.of_chunk(row, row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
         return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in self._specs}
 
-    def steady(self, rows: Rows, inputs: Inputs | None) -> list[tuple[InputSpec, int, Array]]:
-        """Return inputs per session or prompt as triples (input, row, array [1, *shape]), ready for `Memory.write`.
+    def steady(self, inputs: Inputs | None) -> list[tuple[InputSpec, Array]]:
+        """Return inputs per session or prompt as pairs (input, array [1, *shape]), ready for `Memory.write`.
 
         Raises
         ------
         UsageError
             If an input's name is unknown, or its array has a wrong shape, dtype or value.
         """
-        arrays = self._checked(rows, inputs, self._steady, "run_chunk() takes it", bits=False)
-        return [
-            (self._steady[name], row, array[at : at + 1])
-            for name, array in arrays.items()
-            for at, row in enumerate(rows)
-        ]
+        arrays = self._checked(inputs, self._steady, "run_chunk() takes it", bits=False)
+        return [(self._steady[name], array) for name, array in arrays.items()]
 
     def check_opening(self, inputs: Inputs | None, from_image: str = "") -> None:
         """Raise a UsageError if an input that a session needs at its beginning is missing. The input ``from_image`` is
@@ -191,15 +187,9 @@ class CallerInputs:
         return views
 
     def _checked(
-        self,
-        rows: Rows,
-        inputs: Inputs | None,
-        specs: Mapping[str, InputSpec],
-        elsewhere: str,
-        *,
-        bits: bool = True,
+        self, inputs: Inputs | None, specs: Mapping[str, InputSpec], elsewhere: str, *, bits: bool = True
     ) -> dict[str, Array]:
-        """Return the supplied arrays as [k, *shape]. If ``bits`` is true, dtypes that numpy lacks become integers with
+        """Return the supplied arrays as [1, *shape]. If ``bits`` is true, dtypes that numpy lacks become integers with
         the same bits."""
         arrays = {}
         for name, value in mapping_of(inputs, "inputs").items():
@@ -207,7 +197,7 @@ class CallerInputs:
                 known = self._all.get(name)
                 why = f"is per {known.per}: {elsewhere}" if known else "does not exist"
                 raise UsageError(f"input {shown(name)} {why}; {self._known_names()}")
-            arrays[name] = as_rows(specs[name], value, len(rows), bits=bits)
+            arrays[name] = as_rows(specs[name], value, 1, bits=bits)
         return arrays
 
     def _known_names(self) -> str:

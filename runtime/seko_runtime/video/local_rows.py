@@ -20,7 +20,7 @@ from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.rows import LocalRows
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
-from seko_runtime.video.clocks import MAX_JUMP, checked_seeds
+from seko_runtime.video.clocks import MAX_JUMP, checked_seed
 from seko_runtime.video.conditioning.squashed import with_squashed
 from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.decoding import Decoder
@@ -186,98 +186,96 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self._prompts.begin_owner(row, tenant)
 
     @machine_faults()
-    def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
-        """Begin streams on empty rows of the pool; UsageError if a condition of a stream is invalid."""
-        seeds = checked_seeds(beginning.seeds, len(rows))
+    def begin(self, row: int, beginning: Beginning) -> None:
+        """Begin a stream on an empty row of the pool; UsageError if a condition of the stream is invalid."""
+        seed = checked_seed(beginning.seed)
         beginning.check()
         image = beginning.image
         inputs = with_portrait(self.manifest, beginning.inputs, beginning.reference)
         inputs = with_squashed(self.manifest, inputs, image)
         self.device()
         self.streams.inputs.check_opening(inputs, input_of_picture(self.manifest, image))
-        self._write_inputs(rows, inputs, rerun=False)
+        self._write_inputs(row, inputs, rerun=False)
         if beginning.prompt is not None:
-            self.set_prompt(rows, beginning.prompt)
+            self.set_prompt(row, beginning.prompt)
         else:
-            self.set_text(rows, beginning.text)
-        self.set_conditioning(rows, image, beginning.conditioning_latents)
-        self._set_reference(rows, beginning.reference)
-        self.streams.seeds[list(rows)] = seeds
+            self.set_text(row, beginning.text)
+        self.set_conditioning(row, image, beginning.conditioning_latents)
+        self._set_reference(row, beginning.reference)
+        self.streams.seeds[row] = seed
 
     @machine_faults()
-    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Set rows' prompts to a sentence; see `Session.set_prompt`."""
-        device, prompts = self._device_for(rows, recache=recache), self._row_prompts()
-        self.settle(rows)
-        prompts.set(device, rows, [prompt] * len(rows))
+    def set_prompt(self, row: int, prompt: str, *, recache: bool = False) -> None:
+        """Set a row's prompt to a sentence; see `Session.set_prompt`."""
+        device, prompts = self._device_for(row, recache=recache), self._row_prompts()
+        self.settle([row])
+        prompts.set(device, row, prompt)
         if recache:
-            self._recache(rows)
+            self._recache(row)
 
-    def check_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+    def check_prompt(self, row: int | None, prompt: str, *, recache: bool = False) -> None:
         """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
-        self._device_for(rows, recache=recache)
+        self._device_for(row, recache=recache)
         self._row_prompts().check(prompt)
 
     @machine_faults()
-    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
-        device = self._device_for(rows, recache=recache)
-        self.settle(rows)
-        device.set_text(rows, text)
+    def set_text(self, row: int, text: object, *, recache: bool = False) -> None:
+        """Set a row's prompt to embeddings [1, tokens, text_dim]; see `Session.set_text`."""
+        device = self._device_for(row, recache=recache)
+        self.settle([row])
+        device.set_text(row, text)
         if recache:
-            self._recache(rows)
+            self._recache(row)
 
     @machine_faults()
-    def set_conditioning(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
-        """Make a picture, or latents, the beginning of some streams; see `ConditioningFrames`."""
+    def set_conditioning(self, row: int, image: object = None, latents: object = None) -> None:
+        """Make a picture, or latents, the beginning of a stream; see `ConditioningFrames`."""
         device = self.device()
-        self.settle(rows)
+        self.settle([row])
         if image is not None:
-            self.streams.conditioning.set_image(device, rows, image)
+            self.streams.conditioning.set_image(device, row, image)
         if latents is not None:
-            self.streams.conditioning.set_latents(device, rows, latents)
+            self.streams.conditioning.set_latents(device, row, latents)
 
     @machine_faults()
-    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
-        """Set the inputs that callers supply once for a session or prompt, from the streams' next chunks on.
+    def set_inputs(self, row: int, inputs: Inputs | None) -> None:
+        """Set the inputs that the caller supplies once for a session or prompt, from the stream's next chunk on.
 
         Parameters
         ----------
-        rows : sequence of int
-            Numbers of k rows of the pool, each with one stream.
+        row : int
+            Number of the stream's row.
         inputs : mapping of str to array
-            Arrays by input name, [*shape] for all of the streams, or [k, *shape].
+            Arrays by input name, [*shape] or [1, *shape].
 
         Raises
         ------
         UsageError
             If an input's name is unknown, or its array has a wrong shape, dtype or value.
         """
-        self._write_inputs(rows, inputs, rerun=True)
+        self._write_inputs(row, inputs, rerun=True)
 
-    def _write_inputs(self, rows: Sequence[int], inputs: Inputs | None, *, rerun: bool) -> None:
+    def _write_inputs(self, row: int, inputs: Inputs | None, *, rerun: bool) -> None:
         device = self.device()
-        self.settle(rows)
-        device.set_inputs(rows, inputs, rerun=rerun)
+        self.settle([row])
+        device.set_inputs(row, inputs, rerun=rerun)
 
-    def push_audio(
-        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
-    ) -> None:
-        """Append audio samples to the voices of some streams; see `Session.push_audio`."""
+    def push_audio(self, row: int, samples: object, at: int | None = None, *, last: bool = False) -> None:
+        """Append audio samples to a stream's voice; see `Session.push_audio`."""
         self.device()
-        self.streams.voices.push(rows, samples, at, last=last)
+        self.streams.voices.push(row, samples, at, last=last)
 
     def audio_needed(self, row: int) -> tuple[int, int]:
         """Return the range of voice samples that the next chunk of a stream uses; see `Session.audio_needed`."""
         self.device()
         return self.streams.voices.windows.needed(int(self.streams.clocks.first[row]))
 
-    def _set_reference(self, rows: Sequence[int], reference: object) -> None:
-        """Set the reference frames of streams that are about to begin; see `reference_frames.set_reference`."""
-        self.settle(rows)
-        if set_reference(self.device(), self.manifest, self.memory, rows, reference):
+    def _set_reference(self, row: int, reference: object) -> None:
+        """Set the reference frames of a stream that is about to begin; see `reference_frames.set_reference`."""
+        self.settle([row])
+        if set_reference(self.device(), self.manifest, self.memory, row, reference):
             # reference frames are written before the next chunk, with the prompt at that time
-            self.streams.rebuild_due.update(rows)
+            self.streams.rebuild_due.add(row)
 
     @machine_faults()
     def restart(
@@ -285,23 +283,23 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     ) -> None:
         """Restart a stream at frame 0 with an empty cache; see `Session.restart`."""
         device = self.device()
-        new_seed = None if seed is None else checked_seeds([seed], 1)[0]
+        new_seed = None if seed is None else checked_seed(seed)
         if reference is not None:
-            check_reference(self.manifest, as_array(reference, "reference"), [row])
+            check_reference(self.manifest, as_array(reference, "reference"))
         self.settle([row])
         if image is None:
             self.streams.conditioning.drop(row)
         else:
-            self.streams.conditioning.set_image(device, [row], image)
+            self.streams.conditioning.set_image(device, row, image)
         # All checks are done: an error from here on loses the old stream, and the row is inconsistent.
         self.inconsistent.add(row)
         if new_seed is not None:
             self.streams.seeds[row] = new_seed
         if reference is not None:
-            self._set_reference([row], reference)
-            device.set_inputs([row], with_portrait(self.manifest, None, reference), rerun=True)
+            self._set_reference(row, reference)
+            device.set_inputs(row, with_portrait(self.manifest, None, reference), rerun=True)
         if image is not None:
-            device.set_inputs([row], with_squashed(self.manifest, None, image), rerun=True)
+            device.set_inputs(row, with_squashed(self.manifest, None, image), rerun=True)
         with self.memory.ordered():
             device.clear_cache(row)
         self._restart(row)
@@ -318,24 +316,22 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.streams.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
 
     @machine_faults()
-    def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set streams back to their state before they made chunk number ``chunk``; see `Session.rewind`."""
+    def rewind(self, row: int, chunk: int) -> None:
+        """Set a stream back to its state before it made chunk number ``chunk``; see `Session.rewind`."""
         device = self.device()
-        self.check_whole(rows)
-        for row in rows:
-            self._check_rewind(device, row, chunk)
-        self.readable.let_go(rows)
-        self.settle(rows)
-        for row in rows:
-            slots = self.streams.clocks.kept_slots_before(chunk)
-            if chunk == self.streams.clocks.chunks_made(row):
-                continue
-            self.inconsistent.add(row)
-            if device.decoder is not None:
-                device.decoder.rewind(row, [device.kept_latents(row, slot) for slot in slots])
-            self.streams.inputs.rewind(row, slots[-1] if slots else None)
-            self.streams.clocks.rewind(row, chunk)
-            self.inconsistent.discard(row)
+        self.check_whole([row])
+        self._check_rewind(device, row, chunk)
+        self.readable.let_go([row])
+        self.settle([row])
+        if chunk == self.streams.clocks.chunks_made(row):
+            return
+        slots = self.streams.clocks.kept_slots_before(chunk)
+        self.inconsistent.add(row)
+        if device.decoder is not None:
+            device.decoder.rewind(row, [device.kept_latents(row, slot) for slot in slots])
+        self.streams.inputs.rewind(row, slots[-1] if slots else None)
+        self.streams.clocks.rewind(row, chunk)
+        self.inconsistent.discard(row)
 
     def _check_rewind(self, device: VideoDevice, row: int, chunk: int) -> None:
         stream, chunks_made = self.manifest.workload.stream, self.streams.clocks.chunks_made(row)
@@ -408,28 +404,26 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             raise UsageError(NO_TEXT_ENCODER)
         return self._prompts
 
-    def _device_for(self, rows: Sequence[int], *, recache: bool) -> VideoDevice:
-        """Return the device side; UsageError if ``recache`` is asked and the rows' caches cannot be rebuilt."""
+    def _device_for(self, row: int | None, *, recache: bool) -> VideoDevice:
+        """Return the device side; UsageError if ``recache`` is asked and the row's cache cannot be rebuilt."""
         device = self.device()
         if flag(recache, "recache") and not self.manifest.has_context:
             raise UsageError(
                 "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
                 "prompt without recache, or restart the row"
             )
-        if recache and any(self.streams.clocks.has_cut(row) for row in rows):
+        if recache and row is not None and self.streams.clocks.has_cut(row):
             raise UsageError(
                 "this session has cut to another scene, and the latents of the chunk that the cut keeps may be gone; "
                 "set the prompt without recache, or restart the row"
             )
         return device
 
-    def _recache(self, rows: Sequence[int]) -> None:
-        """Rebuild the KV caches of some streams with their current prompts."""
-        self.streams.rebuild_due.update(
-            rows
-        )  # due until the rebuild is done: a chunk must not run on half a cache
+    def _recache(self, row: int) -> None:
+        """Rebuild the KV cache of a stream with its current prompt."""
+        self.streams.rebuild_due.add(row)  # until the rebuild is done: a chunk must not run on half a cache
         with self.memory.ordered():
-            self._rebuild_caches(rows)
+            self._rebuild_caches([row])
 
     def _rebuild_caches(self, rows: Sequence[int]) -> None:
         """Rebuild the KV caches of the streams that are due; called inside the memory's `ordered`."""

@@ -12,7 +12,7 @@ from seko_runtime.arguments import whole_number
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.session import SessionLeakWarning
 from seko_runtime.video.chunk import Chunk, SessionStats
-from seko_runtime.video.clocks import checked_seeds
+from seko_runtime.video.clocks import checked_seed
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.row_numbers import stream_content
 from seko_runtime.video.rows import Beginning, VideoRows
@@ -106,9 +106,9 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         SessionClosedError
             If the pool is closed.
         """
-        seeds = checked_seeds([seed], 1).tolist()
-        beginning = Beginning(seeds, prompt, text, image, conditioning_latents, reference, inputs)
-        return self._open(lambda row: self._rows.begin([row], beginning), name, lease_s, tenant)
+        seed = checked_seed(seed)
+        beginning = Beginning(seed, prompt, text, image, conditioning_latents, reference, inputs)
+        return self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant)
 
     def check_prompt(self, prompt: str) -> None:
         """Raise the error with which `open_session` refuses a prompt: a sentence that is too long, or any sentence if
@@ -124,7 +124,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
             If the pool is closed.
         """
         with self._call_lock.take():
-            self._rows.check_prompt([], prompt)
+            self._rows.check_prompt(None, prompt)
 
     def run(self, sessions: Sequence[Session], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of several sessions in one call.

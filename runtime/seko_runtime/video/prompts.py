@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from seko_runtime.arguments import whole_number
@@ -109,52 +108,32 @@ class RowPrompts:
         """Raise the error with which `set` refuses a prompt; no prompt changes."""
         self._ids.ids(clean_prompt(prompt))
 
-    def set(self, device: VideoDevice, rows: Sequence[int], prompts: Sequence[str]) -> None:
-        """Set a prompt for each of some rows: encode new prompts, copy cached ones.
-
-        No row of the pool changes until all prompts are encoded.
+    def set(self, device: VideoDevice, row: int, prompt: str) -> None:
+        """Set a row's prompt: encode a new prompt, copy a cached one. Nothing changes until the prompt is encoded.
 
         Parameters
         ----------
         device : VideoDevice
             The device side of the pool.
-        rows : sequence of int
-            Numbers of rows; all rows, unless the prompt program runs for single rows.
-        prompts : sequence of str
-            The prompt of each row, a sentence.
+        row : int
+            Number of the row.
+        prompt : str
+            The prompt, a sentence.
         """
-        cleaned = [clean_prompt(prompt) for prompt in prompts]
-        keys = [
-            PromptKey(self._owners.get(row, ""), prompt_key(prompt, self._digest))
-            for row, prompt in zip(rows, cleaned, strict=True)
-        ]
-        names, rerun = self._results(device), device.prompt_takes_inputs
-        entries: dict[PromptKey, list[Tensor]] = {}
-        encoded: dict[PromptKey, Tensor] = {}
-        for key, prompt in zip(keys, cleaned, strict=True):
-            if key in entries or key in encoded:
-                continue
-            entry = self.cache.get(key) if names else None
-            if entry is not None:
-                entries[key] = entry
+        cleaned, names = clean_prompt(prompt), self._results(device)
+        key = PromptKey(self._owners.get(row, ""), prompt_key(cleaned, self._digest))
+        entry = self.cache.get(key) if names else None
+        encoded = self._encode(device, cleaned) if entry is None else None
+        with device.prompting(row):
+            if entry is None:
+                self._memory.copy(device.row_of(TEXT_BUFFER, row), encoded)
             else:
-                encoded[key] = self._encode(device, prompt)
-        with device.prompting(rows):
-            for row, key in zip(rows, keys, strict=True):
-                if key in encoded:
-                    self._memory.copy(device.row_of(TEXT_BUFFER, row), encoded[key])
-                    continue
-                # If the prompt program reads every row, cached rows need only their embeddings: the program computes
-                # the rest again for all rows.
-                count = 1 if encoded and not device.prompt_by_row else len(names)
-                for name, part in zip(names[:count], entries[key][:count], strict=True):
+                for name, part in zip(names, entry, strict=True):
                     self._memory.copy(device.row_of(name, row), part)
-            if encoded or rerun:
-                device.run_prompt(
-                    [row for row, key in zip(rows, keys, strict=True) if rerun or key in encoded]
-                )
-            for key in encoded if names else ():
-                self.cache.put(key, [self._copied(device, name, rows[keys.index(key)]) for name in names])
+            if entry is None or device.prompt_takes_inputs:
+                device.run_prompt(row)
+            if entry is None and names:
+                self.cache.put(key, [self._copied(device, name, row) for name in names])
 
     def _encode(self, device: VideoDevice, prompt: str) -> Tensor:
         """Return a copy of the embeddings [1, n, text_dim] of a cleaned prompt."""

@@ -54,9 +54,9 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Counters of the pool so far; after `close`, their last values."""
         return self._last_stats if self.closed else SessionStats(**self.ask_ranks("stats")[0])
 
-    def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
-        """Begin streams on empty rows of the pool."""
-        self.ask_ranks("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
+    def begin(self, row: int, beginning: Beginning) -> None:
+        """Begin a stream on an empty row of the pool."""
+        self.ask_ranks("begin", {"row": row, "beginning": vars(beginning)}, patient=True)
 
     def run(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make and return the next chunk of each of some streams."""
@@ -66,27 +66,25 @@ class RankedVideoRows(RankedRows[VideoManifest]):
             for index, frames, serial, row, picture, heard_at in answers
         ]
 
-    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Set the prompts of some streams to a sentence."""
-        self.ask_ranks("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
+    def set_prompt(self, row: int, prompt: str, *, recache: bool = False) -> None:
+        """Set a stream's prompt to a sentence."""
+        self.ask_ranks("set_prompt", {"row": row, "prompt": prompt, "recache": recache})
 
-    def check_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+    def check_prompt(self, row: int | None, prompt: str, *, recache: bool = False) -> None:
         """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
-        self.ask_ranks("check_prompt", {"rows": rows, "prompt": prompt, "recache": recache}, ranks=(0,))
+        self.ask_ranks("check_prompt", {"row": row, "prompt": prompt, "recache": recache}, ranks=(0,))
 
-    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set the prompts of some streams to text embeddings."""
-        self.ask_ranks("set_text", {"rows": rows, "text": text, "recache": recache})
+    def set_text(self, row: int, text: object, *, recache: bool = False) -> None:
+        """Set a stream's prompt to text embeddings."""
+        self.ask_ranks("set_text", {"row": row, "text": text, "recache": recache})
 
-    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
-        """Set the inputs that callers supply once for a session or prompt."""
-        self.ask_ranks("set_inputs", {"rows": rows, "inputs": inputs})
+    def set_inputs(self, row: int, inputs: Inputs | None) -> None:
+        """Set the inputs that the caller supplies once for a session or prompt."""
+        self.ask_ranks("set_inputs", {"row": row, "inputs": inputs})
 
-    def push_audio(
-        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
-    ) -> None:
-        """Append audio samples to the voices of some streams."""
-        self.ask_ranks("push_audio", {"rows": rows, "samples": samples, "at": at, "last": last})
+    def push_audio(self, row: int, samples: object, at: int | None = None, *, last: bool = False) -> None:
+        """Append audio samples to a stream's voice."""
+        self.ask_ranks("push_audio", {"row": row, "samples": samples, "at": at, "last": last})
 
     def audio_needed(self, row: int) -> tuple[int, int]:
         """Return the range of voice samples that the next chunk of a stream uses."""
@@ -103,9 +101,9 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Begin another scene with a row's next chunk."""
         self.ask_ranks("cut", {"row": row, "frames": frames})
 
-    def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set streams back to their state before they made chunk number ``chunk``."""
-        self.ask_ranks("rewind", {"rows": rows, "chunk": chunk})
+    def rewind(self, row: int, chunk: int) -> None:
+        """Set a stream back to its state before it made chunk number ``chunk``."""
+        self.ask_ranks("rewind", {"row": row, "chunk": chunk})
 
     def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
         """Copy a chunk's latents to the host, and return a function that returns them.
@@ -165,7 +163,7 @@ def _video_frames(rows: LocalVideoRows, facts: Facts) -> object:
 RANK_COMMANDS: Mapping[str, Command] = {
     "decodes_beside": lambda rows, _: rows.decodes_beside,
     "stats": lambda rows, _: asdict(rows.stats),
-    "begin": lambda rows, facts: rows.begin(facts["rows"], Beginning(**facts["beginning"])),
+    "begin": lambda rows, facts: rows.begin(facts["row"], Beginning(**facts["beginning"])),
     "run": lambda rows, facts: [_chunk_fields(chunk) for chunk in rows.run(**facts)],
     "set_prompt": lambda rows, facts: rows.set_prompt(**facts),
     "check_prompt": lambda rows, facts: rows.check_prompt(**facts),

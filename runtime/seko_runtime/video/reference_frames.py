@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import mapping_of
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning import NO_ENCODER, per_row
+from seko_runtime.video.conditioning import NO_ENCODER, of_one_row
 from seko_runtime.video.contract import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import Inputs, as_array, check_magnitude
@@ -32,19 +30,19 @@ def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: obj
 
 
 def set_reference(
-    device: VideoDevice, manifest: VideoManifest, memory: Memory, rows: Sequence[int], reference: object
+    device: VideoDevice, manifest: VideoManifest, memory: Memory, row: int, reference: object
 ) -> bool:
-    """Store the reference frames of some streams in the buffer from which their KV caches are written.
+    """Store the reference frames of a stream in the buffer from which its KV cache is written.
 
     Parameters
     ----------
     device, manifest, memory
         Device side, manifest and memory of the pool.
-    rows : sequence of int
-        Numbers of k rows of the pool, each with one stream.
+    row : int
+        Number of the stream's row.
     reference : array or None
-        The reference frames of k streams. They are float32 latents [C, R, h, w] or [k, C, R, h, w], or uint8 pictures
-        [R, H, W, 3] or [k, R, H, W, 3], each encoded separately. For R = 1 pictures may also be [H, W, 3].
+        The reference frames: float32 latents [C, R, h, w] or [1, C, R, h, w], or uint8 pictures [R, H, W, 3] or
+        [1, R, H, W, 3], each encoded separately. For R = 1 pictures may also be [H, W, 3].
 
     Returns
     -------
@@ -61,21 +59,21 @@ def set_reference(
         return False
     if reference is None:
         raise UsageError(f"this artifact has {count} reference frames, found none; give them as reference")
-    array = as_array(reference, "reference")
-    parts = check_reference(manifest, array, rows)
-    if array.dtype == np.uint8:
-        _set_pictures(device, memory, parts, count)
-        return True
+    frames = check_reference(manifest, as_array(reference, "reference"))
     with memory.ordered():
-        for row, part in parts:
-            memory.write(device.row_of(REFERENCE_LATENTS, row), part[None])
+        if frames.dtype != np.uint8:
+            memory.write(device.row_of(REFERENCE_LATENTS, row), frames[None])
+            return True
+        reference_latents = memory.index(device.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]
+        for frame in range(count):
+            memory.write(device.buffers[IMAGE], frames[frame])
+            device.once["encode"].run()
+            memory.copy(memory.row(reference_latents, 1, frame, count), device.buffers[IMAGE_LATENTS])
     return True
 
 
-def check_reference(
-    manifest: VideoManifest, array: NDArray[np.generic], rows: Sequence[int]
-) -> list[tuple[int, NDArray[np.generic]]]:
-    """Check reference frames; return a pair of row and reference frames for each row.
+def check_reference(manifest: VideoManifest, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Check the reference frames of a stream; return them as [C, R, h, w] latents or [R, H, W, 3] pictures.
 
     Raises
     ------
@@ -100,19 +98,7 @@ def check_reference(
             f"found {frame_count} reference frames, this artifact has room for {count}; rebuild it with "
             f"--reference-frames {frame_count}"
         )
-    parts = per_row(array, shape, np.uint8 if pictures else np.float32, "reference", rows)
+    frames = of_one_row(array, shape, np.uint8 if pictures else np.float32, "reference")
     if not pictures:
         check_magnitude(array, "reference")
-    return parts
-
-
-def _set_pictures(
-    device: VideoDevice, memory: Memory, parts: Sequence[tuple[int, NDArray[np.generic]]], count: int
-) -> None:
-    with memory.ordered():
-        for row, pictures in parts:
-            reference_latents = memory.index(device.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]
-            for frame in range(count):
-                memory.write(device.buffers[IMAGE], pictures[frame])
-                device.once["encode"].run()
-                memory.copy(memory.row(reference_latents, 1, frame, count), device.buffers[IMAGE_LATENTS])
+    return frames

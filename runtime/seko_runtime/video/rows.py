@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,27 +20,27 @@ NO_VIDEO = "this artifact makes no video; read latents with run_chunk().to_host(
 
 @dataclass(frozen=True)
 class Beginning:
-    """The conditions with which k video streams begin.
+    """The conditions with which a video stream begins.
 
     Parameters
     ----------
-    seeds : sequence of int
-        Seed of the noise of each of the k streams.
+    seed : int
+        Seed of the noise.
     prompt : str, optional
-        The prompt of all k streams, a sentence.
+        The prompt, a sentence.
     text : array or tensor, optional
-        Text embeddings, [k, tokens, text_dim]: the text encoder's output.
+        Text embeddings, [1, tokens, text_dim]: the text encoder's output.
     image : array, optional
-        Start picture, uint8 [H, W, 3] for all streams or [k, H, W, 3].
+        Start picture, uint8 [H, W, 3] or [1, H, W, 3].
     conditioning_latents : array, optional
-        Latents with which the streams begin, float32 [C, n, h, w] or [k, C, n, h, w].
+        Latents with which the stream begins, float32 [C, n, h, w] or [1, C, n, h, w].
     reference : array, optional
-        The reference frames of the streams; see `reference_frames.set_reference`.
+        The reference frames of the stream; see `reference_frames.set_reference`.
     inputs : mapping of str to array, optional
-        Inputs that the caller supplies once for a session or prompt, by name: [*shape], or [k, *shape].
+        Inputs that the caller supplies once for a session or prompt, by name: [*shape], or [1, *shape].
     """
 
-    seeds: Sequence[int]
+    seed: int
     prompt: str | None = None
     text: object = None
     image: object = None
@@ -71,25 +71,24 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def decodes_beside(self) -> bool:
         """Whether a chunk is decoded while the next one is computed."""
 
-    def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
-        """Begin streams on empty rows of the pool; UsageError if a condition of a stream is invalid."""
+    def begin(self, row: int, beginning: Beginning) -> None:
+        """Begin a stream on an empty row of the pool; UsageError if a condition of the stream is invalid."""
 
-    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Set the prompts of some streams to a sentence; see `Session.set_prompt`."""
+    def set_prompt(self, row: int, prompt: str, *, recache: bool = False) -> None:
+        """Set a stream's prompt to a sentence; see `Session.set_prompt`."""
 
-    def check_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
+    def check_prompt(self, row: int | None, prompt: str, *, recache: bool = False) -> None:
+        """Raise the error with which `set_prompt` refuses a sentence, for a stream or with None for any new stream;
+        nothing changes."""
 
-    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set the prompts of some streams to text embeddings [k, tokens, text_dim]; see `Session.set_text`."""
+    def set_text(self, row: int, text: object, *, recache: bool = False) -> None:
+        """Set a stream's prompt to text embeddings [1, tokens, text_dim]; see `Session.set_text`."""
 
-    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
-        """Set the inputs that callers supply once for a session or prompt, from the streams' next chunks on."""
+    def set_inputs(self, row: int, inputs: Inputs | None) -> None:
+        """Set the inputs that the caller supplies once for a session or prompt, from the stream's next chunk on."""
 
-    def push_audio(
-        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
-    ) -> None:
-        """Append audio samples to the voices of some streams; see `Session.push_audio`."""
+    def push_audio(self, row: int, samples: object, at: int | None = None, *, last: bool = False) -> None:
+        """Append audio samples to a stream's voice; see `Session.push_audio`."""
 
     def audio_needed(self, row: int) -> tuple[int, int]:
         """Return the range of voice samples that the next chunk of a stream uses; see `Session.audio_needed`."""
@@ -102,8 +101,8 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def cut(self, row: int, frames: int) -> None:
         """Begin another scene with a row's next chunk; see `Session.cut`."""
 
-    def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set streams back to their state before they made a chunk; see `Session.rewind`."""
+    def rewind(self, row: int, chunk: int) -> None:
+        """Set a stream back to its state before it made a chunk; see `Session.rewind`."""
 
     def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
         """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the

@@ -175,7 +175,7 @@ class Session(RowSession):
             If the session is closed.
         """
         with self._pool._call_lock.take():
-            self._pool._rows.set_prompt([self._running_row()], prompt, recache=recache)
+            self._pool._rows.set_prompt(self._running_row(), prompt, recache=recache)
 
     def check_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Raise the error with which `set_prompt` refuses a prompt; the session does not change.
@@ -183,7 +183,7 @@ class Session(RowSession):
         The parameters and errors are those of `set_prompt`.
         """
         with self._pool._call_lock.take():
-            self._pool._rows.check_prompt([self._running_row()], prompt, recache=recache)
+            self._pool._rows.check_prompt(self._running_row(), prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
         """Set the prompt to text embeddings, from the next chunk on.
@@ -203,7 +203,7 @@ class Session(RowSession):
             If the session is closed.
         """
         with self._pool._call_lock.take():
-            self._pool._rows.set_text([self._running_row()], text, recache=recache)
+            self._pool._rows.set_text(self._running_row(), text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
         """Set inputs that the caller supplies once for a session or prompt, from the next chunk on.
@@ -222,7 +222,7 @@ class Session(RowSession):
             If the session is closed.
         """
         with self._pool._call_lock.take():
-            self._pool._rows.set_inputs([self._running_row()], inputs)
+            self._pool._rows.set_inputs(self._running_row(), inputs)
 
     def cut(self, *, frames: int = 8) -> None:
         """Begin another scene with the next chunk, as LongLive-2 does at a cut.
@@ -276,7 +276,7 @@ class Session(RowSession):
         with self._pool._call_lock.take():
             row = self._running_row()
             self._check_idle()
-            self._pool._rows.rewind([row], chunk)
+            self._pool._rows.rewind(row, chunk)
 
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
         """Append audio samples to the session's voice, which later chunks use.
@@ -304,7 +304,7 @@ class Session(RowSession):
             If the session is closed.
         """
         with self._pool._call_lock.take():
-            self._pool._rows.push_audio([self._running_row()], samples, at, last=last)
+            self._pool._rows.push_audio(self._running_row(), samples, at, last=last)
 
     def audio_needed(self) -> tuple[int, int]:
         """Return the range of voice samples that the next chunk uses, as the number of the first sample and the number

@@ -72,10 +72,11 @@ class Streams:
         first_frames = clocks.next_frames(rows)[:, 0].tolist()
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], inputs)
         clocks.chunk_made(rows)
-        heard_at = [voices.heard_at([row], [first]) for row, first in zip(rows, first_frames, strict=True)]
+        heard_at = [voices.heard_at(row, first) for row, first in zip(rows, first_frames, strict=True)]
         # `rewind` goes back by at most the number of cached frames.
         cache_frames = self._manifest.workload.stream.cache_frames
-        voices.forget_before(rows, (clocks.first[list(rows)] - cache_frames).tolist())
+        for row in rows:
+            voices.forget_before(row, int(clocks.first[row]) - cache_frames)
         return heard_at
 
     def numbers(self, row: int) -> RowNumbers:

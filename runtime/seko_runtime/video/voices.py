@@ -41,15 +41,11 @@ class Voices:
             raise UsageError(AudioWindows.missing(self._manifest))
         return self._windows
 
-    def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:
-        """Append audio samples to the voices of some streams; after an error no voice has changed. The method uses
-        `Voice.push` for each stream."""
-        windows = self.windows
-        voices = {row: self._of_row.get(row) or Voice(windows) for row in rows}
-        checked = {row: voice.check_push(samples, at) for row, voice in voices.items()}
-        for row, voice in voices.items():
-            voice.take(*checked[row], last=last, replaces=at is not None)
-        self._of_row |= voices
+    def push(self, row: int, samples: object, at: int | None, *, last: bool) -> None:
+        """Append audio samples to the voice of a stream; after an error the voice has not changed."""
+        voice = self._of_row.get(row) or Voice(self.windows)
+        voice.push(samples, at=at, last=last)
+        self._of_row[row] = voice
 
     def beside(
         self, rows: Sequence[int], inputs: Sequence[Inputs | None], first_frames: Sequence[int]
@@ -68,19 +64,16 @@ class Voices:
             heard.append({**(row_inputs or {}), **self._of_chunk(row, row_inputs, first)})
         return heard
 
-    def heard_at(self, rows: Sequence[int], first_frames: Sequence[int]) -> float | None:
-        """Return the time at which the last audio sample that these streams' chunks use was pushed; None if no stream
-        has a voice.
-        """
-        pairs = zip(rows, first_frames, strict=True)
-        times = [self._of_row[row].heard_at(first) for row, first in pairs if row in self._of_row]
-        return max(times, default=None)
+    def heard_at(self, row: int, first_frame: int) -> float | None:
+        """Return the time at which the last audio sample that a stream's chunk uses was pushed; None without a
+        voice."""
+        voice = self._of_row.get(row)
+        return None if voice is None else voice.heard_at(first_frame)
 
-    def forget_before(self, rows: Sequence[int], next_frames: Sequence[int]) -> None:
-        """Drop the audio samples that no later chunk uses; the streams' next chunks begin at these latent frames."""
-        for row, frame in zip(rows, next_frames, strict=True):
-            if row in self._of_row:
-                self._of_row[row].forget(frame)
+    def forget_before(self, row: int, next_frame: int) -> None:
+        """Drop the audio samples that no later chunk of a stream uses; its next chunk begins at this latent frame."""
+        if row in self._of_row:
+            self._of_row[row].forget(next_frame)
 
     def voice(self, row: int) -> Voice | None:
         """Return a copy of a stream's voice; None if no audio was pushed for the stream."""

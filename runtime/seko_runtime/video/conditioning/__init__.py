@@ -5,7 +5,7 @@ from seko_runtime.video.conditioning.camera_path import CameraPath
 from seko_runtime.video.conditioning.conditioning_frames import (
     NO_ENCODER,
     ConditioningFrames,
-    per_row,
+    of_one_row,
 )
 from seko_runtime.video.conditioning.keyboard import KeyboardCamera, KeySettings, key_rows
 from seko_runtime.video.conditioning.steering import Camera, steered
@@ -18,6 +18,6 @@ __all__ = [
     "KeySettings",
     "KeyboardCamera",
     "key_rows",
-    "per_row",
+    "of_one_row",
     "steered",
 ]

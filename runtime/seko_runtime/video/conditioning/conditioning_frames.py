@@ -41,8 +41,8 @@ class ConditioningFrames:
         self._manifest, self._memory = manifest, memory
         self.counts = np.zeros(manifest.rows, np.int64)
 
-    def set_image(self, device: VideoDevice, rows: Sequence[int], image: object) -> None:
-        """Make a picture the beginning of some streams.
+    def set_image(self, device: VideoDevice, row: int, image: object) -> None:
+        """Make a picture the beginning of a stream.
 
         The start picture becomes the first latent frame of the stream. If the model has an input per session for the
         start picture, the picture becomes that input, and the first latent frame is generated like the other frames.
@@ -51,12 +51,12 @@ class ConditioningFrames:
         ----------
         device : VideoDevice
             The device side of the streams: their buffers and programs.
-        rows : sequence of int
-            Numbers of k rows of the pool, each with one stream.
+        row : int
+            Number of the stream's row.
         image : array
-            The start picture, uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture
+            The start picture, uint8 [H, W, 3] or [1, H, W, 3]: red, green, blue. A model with an input for the picture
             also takes float32 levels of 0 to 255; a bicubic resize may exceed that range. A model with a last picture
-            takes [2, H, W, 3] or [k, 2, H, W, 3], the first and the last one.
+            takes [2, H, W, 3] or [1, 2, H, W, 3], the first and the last one.
 
         Raises
         ------
@@ -73,39 +73,34 @@ class ConditioningFrames:
         levels = name == PICTURE_LEVELS and pictures_array.dtype == np.float32
         names = (name, *({LAST_PICTURE_LEVELS} & set(device.buffers)))
         shape = spec.shape if len(names) == 1 else (len(names), *spec.shape)
-        pictures = per_row(pictures_array, shape, np.float32 if levels else np.uint8, "image", rows)
+        pictures = of_one_row(pictures_array, shape, np.float32 if levels else np.uint8, "image")
         if levels:
             check_magnitude(pictures_array, "image")
-        pictures = [(row, picture.astype(host_dtype(spec.dtype), copy=False)) for row, picture in pictures]
-        previous: NDArray[np.generic] | None = None
+        pictures = pictures.astype(host_dtype(spec.dtype), copy=False)
         with self._memory.ordered():
-            for target, picture in pictures:
-                if previous is None or not np.array_equal(previous, picture):
-                    for target_name, part in zip(names, picture.reshape(-1, *spec.shape), strict=True):
-                        self._memory.write(device.buffers[target_name], part)
-                    device.once[program].run()
-                previous = picture
-                if levels_input is not None:
-                    row = self._memory.index(device.buffers[levels_input.buffer], (target,))
-                    self._memory.copy(row, device.buffers[PICTURE_CONDITION])
-                    continue
-                frames = self._memory.index(device.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
+            for picture_buffer, picture in zip(names, pictures.reshape(-1, *spec.shape), strict=True):
+                self._memory.write(device.buffers[picture_buffer], picture)
+            device.once[program].run()
+            if levels_input is not None:
+                condition = self._memory.index(device.buffers[levels_input.buffer], (row,))
+                self._memory.copy(condition, device.buffers[PICTURE_CONDITION])
+            else:
+                frames = self._memory.index(device.buffers[CONDITIONING_LATENTS], (row,))  # [C, F, h, w]
                 first = self._memory.row(frames, 1, 0, self._manifest.workload.stream.chunk_frames)
                 self._memory.copy(first, device.buffers[IMAGE_LATENTS])
-        for target, _ in pictures:
-            self.counts[target] = int(levels_input is None)
+        self.counts[row] = int(levels_input is None)
 
-    def set_latents(self, device: VideoDevice, rows: Sequence[int], latents: object) -> None:
-        """Make latents the beginning of some video streams.
+    def set_latents(self, device: VideoDevice, row: int, latents: object) -> None:
+        """Make latents the beginning of a video stream.
 
         Parameters
         ----------
         device : VideoDevice
             The device side of the streams: their buffers and programs.
-        rows : sequence of int
-            Numbers of k rows of the pool, each with one stream.
+        row : int
+            Number of the stream's row.
         latents : array
-            Latents of the first n frames, float32 [C, n, h, w] or [k, C, n, h, w], with n of 1 to F.
+            Latents of the first n frames, float32 [C, n, h, w] or [1, C, n, h, w], with n of 1 to F.
 
         Raises
         ------
@@ -122,14 +117,12 @@ class ConditioningFrames:
                 f"{stream.chunk_frames}"
             )
         shape = (stream.latent_shape[0], count, *stream.latent_shape[1:])
-        parts = per_row(array, shape, np.float32, "conditioning latents", rows)
+        whole = np.zeros((1, *device.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)
+        whole[0, :, :count] = of_one_row(array, shape, np.float32, "conditioning latents")
         check_magnitude(array, "conditioning_latents")
         with self._memory.ordered():
-            for row, part in parts:
-                whole = np.zeros((1, *device.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)
-                whole[0, :, :count] = part
-                self._memory.write(device.row_of(CONDITIONING_LATENTS, row), whole)
-                self.counts[row] = count
+            self._memory.write(device.row_of(CONDITIONING_LATENTS, row), whole)
+        self.counts[row] = count
 
     def drop(self, row: int) -> None:
         """Remove the conditioning frames of a stream."""
@@ -148,15 +141,14 @@ class ConditioningFrames:
             )
 
 
-def per_row(
-    array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
-) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return pairs of a row number and the array for this row. ``array`` is either one array for all rows or a stack
-    with an array for each row."""
-    each = (len(rows), *shape)
-    if array.dtype != dtype or array.shape not in (shape, each):
+def of_one_row(
+    array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str
+) -> NDArray[np.generic]:
+    """Return an array for one row as [*shape]; it may have a leading axis of 1. UsageError if it has another shape or
+    dtype."""
+    if array.dtype != dtype or array.shape not in (shape, (1, *shape)):
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype).name} {list(shape)} or "
-            f"{list(each)}"
+            f"{[1, *shape]}"
         )
-    return [(row, array if array.shape == shape else array[at]) for at, row in enumerate(rows)]
+    return array.reshape(shape)

@@ -291,15 +291,29 @@ class Voice:
         """The end of the held audio samples: the number of the last sample, plus 1."""
         return self.first + len(self._samples)
 
-    def check_push(self, samples: object, at: object = None) -> tuple[NDArray[np.float32], int]:
-        """Check pushed audio; return its samples [speakers, N] and the number of the first sample. The voice is not
-        changed.
+    def push(self, samples: object, *, at: object = None, last: bool = False) -> None:
+        """Append audio samples to the voice, or with ``at`` replace the samples from that number on; see
+        `Session.push_audio`.
 
         Raises
         ------
         UsageError
-            If the array holds no samples, the samples leave a gap, follow the end of the voice, or are too many.
+            If the array holds no samples, the samples leave a gap, follow the end of the voice, or are too many. The
+            voice has not changed.
         """
+        array, begin = self._checked(samples, at)
+        if not len(self._samples):
+            self.first = begin
+        before = self.end
+        self._samples.write(begin - self.first, array)
+        replaces = at is not None
+        self._replaced = (self.end, before) if replaces and self.end < before else None
+        self._note_push(begin)
+        # Only a push that replaces samples reopens a voice that has ended; an empty push does not.
+        self.ended = last or (self.ended and not replaces)
+
+    def _checked(self, samples: object, at: object) -> tuple[NDArray[np.float32], int]:
+        """Return pushed samples [speakers, N] and the number of the first, if `push` accepts them."""
         array = checked_samples(samples, self.windows.speakers)
         if at is None and self.ended and array.shape[1]:
             raise UsageError(
@@ -318,31 +332,6 @@ class Voice:
                 f"at most {MAX_HELD} are ({MAX_HELD_S} s): push them when chunks have been made"
             )
         return array, begin
-
-    def push(self, samples: object, *, at: object = None, last: bool = False) -> None:
-        """Append audio samples to the voice, or with ``at`` replace the samples from that number on; see
-        `Session.push_audio`.
-
-        Raises
-        ------
-        UsageError
-            If `check_push` refuses the samples.
-        """
-        array, begin = self.check_push(samples, at)
-        self.take(array, begin, last=last, replaces=at is not None)
-
-    def take(self, array: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
-        """Append samples [speakers, N] that `check_push` returned; ``replaces`` says whether the new samples replace
-        earlier samples from number ``begin`` on.
-        """
-        if not len(self._samples):
-            self.first = begin
-        before = self.end
-        self._samples.write(begin - self.first, array)
-        self._replaced = (self.end, before) if replaces and self.end < before else None
-        self._note_push(begin)
-        # Only a push that replaces samples reopens a voice that has ended; an empty push does not.
-        self.ended = last or (self.ended and not replaces)
 
     def of_chunk(self, first_frame: int) -> NDArray[np.float32]:
         """Return the audio windows [speakers, F, WINDOW] of the chunk whose first latent frame is ``first_frame``.
