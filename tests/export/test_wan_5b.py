@@ -122,6 +122,7 @@ def test_a_vae_is_written_once_and_in_known_forms(tmp_path: Path, capsys: pytest
     assert "is written as wan or diffusers" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # another build; parts alone are built in test_decode_parts.py
 def test_fp8_layers_and_a_vae_that_decodes_in_parts_are_built(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

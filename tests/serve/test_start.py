@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def refused(*arguments: object) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, Path]]:
+    """The command at work: the artifact that it serves, where it is reached, and what it wrote."""
+    single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
+    log = tmp_path_factory.mktemp("started") / "log"
+    with served(single, "--snapshots", "none", log=log) as (url, process):
+        while f"seko-serve: the page is at {url}\n" not in log.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        yield single, url, log
+
+
 def test_an_artifact_without_a_vae_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     code, words = refused(small_artifact_once(tmp_path_factory), "--port", 0)
     assert code == 3
@@ -43,22 +56,18 @@ def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_start_says_where_its_page_is_and_a_taken_port_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    started: tuple[Path, str, Path],
 ) -> None:
-    single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
-    with served(single, "--snapshots", "none", log=tmp_path / "log") as (url, process):
-        while (said := f"seko-serve: the page is at {url}\n") not in (tmp_path / "log").read_text():
-            assert process.poll() is None
-            time.sleep(0.05)
-        assert (tmp_path / "log").read_text().splitlines(keepends=True)[-1] == said
-        code, words = refused(single, "--port", url.rsplit(":", 1)[1].strip("/"))
+    single, url, log = started
+    assert log.read_text().splitlines()[-1] == f"seko-serve: the page is at {url}"
+    code, words = refused(single, "--port", url.rsplit(":", 1)[1].strip("/"))
     assert code == 3
     assert f"{url} cannot be listened on" in words
 
 
-def test_an_artifact_without_a_pool_serves_one_viewer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
-    with served(single, "--snapshots", "none") as (url, _), Client(url) as client:
+def test_an_artifact_without_a_pool_serves_one_viewer(started: tuple[Path, str, Path]) -> None:
+    _, url, _ = started
+    with Client(url) as client:
         assert http(f"{url}ready")[1] == {"status": "ready", "free": 1, "capacity": 1}
         client.open(codecs=["rgb24"], prompt="a red disc")
         assert http(f"{url}v1/sessions", "POST", {"prompt": "a red disc"})[0] == 503
