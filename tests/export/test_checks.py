@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,51 +22,66 @@ from seko_export.roofline.room import Room, check_room, room_of
 from seko_kernels.formats import NUMBER_FORMATS
 from tests.asked import resolved
 
-# Runs the command, and tells whether torch was loaded on the way.
+# Runs commands in one process; of each, how it ended, what it wrote, and whether torch has been loaded by then.
 LIGHT = """
-import sys
+import contextlib, io, json, sys
 from seko_export.cli.commands import main
-try:
-    main(sys.argv[1:])
-except SystemExit as ended:
-    print(ended.code, 'torch' in sys.modules, 'seko_kernels' in sys.modules)
+for arguments in json.loads(sys.argv[1]):
+    said, code = io.StringIO(), None
+    with contextlib.redirect_stderr(said):
+        try:
+            main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    loaded = [name for name in ('torch', 'seko_kernels') if name in sys.modules]
+    print(json.dumps([code, said.getvalue(), loaded]))
 """
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["build", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
-        (["build", "--preset", "huge"], 2, "--preset 'huge' is not known"),
-        (["build", "--attention", "fast"], 2, "--attention 'fast' is not known"),
-        (["build", "--kernels", "fast"], 2, "--kernels 'fast' is not known"),
-        (["build", "--backend", "onx"], 2, "--backend 'onx' is not known"),
-        (["build", "--target", "gpu"], 2, "--target 'gpu' is not known"),
-        (["build", "--height", "50"], 2, "height 50"),
-        (["build", "--preset", "tiny", "--sink-frames", "30"], 2, "--sink-frames 30"),
-        (["build", "--preset", "wan-14b"], 2, "--preset wan-14b says how large"),
-        (["build", "absent.pt"], 3, "absent.pt was not found"),
-        (["build", "--vae", "absent"], 3, "--vae absent was not found"),
-        (["build", "--run-config", "absent"], 3, "--run-config absent was not found"),
-        (["build", "--force", "-o", "."], 2, "is no artifact"),
-        (["build", "-o", "file/x"], 5, "file is no folder"),
-        (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
-        (["plan", "--gpu", "h200", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
-        (["inspect", "absent"], 4, "absent was not found"),
-    ],
+TYPOS = (
+    (["build", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
+    (["build", "--preset", "huge"], 2, "--preset 'huge' is not known"),
+    (["build", "--attention", "fast"], 2, "--attention 'fast' is not known"),
+    (["build", "--kernels", "fast"], 2, "--kernels 'fast' is not known"),
+    (["build", "--backend", "onx"], 2, "--backend 'onx' is not known"),
+    (["build", "--target", "gpu"], 2, "--target 'gpu' is not known"),
+    (["build", "--height", "50"], 2, "height 50"),
+    (["build", "--preset", "tiny", "--sink-frames", "30"], 2, "--sink-frames 30"),
+    (["build", "--preset", "wan-14b"], 2, "--preset wan-14b says how large"),
+    (["build", "absent.pt"], 3, "absent.pt was not found"),
+    (["build", "--vae", "absent"], 3, "--vae absent was not found"),
+    (["build", "--run-config", "absent"], 3, "--run-config absent was not found"),
+    (["build", "--force", "-o", "."], 2, "is no artifact"),
+    (["build", "-o", "file/x"], 5, "file is no folder"),
+    (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
+    (["plan", "--gpu", "h200", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
+    (["inspect", "absent"], 4, "absent was not found"),
 )
-def test_a_typo_is_told_before_torch_is_loaded(tmp_path, arguments, code, words):
-    (tmp_path / "file").write_text("")
-    output = ["-o", "out"] if arguments[0] == "build" and "-o" not in arguments else []
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, list[str]]]:
+    """How the commands of `TYPOS` ended, in their order."""
+    folder = tmp_path_factory.mktemp("typos")
+    (folder / "file").write_text("")
+    commands = [
+        [*words, *(["-o", "out"] if words[0] == "build" and "-o" not in words else [])]
+        for words, _, _ in TYPOS
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", LIGHT, *arguments, *output],
-        cwd=tmp_path,
+        [sys.executable, "-c", LIGHT, json.dumps(commands)],
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.split() == [str(code), "False", "False"], done.stderr
-    assert words in done.stderr
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(TYPOS)), ids=[" ".join(words) for words, _, _ in TYPOS])
+def test_a_typo_is_told_before_torch_is_loaded(endings, number):
+    code, said, loaded = endings[number]
+    assert (code, loaded) == (TYPOS[number][1], [])
+    assert TYPOS[number][2] in said
 
 
 def test_the_names_of_caches_are_those_of_the_kernels():

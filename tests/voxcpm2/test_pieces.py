@@ -14,6 +14,7 @@ from seko_export.errors import UsageError
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces, voice_piece
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.lowering.trace import trace
+from tests.tiers import first_is_fast
 from tests.tolerances import STEP, relative_error
 from tests.voxcpm2.models import scaled
 
@@ -37,7 +38,7 @@ def test_engines_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", PIECES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", first_is_fast([torch.float32, torch.bfloat16]))
 def test_each_engine_is_traced_to_a_graph_that_can_be_replayed(name: str, dtype: torch.dtype) -> None:
     """Static sizes, no host synchronisation, no part of a cache by numbers; outputs are as the signature says."""
     piece = PIECES[name]
