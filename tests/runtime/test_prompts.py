@@ -249,7 +249,7 @@ def test_what_cannot_be_a_prompt_is_a_usage_error() -> None:
             seeds=[0],
             text=toy.toy_text(),
         ) as plain,
-        pytest.raises(UsageError, match="no text encoder"),
+        pytest.raises(UsageError, match="no text encoder; rebuild it with --text-encoder"),
     ):
         plain.set_prompt("a red disc")
 

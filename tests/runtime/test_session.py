@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_a_usage_error() -> None:
             session.cache_sample(0)
         with pytest.raises(UsageError, match="text has shape"):
             session.set_text(np.zeros((1, 2, 3), np.float32))
-        with pytest.raises(UsageError, match="text has shape None"):
+        with pytest.raises(UsageError, match="found neither prompt nor text"):
             session.set_text(None)
         with pytest.raises(UsageError, match="expected a numpy array"):
             session.set_text(_Shaped())

@@ -160,8 +160,8 @@ def read_snapshot(
         named = {artifact, facts.text("content") if "content" in facts else artifact}
         if named.isdisjoint(digests):
             raise SnapshotError(
-                f"{name} is of artifact {artifact[:16]!r}, this one is {digests[0][:16]!r}: their numbers mean "
-                "other things"
+                f"{name} is of artifact {artifact[:16]!r}, this one is {digests[0][:16]!r}: restore it with that one, "
+                "or with a build of the same weights, layout, passes, cache format and largest --batch"
             )
         wanted = parts.pop(_HASH) if key is None else None
         if wanted is not None and not hmac.compare_digest(wanted.tobytes(), _hash(parts)):

@@ -117,6 +117,10 @@ class VideoDevice(Device):
         spec = self.specs.get(TEXT_BUFFER)
         wanted = None if spec is None else (1, *spec.shape[1:])
         shape = None if text is None else tuple(getattr(text, "shape", ()))
+        if shape is None and wanted is not None:
+            raise UsageError(
+                f"found neither prompt nor text; give a sentence as prompt, or embeddings {wanted} as text"
+            )
         if shape != wanted:
             raise UsageError(f"text has shape {shape}, this artifact takes {wanted}")
         if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":

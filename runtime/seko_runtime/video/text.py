@@ -21,7 +21,10 @@ from seko_runtime.video.manifest import Text
 MAX_PROMPT_LETTERS = 1 << 16
 # Prompts that `ftfy` leaves as they are: ASCII without its control characters, and without the & of HTML.
 _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
-NO_TEXT_ENCODER = "this artifact has no text encoder; give the embeddings of one as text"
+NO_TEXT_ENCODER = (
+    "this artifact has no text encoder; rebuild it with --text-encoder, or give the embeddings of one as text "
+    "(seko-run: --text FILE.npy)"
+)
 
 
 class PromptIds:

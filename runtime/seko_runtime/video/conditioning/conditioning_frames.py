@@ -23,7 +23,10 @@ from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import as_array, check_magnitude
 from seko_runtime.video.manifest import VideoManifest
 
-NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), or give latents"
+NO_ENCODER = (
+    "this artifact encodes no pictures; rebuild it with a VAE that does (--vae, or --vae-encoder beside a tiny "
+    "decoder), or give latents"
+)
 
 
 class ConditioningFrames:
