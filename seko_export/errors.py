@@ -37,5 +37,9 @@ class NumericError(ExportError):
     exit_code = 6
 
 
+class RunError(ExportError):
+    """A process of ``seko-run`` failed, and has printed this sentence to the same stderr."""
+
+
 class LoweringError(ExportError):
     """An engine cannot be made: its graph cannot be replayed, or has no ONNX form, or TensorRT refuses the graph."""

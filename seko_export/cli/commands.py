@@ -207,7 +207,7 @@ def try_command(
     check_shown(None if serve else output, pictures)
     with shown_progress() as tell:
         build_it = partial(seko_export.build, progress=tell, note=note)
-        artifact, built = try_artifact(BuildOptions(checkpoint, **asked), build_it)
+        artifact, built = try_artifact(BuildOptions(checkpoint, **asked), build_it, options_of_video)
     how = "built" if built else "nothing changed since it was built"
     if serve:
         note(f"{artifact}: {how}")

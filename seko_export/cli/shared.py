@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from seko_export.cli.grouped_help import GroupedOption, write_sections
-from seko_export.errors import ExportError
+from seko_export.errors import ExportError, RunError
 from seko_export.options.declaration import Group
 from seko_runtime.cli.output import Report, note, print_lines, show, show_failure
 from seko_runtime.errors import SekoRuntimeError
@@ -90,7 +90,8 @@ class SekoGroup(click.Group):
                 print_lines([])  # what was printed so far
         except (ExportError, SekoRuntimeError) as error:
             failed, code, report = str(error), error.exit_code, getattr(error, "report", {})
-            note(f"seko-export: {failed}")
+            if not isinstance(error, RunError):  # its process has said it
+                note(f"seko-export: {failed}")
         except _EndedError as ended:
             failed, code = str(ended), ended.code
             note(f"seko-export: {failed}")

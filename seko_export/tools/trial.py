@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any
 
 from seko_export.checkpoints.lora_files import PEFT_CONFIG
 from seko_export.config.video import VideoBuild
-from seko_export.errors import ExportError, MachineError, UsageError
+from seko_export.errors import ExportError, MachineError, RunError, UsageError
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
 from seko_export.options.checks import check_files, is_speech
@@ -32,7 +32,9 @@ _DIGESTS = "digests.json"
 _KEY_LETTERS = 16
 
 
-def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], object]) -> tuple[Path, bool]:
+def try_artifact(
+    options: BuildOptions, build: Callable[[BuildOptions, Path], object], run_options: Collection[str] = ()
+) -> tuple[Path, bool]:
     """Return the folder of an artifact with these options in the cache, and whether it was built by this call.
 
     The artifact is built unless the cache has one with the same input files (by SHA-256), configuration, backend,
@@ -44,9 +46,13 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
         The options of `seko-export build`.
     build : callable
         Function that builds, called with options and folder: `seko_export.build`.
+    run_options : collection of str
+        Options of the run that will follow, such as ``--prompt``.
 
     Raises
     ------
+    UsageError
+        If the artifact could not take one of the run's options.
     ExportError
         If the build of the artifact fails, with the errors of `seko_export.build`.
     """
@@ -55,12 +61,32 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
             "try makes video: build a speech model with `seko-export build`, and run it with seko-run"
         )
     check_files(options)
-    home = environment.user_cache() / TRIALS
-    folder = home / _key(options, resolve_build(options), _Digests(home / _DIGESTS))
+    home, resolved = environment.user_cache() / TRIALS, resolve_build(options)
+    _check_run(resolved.config, run_options)
+    folder = home / _key(options, resolved, _Digests(home / _DIGESTS))
     if (folder / MANIFEST_FILE).is_file():
         return folder, False
     build(options, folder)
     return folder, True
+
+
+def _check_run(config: VideoBuild, run_options: Collection[str]) -> None:
+    """Refuse an option of the run that an artifact with this configuration does not take."""
+    if "--prompt" in run_options and config.workload.text is None:
+        raise UsageError(
+            "--prompt: this build has no text encoder; name one with --text-encoder, or leave it out"
+        )
+    if "--image" in run_options and config.workload.encoding_vae is None:
+        raise UsageError(
+            "--image: no VAE of this build encodes pictures; name one with --vae, or beside a tiny decoder with "
+            "--vae-encoder, or leave it out"
+        )
+    two, named = config.model.seen_pictures > 1, "--last-image" in run_options
+    if "--image" in run_options and two != named:
+        wrong = "a last picture, too; give --last-image" if two else "no last picture; leave --last-image out"
+        raise UsageError(f"--image: this build's model takes {wrong}")
+    if named and "--image" not in run_options:
+        raise UsageError("--last-image belongs to --image: give the first picture, too")
 
 
 def check_shown(output: Path | None, pictures: Mapping[str, Path | None] = MappingProxyType({})) -> None:
@@ -100,7 +126,7 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
     Raises
     ------
     ExportError
-        If ``seko-run run`` fails, with its error message and exit code.
+        If ``seko-run run`` fails, with its exit code; a RunError if it has stated why.
     """
     done = run_child(
         "seko_runtime", "run", str(artifact), "-o", str(output), *run_options, "--json", shown=True
@@ -108,7 +134,8 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
     lines = done.stdout.strip().splitlines()
     report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if done.returncode:
-        fault = ExportError(str(report.get("error", f"the run ended with exit code {done.returncode}")))
+        ended = f"the run ended with exit code {done.returncode}"
+        fault = RunError(str(report["error"])) if "error" in report else ExportError(ended)
         fault.exit_code = done.returncode
         raise fault
     return report

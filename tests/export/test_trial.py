@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from safetensors.torch import load_file, save_file
 
 from scripts.random_lora import random_pairs, write_lora
 from seko_export.cli.commands import main
-from seko_export.errors import CheckpointError, ExportError, MachineError
+from seko_export.errors import CheckpointError, ExportError, MachineError, RunError
+from seko_export.errors import UsageError as BuildUsageError
 from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.registry import presets
 from seko_export.families.wan.presets import PRESETS
 from seko_export.options.declaration import BuildOptions
 from seko_export.tools import trial
 from seko_export.tools.trial import check_shown, try_artifact, write_video
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
+from tests.export.media_files import write_vae
 
 TINY = PRESETS["tiny"].model
 
@@ -117,6 +121,22 @@ def test_what_cannot_be_shown_is_told_before_the_build(
     refused = CliRunner().invoke(main, ["try", "--serve", "--image", "first.png", "--seed", "1"])
     assert refused.exit_code == 2
     assert "leave out --seed, --image" in refused.stderr
+    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
+    for refused_options, sentence in (
+        (("--prompt",), "--prompt: this build has no text encoder"),
+        (("--image",), "--image: no VAE of this build encodes pictures"),
+        (("--last-image",), "--last-image belongs to --image"),
+    ):
+        with pytest.raises(BuildUsageError, match=sentence):
+            try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build, refused_options)
+    two, vae = tmp_path / "two", write_vae(tmp_path / "vae")
+    write_random_checkpoint(two, presets()["flf2v-tiny"].model, format="wan", seed=0)
+    for checkpoint, options, sentence in (
+        (two, ("--image",), "takes a last picture, too"),
+        (tmp_path / "tiny", ("--image", "--last-image"), "takes no last picture"),
+    ):
+        with pytest.raises(BuildUsageError, match=sentence):
+            try_artifact(BuildOptions(checkpoint, vae=vae, target="cpu"), build, options)
     monkeypatch.setattr(trial, "SERVER", "no_such_server")
     with pytest.raises(MachineError, match="--serve needs the server"):
         check_shown(None)
@@ -141,3 +161,17 @@ def test_a_video_of_an_artifact(small_artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="chunks") as caught:
         write_video(small_artifact, tmp_path / "more.npy", ["--chunks", "0"])
     assert caught.value.exit_code == 2
+    assert isinstance(caught.value, RunError)
+
+
+def test_a_failed_run_says_why_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run's process prints to the same stderr."""
+    monkeypatch.setattr(trial, "try_artifact", lambda *_: (tmp_path / "none", True))
+    done = CliRunner().invoke(main, ["try", "-o", str(tmp_path / "a.npy"), "--json"])
+    sentence = f"{tmp_path / 'none'} was not found"
+    assert done.exit_code == 4
+    assert done.stderr == ""
+    assert sentence in json.loads(done.stdout)["error"]
+    assert capfd.readouterr().err.count(sentence) == 1
