@@ -295,7 +295,7 @@ class _Media:
 
 def _media(options: BuildOptions, sample: Sample | None, model: ModelConfig, machine: Target) -> _Media:
     """Return the VAE and the encoders of text, audio and picture: those that the user named; otherwise the sample's.
-    Refuse a VAE that does not fit the model.
+    Refuse a VAE or an encoder that does not fit the model.
     """
     own = sample.media if sample else MediaSources()
     vae_file, vae = (None, None) if options.no_vae or sample is None else (own.vae, sample.vae)
@@ -320,6 +320,17 @@ def _media(options: BuildOptions, sample: Sample | None, model: ModelConfig, mac
             f"--vae-encoder {options.vae_encoder}: a {vae_encoder.title} encodes no pictures; give a whole VAE"
         )
     _check_latents(vae_encoder, options.vae_encoder, "--vae-encoder", model)
+    features = model.picture_features
+    for option, path, encoder, taken in (
+        ("--text-encoder", options.text_encoder, text, model.text_dim),
+        ("--audio-encoder", options.audio_encoder, audio, model.sound_width),
+        ("--image-encoder", options.image_encoder, image, None if features is None else features[1]),
+    ):
+        if path is not None and encoder is not None and taken is not None and encoder.dim != taken:
+            raise NotACheckpointError(
+                f"{option} {path} is {encoder.dim} wide, {model.name!r} takes {taken}: they are not of one model; take "
+                "this model's encoder"
+            )
     files = MediaSources(
         vae_file, text_file, tokenizer, options.audio_encoder, options.image_encoder, options.vae_encoder
     )

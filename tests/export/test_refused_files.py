@@ -22,6 +22,7 @@ from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.host import environment
+from tests.export.media_files import write_text_encoder
 from tests.uncompiled import leave_uncompiled
 
 TINY, OTHER = presets()["tiny"].model, presets()["wan-5b-tiny"].model
@@ -48,6 +49,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _write_shards(room)
     _write_quantised(room)
     _write_loras(room)
+    write_random_checkpoint(room / "i2v", presets()["i2v-tiny"].model, format="wan", seed=0)
+    write_text_encoder(room / "text")
+    (room / "speech").mkdir()
+    (room / "speech/config.json").write_text('{"architecture": "voxcpm2", "patch_size": 4}')
     for name in ("wan-2.1-tiny", "wan-2.2-tiny", "taew2_1", "taew2_2"):
         write_random_vae(
             room / f"{name}.safetensors", SIZES[name], "wan", seed=0, dtype=torch.bfloat16, device="cpu"
@@ -152,6 +157,16 @@ CASES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "--vae-encoder @taew2_1.safetensors",
         "encodes no pictures",
     ),
+    "speech model as a VAE": (
+        ("@model", "--vae", "@speech"),
+        "--vae",
+        "the folder @speech holds no *.safetensors",
+    ),
+    "text encoder of another model": (
+        ("@i2v", "--text-encoder", "@text"),
+        "--text-encoder @text",
+        "is 64 wide, 'i2v-tiny' takes 48: they are not of one model",
+    ),
     "empty text encoder": (("@model", "--text-encoder", "@empty"), "--text-encoder @empty", "is empty"),
     "model as an image encoder": (
         ("@model", "--image-encoder", "@model"),
@@ -172,7 +187,7 @@ def test_it_is_refused_by_a_sentence(
     assert done.exit_code == 3, done.stderr
     sentence = done.stderr[done.stderr.index("seko-export: ") :]
     assert sentence.startswith("seko-export: " + beginning.replace("@", f"{files}/"))
-    assert part in sentence
+    assert part.replace("@", f"{files}/") in sentence
     assert "Traceback" not in done.output
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
     assert sorted(files.rglob("*")) == before

@@ -92,8 +92,8 @@ class WanVae(Vae[WanVaeConfig]):
             value = config_json.get(theirs, config_json.get(ours))
             if value is not None:
                 fields[ours] = tuple(value) if isinstance(value, list) else value
-        if not fields and "_class_name" not in config_json:
-            return None
+        if not fields.keys() & {"base_dim", "z_dim"} and "_class_name" not in config_json:
+            return None  # sizes with such names are in the configs of other models, too
         try:
             return replace(VAE_PRESETS[WAN_2_2 if fields.get("is_residual") else WAN_2_1], **fields)
         except (TypeError, UsageError) as fault:
