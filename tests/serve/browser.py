@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -153,7 +155,10 @@ def open_page(url: str, *options: str) -> Iterator[Page]:
             *options,
             "about:blank",
         ]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        # In a group of its own: Debian's command is a script that starts the browser and, when it is ended, leaves it.
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as process:
             try:
                 port = _port(Path(profile, "DevToolsActivePort"))
                 with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=WAIT_S) as answer:
@@ -166,7 +171,7 @@ def open_page(url: str, *options: str) -> Iterator[Page]:
                     page.until("document.readyState === 'complete'")
                     yield page
             finally:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)
                 process.wait(30)
 
 

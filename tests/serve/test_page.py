@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,39 @@ def begin(page: Page, prompt: str = "a b") -> None:
     page.value(
         f"document.getElementById('prompt').value = '{prompt}'; document.getElementById('start').click(); true"
     )
+
+
+def descendants(pid: int) -> set[tuple[int, str]]:
+    """Processes below one, each with the moment of its start."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent, *fields = stat.read_text().rpartition(")")[2].split()[1:]
+        except OSError:  # it has ended
+            continue
+        children.setdefault(int(parent), []).append((int(stat.parent.name), fields[17]))
+    found = set(children.get(pid, ()))
+    return found.union(*(descendants(child) for child, _ in found))
+
+
+def alive(process: tuple[int, str]) -> bool:
+    """Whether a process with that number and start is there and no zombie."""
+    try:
+        state, *fields = Path(f"/proc/{process[0]}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return state != "Z" and fields[18] == process[1]
+
+
+def test_a_closed_page_leaves_no_process() -> None:
+    before = descendants(os.getpid())
+    with open_page("about:blank"):
+        started = descendants(os.getpid()) - before
+        assert sum(map(alive, started)) > 2  # more than the command
+    end = time.monotonic() + 60
+    while left := [*filter(alive, started)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
 
 
 def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> None:
