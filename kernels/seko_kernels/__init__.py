@@ -1,5 +1,5 @@
-"""Formats of quantised KV caches, their definitions in torch, and their Triton kernels. Import the names of this
-package from `seko_kernels` itself."""
+"""Kernels of Seko's engines, as ops: quantised KV caches, attention, convolutions, linear layers, row operations. Each
+op has a definition in torch and a kernel in Triton or Gluon. Import public names from `seko_kernels` itself."""
 
 from seko_kernels.formats import NUMBER_FORMATS, CacheTensor, NumberFormat, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, ExactKv, KvFormat

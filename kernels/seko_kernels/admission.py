@@ -2,8 +2,8 @@
 the table of tuned tile sizes.
 
 Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/LOG.md). Tile sizes are
-therefore used only after they passed this check on the GPU for which they are meant. Opening an artifact never runs the
-admission check.
+therefore used only after they passed the admission check on the GPU for which they are meant. Opening an artifact never
+runs the admission check.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Admission:
         Relative error in the 2-norm against float32 attention on the same inputs, for the batch row whose error is
         closest to its bound.
     bound : float
-        Largest allowed error of the row whose error is `error`.
+        Largest allowed relative error of the batch row whose error is `error`.
     refusal : str
         Reason for which the tiles are refused; empty if they are admitted.
     """
@@ -75,7 +75,8 @@ def admit(
     device : str
         Torch device on which the check runs; on a CPU the torch reference runs instead of the kernel.
     full : tuple of int, optional
-        Numbers of heads, query tokens and cache tokens of the attention that is tuned; adds test cases of this size.
+        Numbers of heads, query tokens and cache tokens of the attention that is tuned. `full` adds test cases of this
+        size.
 
     Returns
     -------

@@ -93,9 +93,10 @@ def expected(
 ) -> tuple[Tensor, Tensor]:
     """Return the attention in float32, and the attention with the roundings that the kernel makes.
 
-    For scores against cached tokens, queries are rounded to int8. Probabilities, scaled to 256 at a row's maximum, are
-    rounded to e4m3 for cached tokens and to q's dtype for own tokens. The result of the attention is rounded to
-    bfloat16. The expected attention is computed for one head and row at a time, to bound memory.
+    For scores against cached tokens, queries are rounded to int8. Probabilities are scaled so that the largest
+    probability of a query is 256, and rounded: to e4m3 for cached tokens, and to q's dtype for the chunk's own tokens.
+    The result of the attention is rounded to bfloat16. The expected attention is computed for one head and row at a
+    time, to bound memory.
 
     Returns
     -------
@@ -151,7 +152,7 @@ def _made_hard(
 def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     """Return seeded random arguments of `fused_reference.attention_bf16`, with NaN behind the valid tokens.
 
-    As in a cache, the case's own tokens follow the cached tokens. The tensors of a test case are bfloat16 on CUDA,
+    As in a cache, the tokens of the chunk follow the cached tokens. The tensors of a test case are bfloat16 on CUDA,
     float32 on a CPU.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
@@ -199,5 +200,6 @@ def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def distance(actual: Tensor, truth: Tensor) -> float:
-    """Return the relative error ``|actual - truth| / |truth|`` in the 2-norm; NaN anywhere gives NaN."""
+    """Return the relative error ``|actual - truth| / |truth|`` in the 2-norm; NaN if ``actual`` or ``truth`` has a
+    NaN."""
     return float((actual.double() - truth.double()).norm() / truth.double().norm())

@@ -1,8 +1,8 @@
 """Admission of the causal convolution: a check that tile sizes give right results on this GPU, before they enter the
 table of `tuned_conv`.
 
-The check of the convolution has the rules of attention's check (`admission`): results are as near to float32 as the
-same computation in the kernel's dtype, equal in several runs, and every place is written.
+The check has the rules of the check of attention (`admission`): the results of the convolution are as near to float32
+as the same computation in the kernel's dtype, they are equal in several runs, and every entry of the output is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from seko_kernels.tuned_conv import ConvTiles
 
 
 class ConvCase(NamedTuple):
-    """A test case of the convolution: the sides of a call, and whether the call gets earlier frames and a residual."""
+    """A test case of the convolution: the sizes of its input, and whether the convolution gets earlier frames and a
+    residual."""
 
     name: str
     batch: int
@@ -35,8 +36,8 @@ class ConvCase(NamedTuple):
 
 
 class ConvInputs(NamedTuple):
-    """Arguments of the reference `conv_reference.causal_conv`, for a test case; of those of `doubled_conv` (its weight
-    has four parts) three are None."""
+    """Arguments of the reference `conv_reference.causal_conv` or `conv_reference.doubled_conv`, for a test case. The
+    three arguments that `doubled_conv` does not have are then None."""
 
     x: Tensor
     earlier: Tensor | None
@@ -47,7 +48,7 @@ class ConvInputs(NamedTuple):
 
 
 def conv_cases(full: tuple[int, int, int] | None) -> Iterator[ConvCase]:
-    """Yield the test cases; `full` (frames, height, width) adds cases of that size."""
+    """Yield the test cases of a convolution; `full` (frames, height, width) adds test cases of that size."""
     yield ConvCase("whole tiles", 1, 3, 32, 32, cached=True, added=True)
     yield ConvCase("no side a multiple of a tile", 1, 3, 13, 37, cached=True, added=True)
     yield ConvCase("fewer frames than taps", 1, 1, 9, 20, cached=True, added=False)
@@ -67,10 +68,10 @@ def conv_inputs(
     *,
     fp8: bool = False,
 ) -> ConvInputs:
-    """Return seeded random arguments with results of about 1: bfloat16 on CUDA, float32 on a CPU.
-
-    With `fp8`, frames and weight are e4m3, frames 16 times as large, and the scales make up for that. If the taps are
-    `DOUBLED_TAPS`, they are arguments of `doubled_conv`, which has neither earlier frames nor a residual.
+    """Return seeded random arguments of a convolution, whose results are about 1: bfloat16 on CUDA, float32 on a CPU.
+    With `fp8`, frames and weight are e4m3, the frames are 16 times as large, and the scales are smaller by the same
+    factor. If the taps are `DOUBLED_TAPS`, they are arguments of `doubled_conv`, which has neither earlier frames nor a
+    residual.
     """
     doubled = taps == DOUBLED_TAPS
     generator = torch.Generator(device).manual_seed(case.height + case.width)
@@ -111,7 +112,8 @@ def admit_conv(
     *,
     fp8: bool = False,
 ) -> Admission:
-    """Run the convolution with these tile sizes on every test case; compare its error with that of one rounding.
+    """Run the convolution with the given tile sizes on every test case. Compare the error of the result with the error
+    of an exact result that is rounded once.
 
     Parameters
     ----------
@@ -126,7 +128,7 @@ def admit_conv(
     full : tuple of int, optional
         Numbers of frames, rows and columns that the tuned call reads; adds a test case of this size.
     fp8 : bool
-        Whether frames and weight are e4m3. The exact result is then that of the same e4m3 numbers.
+        Whether frames and weight are e4m3. The exact result is then computed from the e4m3 frames and weight.
 
     Returns
     -------

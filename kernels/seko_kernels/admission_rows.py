@@ -17,7 +17,8 @@ EPS, BRANCH_SCALE = 1e-5, 0.25
 
 
 def admit_rows(tiles: RowTiles, product: Product, rows: int, device: str = "cuda") -> Admission:
-    """Run a kernel with the given tile sizes; compare its error with that of the same layer in torch's bfloat16 ops.
+    """Run a kernel with the given tile sizes; compare its error with the error of the same layer in torch's bfloat16
+    ops.
 
     Parameters
     ----------

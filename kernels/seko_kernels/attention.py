@@ -72,13 +72,13 @@ def attention_fp8(
     """Attend to the cached tokens in 8 bits and to the chunk's own tokens unquantised (docs/adr/0006).
 
     The cached tokens of row b are its first ``valid_tokens[b] - T`` keys; bytes after them are never used. Cached keys
-    are int8, with one scale for each head and tile of `KEY_TILE` tokens; queries are rounded to int8 by row. The cached
-    values of the 8-bit attention are e4m3. Keys and queries in e4m3, with three bits of mantissa, would visibly reduce
-    picture quality.
+    are int8, with one scale for each head and tile of `KEY_TILE` tokens. Queries are rounded to int8, with one scale
+    for each query. Cached values are e4m3. Keys and queries are not e4m3, because its three bits of mantissa would
+    visibly reduce picture quality.
 
-    The cached keys are token-major like the cache, so that expanding the cache copies whole rows. A tile of one head
-    still fits a tensor descriptor (rows of D bytes, D a multiple of 32). The cached values are transposed, because the
-    fp8 matrix instruction takes its second operand only in that order.
+    The cached keys are token-major like the cache, so that expanding the cache writes whole rows of H * D numbers. A
+    tile of one head still fits a tensor descriptor (rows of D bytes, D a multiple of 32). The cached values are
+    transposed, because the fp8 matrix instruction takes its second operand only in that order.
 
     Parameters
     ----------
@@ -111,8 +111,8 @@ def attention_fp8(
     Raises
     ------
     KernelsError
-        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different
-        devices, or on one that is neither CPU nor CUDA; if the GPU has no fp8 numbers.
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices, or
+        on a device that is neither CPU nor CUDA; if the GPU has no fp8 numbers.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")

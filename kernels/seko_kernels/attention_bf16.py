@@ -45,7 +45,8 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     ------
     KernelsError
         If a tensor has another shape, dtype or layout than documented here; if the tensors are on different
-        devices, or on one that is neither CPU nor CUDA; if the GPU is no Hopper, or triton has no Gluon as of 3.6.
+        devices, or on a device that is neither CPU nor CUDA; if the GPU is no Hopper GPU, or the installed triton has
+        no Gluon that works like that of triton 3.6.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")

@@ -1,8 +1,8 @@
 """The ops of causal 3D convolution, and of convolution behind doubling: they check their arguments, and call Triton
 (CUDA) or the reference (CPU).
 
-Frames are in channels-last memory, ``[B, T, H, W, C]``: rows, frames, height, width, channels. The frames before a call
-are a separate tensor, so that nothing is joined or padded in memory.
+Frames are in channels-last memory, ``[B, T, H, W, C]``: batch rows, frames, height, width, channels. The frames before
+the frames of a call are a separate tensor, so that no frames are joined or padded in memory.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def packed_filters(weight: Tensor) -> Tensor:
 def doubled_filters(weight: Tensor) -> Tensor:
     """Return a weight ``[N, C, 3, 3]`` as `doubled_conv` takes it, ``[4, 2, 2, N, C]``: four weights of 2 x 2 taps.
 
-    The four belong to the pixels above left, above right, below left and below right of a doubled pixel. Sums of taps
-    are computed in float32 or wider and rounded once.
+    The four weights belong to the pixels above left, above right, below left and below right of a doubled pixel. Each
+    of the 2 x 2 taps is a sum of taps of ``weight``, computed in float32 or wider and rounded once.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     sums = torch.tensor(_SUMMED_TAPS, dtype=wide, device=weight.device)  # [2 pixels, 2 taps, 3 taps]
@@ -66,16 +66,18 @@ def causal_conv(
     x : Tensor
         Frames, ``[B, T, H, W, C]`` bfloat16 or float32, or e4m3 with `scale`; contiguous.
     earlier : Tensor or None
-        The t - 1 frames before `x`, ``[B, t - 1, H, W, C]`` of x's dtype, contiguous; None: zeros, whose products are
-        left out.
+        The t - 1 frames before `x`, ``[B, t - 1, H, W, C]`` of x's dtype, contiguous. None stands for zero frames,
+        whose products are not computed.
     weight : Tensor
         Weight from `packed_filters`, ``[t, r, c, N, C]`` of x's dtype; r and c are odd.
     bias : Tensor
-        Bias, ``[N]``; its dtype, bfloat16 or float32, is the result's, and x's unless x is e4m3.
+        Bias, ``[N]`` bfloat16 or float32. The result has the dtype of the bias, which is also x's dtype unless x is
+        e4m3.
     residual : Tensor, optional
         Tensor to add, ``[B, T, H, W, N]`` of the result's dtype, contiguous.
     scale : Tensor, optional
-        Factor of each filter's sums, ``[N]`` float32, if x and weight are e4m3: the product of the scales of both.
+        Factor of each filter's sums, ``[N]`` float32, if x and weight are e4m3: the product of the scale of x and the
+        filter's scale.
     tiles : ConvTiles
         Tile sizes of the kernel, from `tuned_conv.measured_tiles`.
 
@@ -87,8 +89,8 @@ def causal_conv(
     Raises
     ------
     KernelsError
-        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices,
-        or on one that is neither CPU nor CUDA; if x is e4m3 and the GPU has no fp8 numbers.
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices, or
+        on a device that is neither CPU nor CUDA; if x is e4m3 and the GPU has no fp8 numbers.
     """
     expect_dims("x", x, 5, "[batch, frames, height, width, channels]")
     expect_dims("weight", weight, 5, "[t, r, c, filters, channels]")
@@ -134,10 +136,9 @@ def causal_conv(
 
 
 def doubled_conv(x: Tensor, weight: Tensor, bias: Tensor, *, tiles: ConvTiles) -> Tensor:
-    """Double rows and columns of frames, each pixel four times, and convolve the result with 3 x 3 taps.
-
-    The doubled frames are never stored. Each of the four pixels that come from one reads 2 x 2 pixels of ``x``, which
-    are 4/9 of the products of the doubled frames' convolution.
+    """Double the height and width of frames by repeating each pixel four times, and convolve the doubled frames with 3
+    x 3 taps. The doubled frames are never stored. Each pixel of the result is computed from 2 x 2 pixels of ``x``, with
+    4/9 of the products that a convolution of the doubled frames would take.
 
     Parameters
     ----------
@@ -216,7 +217,7 @@ def _causal_conv_cuda(
 
 
 def conv_kernel_of(tiles: ConvTiles) -> Any:
-    """Return the kernel that tile sizes belong to."""
+    """Return the convolution kernel for which tile sizes are made."""
     return causal_conv_outline if tiles.margin else causal_conv_kernel
 
 
@@ -233,8 +234,9 @@ def launch_causal_conv(
     programs: int,
     doubled: bool = False,
 ) -> None:
-    """Launch `conv_kernel_of` the given tile sizes with at most `programs` programs; `kernel` is that kernel, or its
-    wrapper for a torch op. With `doubled` the weight is that of `doubled_conv`."""
+    """Launch the convolution kernel of the given tile sizes with at most `programs` programs. `kernel` is the result of
+    `conv_kernel_of`, or a torch op's wrapper of this kernel. With `doubled` the weight has the form that `doubled_conv`
+    takes."""
     batch, frames, height, width, channels = x.shape
     taps_t, taps_h, taps_w = DOUBLED_TAPS if doubled else weight.shape[:3]
     filters = weight.shape[3]

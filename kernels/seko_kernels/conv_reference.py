@@ -1,5 +1,5 @@
-"""The convolutions of `causal_conv`, and `norm_silu` before them, in plain torch. They define the results of the
-kernels, and run on a CPU.
+"""The convolutions of the module `causal_conv`, and `norm_silu`, in plain torch. The functions of this module define
+the results of the kernels, and run on a CPU.
 """
 
 from __future__ import annotations

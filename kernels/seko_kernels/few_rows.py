@@ -58,7 +58,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
         Weight of the norm, ``[in]`` of x's dtype.
     eps : float
         Epsilon of the norm. The kernel rounds once, after multiplying by `norm_weight`; torch's ops also round before
-        that.
+        multiplying by `norm_weight`.
     weight : Weight
         Weight matrix of the linear layer, ``[out, in]``.
 
@@ -81,7 +81,8 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
 
 
 def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, tickets: Tensor) -> Tensor:
-    """Return ``silu(gate) * up`` ``[..., out]`` of ``rms_norm(x) @ weight.T``, whose weight is ``[2 * out, in]``.
+    """Return ``silu(gate) * up``, ``[..., out]``. Gate and up are the two halves of ``rms_norm(x) @ weight.T``, where
+    the weight is ``[2 * out, in]``.
 
     Parameters and errors are those of `norm_linear` and `linear_added`.
     """
@@ -102,7 +103,7 @@ def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, ticket
     scale : float
         Factor of the product ``x @ weight.T`` before the product is added to `hidden`.
     tickets : Tensor
-        Counters that the layer's `norm_linear` returned; they are zero again after the launch.
+        Counters that the layer's `norm_linear` returned. All counters are zero again after the launch.
 
     Raises
     ------
@@ -202,7 +203,7 @@ def _few_rows_cuda(
 
 
 def kernel_of(tiles: RowTiles) -> Any:
-    """Return the kernel that tile sizes belong to."""
+    """Return the kernel for which tile sizes are made."""
     return warpgroup_rows_kernel if tiles.warpgroup else few_rows_kernel
 
 
@@ -221,7 +222,8 @@ def launch_few_rows(
     makes_tickets: bool,
     tiles: RowTiles,
 ) -> None:
-    """Launch `kernel_of` the given tile sizes; `kernel` is that kernel, or its wrapper for a torch op."""
+    """Launch the kernel of the given tile sizes. `kernel` is the result of `kernel_of`, or a torch op's wrapper of this
+    kernel."""
     outer, inner = out.shape[-1], x.shape[-1]
     rows = x.numel() // inner
     part = triton.cdiv(triton.cdiv(inner, tiles.splits), tiles.products) * tiles.products

@@ -1,5 +1,5 @@
-"""Definitions of the ops on few rows and few tokens, in plain torch. The kernels compute the same results, and a CPU
-runs these functions.
+"""Definitions of the ops on few rows and few tokens, in plain torch. The kernels compute the same results as these
+definitions, which run on a CPU.
 
 Norms and matmuls round to the dtype of `x` at the places where torch's ops round.
 """
@@ -70,7 +70,7 @@ def decode_attention(
     """Return ``[B, heads * D]``: attention of each row's new token to the row's cached positions and itself.
 
     For each row the function reads as many places as the cache has. Indices beyond the row's last position are clamped
-    to it, and the numbers read there are masked.
+    to the last position, and the numbers that are read through clamped indices are masked.
     """
     _, kv_heads, head_dim = k_cache.shape
     heads = qkv.shape[-1] // head_dim - 2 * kv_heads

@@ -1,5 +1,5 @@
-"""Attention ops for few tokens: among at most 64 tokens, or of one new token a row to that row's cached positions. In
-these attention ops several query heads share one key head."""
+"""Attention ops for few tokens: attention among at most 64 tokens, and attention of one new token of each row to the
+row's cached positions. In these attention ops several query heads share one key head."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def decode_attention(
     write_index: Tensor,
     tickets: Tensor,
 ) -> Tensor:
-    """Rotate q and k of one new token a row, write k and v to the cache, and return the token's attention to all
-    positions of its row.
+    """Rotate q and k of one new token of each row, write k and v to the cache, and return the attention of each new
+    token to all positions of its row.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def decode_attention(
         Place of each row's first position in the cache, number of the row's positions before the new token, and place
         of the new token, ``[B]`` int64. Several rows may write to one place that no row reads.
     tickets : Tensor
-        Counters that the layer's `few_rows.norm_linear` returned; they are zero again after the launch.
+        Counters that the layer's `few_rows.norm_linear` returned. All counters are zero again after the launch.
 
     Returns
     -------
@@ -193,8 +193,8 @@ def quantised_decode_attention(
 
 
 def decode_parts(batch: int, kv_heads: int) -> int:
-    """Return the number of parts into which the kernel splits each row's cached positions; it depends on `batch` and
-    `kv_heads` alone."""
+    """Return the number of parts into which the kernel splits each row's cached positions. The number depends on
+    `batch` and `kv_heads` alone."""
     wanted = _PROGRAMS // (batch * kv_heads)
     return max(1, min(_MOST_PARTS, 1 << max(0, wanted.bit_length() - 1)))
 
@@ -303,7 +303,7 @@ def launch_local_attention(
     kv_heads: int,
     warps: int = LOCAL_WARPS,
 ) -> Tensor:
-    """Launch `local_attention_kernel`; `kernel` is that kernel, or its wrapper for a torch op."""
+    """Launch `local_attention_kernel`; `kernel` is this kernel or a torch op's wrapper of it."""
     batch, tokens, width = qkv.shape
     head_dim = width // (heads + 2 * kv_heads)
     out = torch.empty((batch, tokens, heads * head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -341,8 +341,8 @@ def launch_decode_attention(
     warps: int = DECODE_WARPS,
     quantised: tuple[NumberFormat, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Launch `decode_attention_kernel` with each row's positions split into `parts`; `kernel` may be its wrapper
-    for an op.
+    """Launch `decode_attention_kernel` with each row's positions split into `parts`; `kernel` is this kernel or a torch
+    op's wrapper of it.
 
     ``quantised`` has the number format of the caches' codes, the scales of the keys and the scales of the values;
     None: the caches are exact.

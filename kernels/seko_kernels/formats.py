@@ -1,5 +1,5 @@
-"""Constants of the quantised KV cache formats, and records that describe the tensors of a cache. The records of formats
-compute nothing."""
+"""Constants of the quantised KV cache formats, and records that describe formats and the tensors of a cache. The module
+does no computation on tensors."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ class ScaleTensor:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """A number format for cached keys or values: the record that the code for writing, for reading and for the buffer
-    table shares.
+    """A number format for cached keys or values. Code that writes a cache, code that reads a cache, and the manifest's
+    table of buffers share this record.
 
     A stored number is ``code * scale``. The scale of a stored number is its head's calibrated power of two, times the
-    e4m3 step of its group if the format has groups. A group is some channels of one token and head, so writing a token
+    e4m3 step of its group if the format has groups. A group has channels of one token and head only, so writing a token
     changes no other token's codes.
 
     Parameters
@@ -137,8 +137,9 @@ class NumberFormat:
     name : str
         Name of the format on the command line and in the manifest.
     code_dtype : torch.dtype
-        Dtype of the codes: int8, or uint8 with two 4-bit codes, the even channel in the low nibble. fp8 is stored as
-        int8 too: the e4m3 bits of the magnitude with the number's sign, which any GPU can hold.
+        Dtype of the codes: int8, or uint8 for two 4-bit codes with the even channel in the low nibble. fp8 codes are
+        also stored as int8, because some GPUs have no fp8 dtype: an fp8 code has the e4m3 bits of the magnitude, and
+        the number's sign.
     code_bits : int
         Number of bits of a code, 8 or 4.
     top : float
@@ -146,7 +147,8 @@ class NumberFormat:
     group : int
         Number of channels that share a step; 0: the format has no groups.
     zero_points : bool
-        Whether each group also stores the code of 0 (a zero point), so that its range need not be symmetric.
+        Whether each group also stores the code of 0 (a zero point), so that the range of the group need not be
+        symmetric about 0.
     rotated : bool
         Whether a Walsh-Hadamard transform is applied to each group before rounding, and undone when the group is
         read.
@@ -166,12 +168,12 @@ class NumberFormat:
 
     @property
     def most(self) -> int:
-        """Largest code of an integer format: in magnitude, or above the zero point if the format has zero points."""
+        """Largest magnitude of a code of an integer format; if the format has zero points, the largest code."""
         return int(2**self.code_bits - 1 if self.zero_points else 2 ** (self.code_bits - 1) - 1)
 
     @property
     def unit(self) -> int:
-        """Number of channels that a kernel handles together, of which head_dim is a multiple."""
+        """Number of channels that a kernel handles together; head_dim is a multiple of this number."""
         return self.group or NVFP4_BLOCK
 
     @property
@@ -184,8 +186,8 @@ class NumberFormat:
         return (heads, head_dim * self.code_bits // 8)
 
     def scales_shape(self, heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one token's uint8 scales: the steps of its groups, then the groups' zero points if there are
-        any."""
+        """Shape of one token's uint8 scales: the steps of the token's groups and, if the format has zero points, the
+        zero points of the groups behind them."""
         return (heads, (1 + self.zero_points) * head_dim // self.group)
 
 

@@ -22,7 +22,8 @@ FP8_SCALE_OF_GLOBAL = 8.0
 
 
 def e4m3_cast(x: Tensor) -> Tensor:
-    """Return the nearest e4m3 number of float32 `x`, ties to even, saturating at 448, the sign of zero kept."""
+    """Return the e4m3 number nearest to each float32 number of `x`: ties to even, saturating at 448, with the sign of
+    zero kept."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(FP8)
 
 
@@ -40,8 +41,8 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     codes : Tensor
         Codes of the numbers, ``[..., D]`` int8.
     scale : Tensor
-        Scale of each row, ``[...]`` float32, powers of two, so that the quotient is exact; a number is its code times
-        its row's scale.
+        Scale of each row, ``[...]`` float32: a number is its code times its row's scale. Scales are powers of two, so
+        that dividing by a scale is exact.
     """
     amax = x.abs().amax(-1).clamp(min=LEAST_ROW_SCALE)
     _, exponent = torch.frexp(amax)  # amax = m * 2**exponent with 0.5 <= m < 1
@@ -53,8 +54,8 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise keys by tiles of tokens, with ``scale = max(bound / 127, 2**-100)``, ``codes = round(k * (1 / scale))``.
 
-    Codes halfway between two whole numbers are rounded to the even one. Codes above 127 are clamped to 127. With a
-    bound from `key_bounds` there are no such codes.
+    A quotient halfway between two whole numbers is rounded to the even number. Codes above 127 are clamped to 127. With
+    a bound from `key_bounds` no code is above 127.
 
     Parameters
     ----------
@@ -174,11 +175,12 @@ def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor 
     ``hypot(a, b)``. The square root in ``hypot`` is replaced by two chords. With t = max(a, b) and s = min(a, b) the
     bound is ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``, which is exact if a or b is 0 and at most 3 % too large.
     With a and b rounded to 12 bits, like all factors of a rotation, each product is exact and each sum rounds once,
-    fused or not. A maximum does not depend on the order. Every program that computes a tile's bound therefore gets the
-    same bits.
+    fused or not. A maximum does not depend on the order in which numbers are compared. Every program that computes a
+    tile's bound therefore gets the same bits.
 
-    The rounding errors of `key_codes` and of a and b add up to less than 1/300. The rounding errors cannot exceed
-    int8's range, because a bound is divided by 127, and only numbers from 127.5 on would be rounded to a larger code.
+    The relative rounding errors of `key_codes` and of a and b add up to less than 1/300. No code exceeds int8's range
+    in spite of the rounding errors, because a bound is divided by 127, and only numbers from 127.5 on would be rounded
+    to a larger code.
 
     Parameters
     ----------
@@ -223,7 +225,8 @@ def attention_fp8(
     Parameters
     ----------
     q : Tensor
-        Queries, ``[B, T, H, D]`` float32 or bfloat16; rounded by `int8_rows` before they meet cached keys.
+        Queries, ``[B, T, H, D]`` float32 or bfloat16. For scores against cached keys the queries are rounded by
+        `int8_rows`.
     k : Tensor
         Cached keys, ``[B, N, H, D]`` int8.
     k_scale : Tensor
@@ -294,8 +297,8 @@ def _weighted(scores: Tensor, values: Tensor) -> Tensor:
 
 
 def fp8_scale(global_scale: Tensor) -> Tensor:
-    """Return a scale ``[H]`` for each head with which no number of an NVFP4 cache of these global scales saturates
-    in e4m3."""
+    """Return a scale for each head, ``[H]``. Numbers of an NVFP4 cache with the given global scales, divided by this
+    scale, do not saturate in e4m3."""
     return global_scale * FP8_SCALE_OF_GLOBAL
 
 
@@ -322,7 +325,7 @@ def past_token_index(write_slots: Tensor, tokens: int, frame_tokens: int) -> Ten
         Cache slots that are being written, ``[B, F]`` int64, all different.
     tokens, frame_tokens : int
         Number of tokens in a row's cache, and number of tokens in a slot; the result has ``P = tokens - F *
-        frame_tokens``.
+        frame_tokens`` indices for each row.
     """
     slot = torch.arange(tokens // frame_tokens, device=write_slots.device)
     own = (slot == write_slots[..., None]).any(1)  # [B, slots]

@@ -64,7 +64,7 @@ class KvFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the format, the manifest's ``kv.scheme``."""
+        """Name of the format, which is the field ``kv.scheme`` of the manifest."""
 
     @property
     def keys_before_rope(self) -> bool:
@@ -76,7 +76,8 @@ class KvFormat(Protocol):
 
     @property
     def read_in_8_bits(self) -> bool:
-        """Whether 8-bit attention can read a cache of this format (`scratch`)."""
+        """Whether 8-bit attention can read a cache of this format; the module `scratch` expands the cache for 8-bit
+        attention."""
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -167,8 +168,8 @@ class ExactKv:
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Whether keys, and whether values, are read as they were written: keys stored before RoPE are not, because
-        reading rotates them."""
+        """Pair of flags: whether keys, and whether values, are read exactly as they were written. Keys stored before
+        RoPE are not read as they were written, because reading rotates them."""
         return not self.before_rope, True
 
     @property

@@ -57,7 +57,7 @@ def kv_write(
     ------
     KernelsError
         If shapes disagree, D is no multiple of the format's unit, a cache is not contiguous, a dtype is not one of
-        those listed, or the tensors are on different devices or on one that is neither CPU nor CUDA.
+        those listed, or the tensors are on different devices or on a device that is neither CPU nor CUDA.
     """
     heads, head_dim = _check_written(x, token_index)
     _check_cache(form, codes, scales, global_scale, heads, head_dim)
@@ -88,8 +88,8 @@ def kv_expand(
     keys: KeyTables | None = None,
     apart: SinkApart | None = None,
 ) -> Tensor:
-    """Expand a quantised cache to numbers. To keys stored before RoPE, add the mean that the write subtracted, and
-    rotate them.
+    """Expand a quantised cache to numbers. For keys stored before RoPE, add the mean that writing subtracted, and
+    rotate the keys.
 
     Tokens of the cache that were never written (zero bytes) expand to 0, or to the rotated mean.
 
@@ -107,8 +107,8 @@ def kv_expand(
     Returns
     -------
     Tensor
-        The expanded keys or values, ``[N, H, D]`` of `dtype`, new and contiguous. With ``apart`` the result is longer,
-        and the sink's tokens are undefined.
+        The expanded keys or values, ``[N, H, D]`` of `dtype`, new and contiguous. With ``apart`` the result is longer
+        by the sink's tokens, whose values are undefined.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Reference implementation of quantised caches in plain torch, byte for byte equal to the kernels. The module
 `reference` has the formulas of NVFP4.
 
-The arithmetic of the reference is static, so that `torch.export` can trace it. Every step is exact in fp32, rounds at a
-stated place, or is corrected to the exact result. Because of this, eager torch, a compiled CPU engine and the Triton
-kernels give equal bytes.
+The shapes of the reference are static, so that `torch.export` can trace the reference. Every step is exact in fp32,
+rounds at a stated place, or is corrected to the exact result. Eager torch, a compiled CPU engine and the Triton kernels
+therefore give equal bytes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def encode(
     """Quantise ``x - mean`` to codes and scales of a number format.
 
     The codes of NVFP4 are those of `reference.nvfp4_encode`. For fp8 a code has the bits of ``e4m3(|x| / g)``,
-    to nearest even, saturating, with the sign of x. For integers, a group of channels has the step ``s = e4m3 at or
-    above (range * 1/levels * 1/g) * g``, and codes are the nearest ``x / s``, ties to even. For int8 the range is the
-    largest magnitude, with 127 levels and codes -127..127. For int4 the range is from the least to the largest number,
-    0 included, with 15 levels. The code of 0 is the group's zero point, and codes are 0..15. Rotated int4 is int4 of
-    ``hadamard(x - mean) / 16`` with groups of 128 channels, the length of a transform. A token and head of 128 channels
-    therefore has one step.
+    to nearest even, saturating, with the sign of x. For integer formats, the step ``s`` of a group of channels is g
+    times the least e4m3 number that is at least ``range * 1/levels * 1/g``. A code is the whole number nearest to ``x /
+    s``, ties to even. For int8 the range is the largest magnitude, with 127 levels and codes -127..127. For int4 the
+    range is from the least to the largest number of the group, 0 included, with 15 levels. Codes of int4 are 0..15, and
+    the code of 0 is the group's zero point. Rotated int4 is int4 of ``hadamard(x - mean) / 16`` with groups of 128
+    channels, the length of a transform. With 128 channels a head, each token and head therefore has one step.
 
     Parameters
     ----------

@@ -55,8 +55,8 @@ class KvScheme:
 
 
 def scheme_names(text: str) -> list[str]:
-    """Split the name of a scheme without ``-sink`` (``KEYS-VALUES`` or ``BOTH``) into the names of two formats, which
-    may themselves contain ``-``."""
+    """Split the name of a scheme without ``-sink``, such as ``KEYS-VALUES`` or ``BOTH``, into the names of the two
+    formats of keys and values. The name of a format may itself contain ``-``."""
     parts, names = text.removesuffix(_SINK).split("-"), []
     while parts:
         known = (count for count in range(len(parts), 1, -1) if "-".join(parts[:count]) in SCHEMES)
@@ -98,7 +98,8 @@ def kv_format(
     Raises
     ------
     KvSchemeError
-        If there is no scheme of this name, an exact scheme is not the model's dtype, or an exact sink has no layout.
+        If there is no scheme of this name, an exact scheme is not of the model's dtype, or an exact sink is requested
+        without ``layout``.
     KernelsError
         If the format cannot store heads of this number of channels.
     """

@@ -79,8 +79,8 @@ class SinkApart(NamedTuple):
             raise KernelsError(f"a cache of {tokens} tokens is no whole number of rows of {self.row_tokens}")
 
     def lengthened(self, x: Tensor) -> Tensor:
-        """Return ``x`` [N, H, D] with zeros before each row for the sink's tokens, in the shape ``[N + rows * left_out,
-        H, D]``."""
+        """Return ``x`` [N, H, D] with zeros for the sink's tokens before the tokens of each row, in the shape ``[N +
+        rows * left_out, H, D]``."""
         rows = x.unflatten(0, (-1, self.row_tokens))
         return torch.nn.functional.pad(rows, (0, 0, 0, 0, self.left_out, 0)).flatten(0, 1)
 

@@ -23,8 +23,8 @@ from seko_kernels.kv_tables import KeyTables, SinkApart
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Numbers of tokens in one row's cache: of the sink, of the ring after it, and of a chunk, whose tokens are written
-    together.
+    """Numbers of tokens in one row's cache: tokens of the sink, tokens of the ring after the sink, and tokens of a
+    chunk, which are written together.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class LossyKv:
     dtype : torch.dtype or None
         The model's dtype; needed if keys, values or the sink are exact.
     exact_sink : RowLayout or None
-        If given, the sink is stored separately and exact (its keys before RoPE), and codes are stored for the ring
-        alone.
+        If set, the sink is stored separately and exact, with the sink's keys before RoPE, and codes are stored for the
+        ring alone.
     before_rope : bool
         Whether exact keys, too, are stored before RoPE.
 
@@ -107,7 +107,8 @@ class LossyKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """Whether keys are stored before RoPE: if keys are quantised, or by the constructor's `before_rope`."""
+        """Whether keys are stored before RoPE: true if keys are quantised, otherwise the constructor's
+        `before_rope`."""
         return self.keys is not None or self.before_rope
 
     @property
@@ -117,7 +118,8 @@ class LossyKv:
 
     @property
     def read_in_8_bits(self) -> bool:
-        """True if keys and values are NVFP4 throughout."""
+        """Whether 8-bit attention can read the cache: true if all keys and values are NVFP4, also the keys and values
+        of the sink."""
         return self.exact_sink is None and all(form is not None and form.e2m1 for form in self._forms)
 
     @property
@@ -152,7 +154,7 @@ class LossyKv:
 
     @property
     def bits_per_number(self) -> float:
-        """Stored bits for each number: mean over keys and values, sink and ring."""
+        """Stored bits of a cached number, averaged over keys and values, sink and ring."""
         whole = 0 if self.dtype is None else self.dtype.itemsize * 8
         share = 0.0
         if self.exact_sink is not None:

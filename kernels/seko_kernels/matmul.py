@@ -1,5 +1,5 @@
-"""Matmuls of layers as functions: in fp8, which is `torch._scaled_mm` with row scales on CUDA and the reference on a
-CPU, and with GELU behind it."""
+"""Matmuls of linear layers: a matmul in fp8, and a matmul with GELU behind it. The fp8 matmul is `torch._scaled_mm`
+with row scales on CUDA, and the reference on a CPU."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return GELU, in its tanh form, of a linear layer: ``gelu(x @ weight.T + bias)``.
 
     In bfloat16 on CUDA, cuBLAS applies GELU to its float32 sums: a large tensor is written once less and read once
-    less, and the argument of GELU is not rounded. Otherwise it is rounded to x's dtype.
+    less, and the argument of GELU is not rounded. In all other cases the argument of GELU is rounded to x's dtype.
 
     Parameters
     ----------
     x : Tensor
         Activations, ``[B, T, in]`` float32 or bfloat16, contiguous.
     weight, bias : Tensor
-        The layer's ``[out, in]`` and ``[out]``, of x's dtype.
+        Weight ``[out, in]`` and bias ``[out]`` of the linear layer, of x's dtype.
 
     Returns
     -------

@@ -1,4 +1,5 @@
-"""The op of RMS norm and SiLU over the channels of channels-last frames, as before a convolution of a VAE."""
+"""The op that applies RMS norm over the channels of channels-last frames, and then SiLU, as a VAE does before a
+convolution."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ WARPS = 4
 
 
 def part_of(channels: int) -> int | None:
-    """Return the number of channels in a part of the kernel, or None if the kernel cannot take so many channels: a
-    power of two, or three times one."""
+    """Return the number of channels in a part of the kernel, or None. The kernel takes a number of channels that is a
+    power of two, or three times a power of two; for other numbers the result is None."""
     part = channels // 3 if channels % 3 == 0 else channels
     return part if part >= 8 and part <= NUMBERS and not part & (part - 1) else None
 
@@ -32,7 +33,8 @@ def norm_silu(x: Tensor, gamma: Tensor) -> Tensor:
     Parameters
     ----------
     x : Tensor
-        Frames, ``[B, T, H, W, C]`` bfloat16 or float32, contiguous; `part_of` tells which C.
+        Frames, ``[B, T, H, W, C]`` bfloat16 or float32, contiguous. C is a number of channels for which `part_of`
+        returns a number.
     gamma : Tensor
         Gains, ``[C]`` of x's dtype.
 
@@ -44,8 +46,8 @@ def norm_silu(x: Tensor, gamma: Tensor) -> Tensor:
     Raises
     ------
     KernelsError
-        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices,
-        or on one that is neither CPU nor CUDA.
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices, or
+        on a device that is neither CPU nor CUDA.
     """
     channels = x.shape[-1]
     expect("x", x, tuple(x.shape), *FLOAT_DTYPES)

@@ -1,9 +1,9 @@
 """Dispatch of an op: to its Triton kernel (CUDA), to its torch reference (CPU), or to a function of the caller.
 
-An op checks its tensors first; the device at trace time decides between kernel and reference. The kernel is a
-`torch.library.triton_op`, which AOTInductor compiles into its package; an ordinary custom op would be opaque to the
-compiler and need this module at run time. The reference of an op is plain torch and is compiled like the rest of the
-model.
+An op first checks its tensors. The device of the tensors, when a model is traced, decides between kernel and reference.
+The kernel is a `torch.library.triton_op`, which AOTInductor compiles into its package; an ordinary custom op would be
+opaque to the compiler and need this module at run time. The reference of an op is plain torch and is compiled like the
+rest of the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stan
 def plain_torch() -> Iterator[None]:
     """Context manager in which ops use the torch reference also on CUDA.
 
-    `plain_torch` is for exported programs that are opened where this package is not installed, and which must not
+    `plain_torch` is for exported programs that are opened where `seko_kernels` is not installed, and therefore must not
     contain its ops. The results of the reference and of the kernels are equal byte for byte, and torch's compiler fuses
     the reference's operations.
     """
@@ -45,7 +45,7 @@ def takes_kernels(*tensors: Tensor) -> bool:
     Raises
     ------
     KernelsError
-        If the tensors are on different devices, or on one that is neither CPU nor CUDA.
+        If the tensors are on different devices, or on a device that is neither CPU nor CUDA.
     """
     return _device_type(*tensors) == "cuda" and not _PLAIN.get()
 
@@ -61,9 +61,9 @@ def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     ----------
     by_name : Mapping[str, Callable]
         Functions by the name of the op that they replace. The functions ``nvfp4_write`` and ``fp8_expand`` take the
-        op's tensors, and return new tensors in place of those that the op writes. The functions ``nvfp4_expand`` and
-        ``nvfp4_expand_keys`` take codes, scales, global scale, the keys' mean and rotary tables, and the dtype. Other
-        functions have the arguments and results of their op.
+        op's tensors, and return new tensors where the op would write a tensor in place. The functions ``nvfp4_expand``
+        and ``nvfp4_expand_keys`` take codes, scales, global scale, the keys' mean and rotary tables, and the dtype.
+        Other functions have the arguments and results of their op.
     """
     token = _STAND_INS.set(by_name)
     try:

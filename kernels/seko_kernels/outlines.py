@@ -36,8 +36,8 @@ class Outline(JITFunction):  # type: ignore[misc]
 
 
 def outline(runtime_ints: Sequence[str]) -> Callable[[Callable[..., None]], Outline]:
-    """Return a decorator that makes an outline; parameters named in ``runtime_ints`` are not compiled in as
-    constants."""
+    """Return a decorator that makes an outline. Parameters named in ``runtime_ints`` are arguments of the compiled
+    kernel, not constants in it."""
     return lambda function: Outline(function, do_not_specialize=runtime_ints)
 
 
@@ -87,8 +87,8 @@ def kernel_of(outline_name: str) -> Any:
 
 @cache
 def gluon_fault() -> ImportError | None:
-    """Return how this triton's Gluon differs from that of triton 3.6, or None. Gluon is experimental and may change
-    with each release of triton.
+    """Return a description of how the installed triton's Gluon differs from the Gluon of triton 3.6, or None. Gluon is
+    experimental and may change with each release of triton.
     """
     try:
         for module, _ in TWINS.values():

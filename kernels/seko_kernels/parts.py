@@ -1,4 +1,5 @@
-"""Shared code of both attention ops: the factor of their scores, and the split of attention over parts of the keys."""
+"""Shared code of the 8-bit and the 16-bit attention op: the factor of attention scores, and attention split over parts
+of the keys."""
 
 from __future__ import annotations
 

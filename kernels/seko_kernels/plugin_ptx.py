@@ -1,7 +1,7 @@
 """Compilation of plugins to PTX, with exactly the arguments that TensorRT passes, and without paths of the build
 machine. Compiling a plugin needs no GPU.
 
-TensorRT plans contain the PTX of plugins; tests launch it through the CUDA driver.
+TensorRT plans contain the PTX of plugins. Tests launch the PTX through the CUDA driver.
 """
 
 from __future__ import annotations
@@ -137,13 +137,13 @@ def compile_plugin(
 def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = HIDDEN_PARAMETERS) -> str:
     """Return PTX whose entry takes only its first ``wanted`` parameters.
 
-    Triton's launcher passes ``hidden`` further arguments, which these kernels never read. TensorRT does not pass these
-    arguments, so the driver would read past the end of TensorRT's argument list.
+    Triton's launcher passes ``hidden`` further arguments, which the kernels of plugins never read. TensorRT does not
+    pass these arguments, so the driver would read past the end of TensorRT's argument list.
 
     Raises
     ------
     KernelsError
-        If the number of parameters is not as expected, or one to be removed is read.
+        If the PTX has another number of parameters than expected, or reads a parameter that is to be removed.
     """
     head = re.search(rf"\.entry {re.escape(kernel)}\((.*?)\)", ptx, re.DOTALL)
     parameters = [] if head is None else [line.strip().rstrip(",") for line in head[1].strip().splitlines()]

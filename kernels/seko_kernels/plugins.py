@@ -43,7 +43,8 @@ class Launch:
     grid : tuple of Size
         Number of programs along x, y and z.
     scalars : tuple of Size
-        int32 arguments of the kernel, between the pointers of the inputs and those of the outputs.
+        int32 arguments of the kernel, in the order of arguments between the pointers of the inputs and the pointers of
+        the outputs.
     """
 
     grid: tuple[Size, Size, Size]
@@ -76,8 +77,8 @@ class PluginOutput:
 class Plugin:
     """A TensorRT plugin: an ONNX function that is implemented by one kernel.
 
-    A plan declares all one-byte dtypes as int8, because TensorRT passes plugins no unsigned bytes and does not
-    convert e4m3 for them.
+    A plan declares all one-byte dtypes as int8, because TensorRT passes no unsigned bytes to plugins and does not
+    convert e4m3 for plugins.
 
     Parameters
     ----------
@@ -271,8 +272,8 @@ def attention_fp8() -> Plugin:
     """Return the TensorRT plugin that attends to cached tokens in 8 bits (`fp8_expand`) and to the chunk's own tokens
     unquantised.
 
-    The tile sizes are those that compile without register spills on every GPU with fp8; no tile sizes were measured
-    on the GPUs of TensorRT plans.
+    The tile sizes are safe: they compile without register spills on every GPU with fp8. No tile sizes were measured on
+    the GPUs for which TensorRT plans are built.
     """
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:

@@ -1,5 +1,5 @@
-"""The op that normalises and rotates q and k and writes k into its cache slots: it checks its arguments, then runs
-kernel or reference."""
+"""The op that normalises and rotates q and k and writes k into the chunk's cache slots. The op checks its arguments,
+then runs its kernel or the reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def qk_norm_rope(
     k_out: Tensor,
     plain_keys: str = "none",
 ) -> tuple[Tensor, Tensor]:
-    """Apply RMSNorm and RoPE to q and k in float32; write k into its slots of `k_out`; return q.
+    """Apply RMSNorm and RoPE to q and k in float32, write k into the slots `write_slots` of `k_out`, and return q.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def qk_norm_rope(
     ------
     KernelsError
         If a tensor has another shape, dtype or layout than documented here, or `plain_keys` is another word; if the
-        tensors lie on different devices, or on one that is neither CPU nor CUDA.
+        tensors lie on different devices, or on a device that is neither CPU nor CUDA.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("qkv", qkv, 3, "[batch, tokens, 3 * width]")

@@ -29,12 +29,13 @@ from seko_kernels.formats import (
 
 
 def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Quantise to NVFP4: scale ``s = e4m3(amax * (1/top) * (1/g))``, codes nearest on ``s * g`` times e2m1.
+    """Quantise to NVFP4. The scale of a block is ``s = e4m3(amax * (1/top) * (1/g))``, and a code is the e2m1 number
+    that is nearest to the number divided by ``s * g``.
 
-    The method "four over six" quantises each block twice, with the scale that maps its largest magnitude to 6 and with
-    the one that maps it to 4 (``top``, of `NVFP4_TOPS`). It keeps the result with the smaller squared error; if both
-    errors are equal, that of 6. The squared errors are compared in whole parts of the block's power of two
-    (`nvfp4_error`).
+    The method "four over six" quantises each block twice, with the scale that maps the block's largest magnitude to 6,
+    and with the scale that maps it to 4 (``top``, of `NVFP4_TOPS`). The result with the smaller squared error is kept;
+    if both errors are equal, the result with the top 6. The squared errors are compared in whole parts of the block's
+    power of two (`nvfp4_error`).
 
     Codes are found by comparing ``|x|`` with the product of midpoint and scale. The product of midpoint and scale is
     exact in fp32, because a midpoint has at most 3 significant bits, an e4m3 scale 4, and ``g`` is a power of two. The
@@ -162,13 +163,14 @@ def nvfp4_decode_keys(
 ) -> Tensor:
     """Expand keys stored before RoPE minus a mean: add the mean, then rotate each key.
 
-    A key is ``r(e2m1(code) * (e4m3(scale) * g) + mean)``. The sum is rounded to fp32 once, and r rounds to
-    `ROTARY_FACTOR_BITS` significant bits, as do cosines and sines. Channel pairs (even, odd) become ``(even * cos - odd
-    * sin, even * sin + odd * cos)``. The products of the rotation are exact, so there is one rounding to fp32, fused or
-      not.
+    A key is ``r(e2m1(code) * (e4m3(scale) * g) + mean)``. The sum is rounded to fp32 once, and then r rounds it to
+    `ROTARY_FACTOR_BITS` significant bits. Cosines and sines also have `ROTARY_FACTOR_BITS` significant bits. Channel
+    pairs (even, odd) become ``(even * cos - odd * sin, even * sin + odd * cos)``. The products of the rotation are
+    exact, so the result is rounded to fp32 once, whether or not product and sum are fused.
 
-    A token's angles come from two small tables: the first pairs of a head depend on its slot (time), the others on its
-    patch (height, width). Because of these small tables, no table as long as the cache is needed.
+    A token's angles come from two small tables: the angles of a head's first channel pairs depend on the token's slot
+    (time), the angles of the other pairs on the token's patch (height, width). Because of these two tables, no table as
+    long as the cache is needed.
 
     Parameters
     ----------
@@ -268,8 +270,8 @@ def nvfp4_global_scale(amax: Tensor) -> Tensor:
 def global_scale(amax: Tensor, top: float) -> Tensor:
     """Return the smallest power of two ``g`` with ``amax / (top * g) <= 56``; 1 where amax is 0.
 
-    The exponent of g stays within `NVFP4_GLOBAL_EXPONENTS`. The global scale is a power of two so that products with it
-    are exact; `NVFP4_CALIBRATED_SCALE` explains the 56.
+    The exponent of g stays within `NVFP4_GLOBAL_EXPONENTS`. The global scale is a power of two so that products with
+    the global scale are exact. `NVFP4_CALIBRATED_SCALE` explains the number 56.
 
     Parameters
     ----------

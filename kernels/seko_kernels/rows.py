@@ -1,5 +1,5 @@
-"""Ops on rows between two matmuls: residual, LayerNorm, modulation and GELU, each of which can quantise its result to
-fp8.
+"""Ops on rows of activations between two matmuls: residual, LayerNorm, modulation and GELU. Each op can quantise its
+result to fp8.
 
 `modulation` is ``[B, F, 6, d]`` float32: shifts, scales and gates for each latent frame of the chunk;
 `layer_modulation` is the layer's own ``[6, d]``. The kernel adds the modulation of the frames and of the layer, so that
@@ -50,7 +50,8 @@ class Rows(NamedTuple):
 
 
 class Modulation(NamedTuple):
-    """Shift, scale and gate rows of a layer: six for each latent frame, plus the layer's own six.
+    """Shift, scale and gate vectors of a layer: six vectors for each latent frame, to which the layer's own six vectors
+    are added.
 
     Parameters
     ----------
@@ -108,8 +109,8 @@ def gated_residual_norm_modulate(
     *,
     fp8: bool,
 ) -> tuple[Tensor, Rows]:
-    """Compute `residual_norm_modulate` with ``hidden = x + y * gate``: the end of one layer and the start of the
-    next.
+    """Compute `residual_norm_modulate` with ``hidden = x + y * gate``, for the end of one layer and the start of the
+    next layer.
 
     The argument `before` is the modulation ``[6, d]`` float32 of the previous layer, from which the gate is taken.
     """

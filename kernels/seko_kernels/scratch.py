@@ -59,13 +59,14 @@ class KeyRotation(NamedTuple):
 
 
 def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
-    """Return the constants that the scratch buffer needs besides those of the cache: a power of two for each head of
-    the values."""
+    """Return the constants that the scratch buffer needs besides the constants of the cache: for the values of each
+    head, a scale that is a power of two."""
     return (ScaleTensor("v_fp8_scale", (heads,), torch.float32),)
 
 
 def scratch_constants(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return one layer's tensors for `scratch_scales`, with which no number that the cache can hold saturates.
+    """Return one layer's tensors for the constants of `scratch_scales`. With these scales no number that the cache can
+    hold saturates.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 `scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand. The table of tile sizes
 has only sizes that passed `admission.admit` on their GPU. Builds read the table of tile sizes. Opening an artifact does
-not, since tile sizes are compiled into the engine.
+not read the table, since tile sizes are compiled into the engine.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class AttentionTiles:
         Numbers of queries and of cached keys in a tile; powers of two, except with `specialised`. `block_n` is at most
         128.
     own_n : int
-        Number of the chunk's own keys in a tile, a power of two. Own keys and values have 16 bits and take twice the
-        memory of cached ones.
+        Number of the chunk's own keys in a tile, a power of two. Own keys and values have 16 bits, and take twice the
+        memory of cached keys and values.
     stages : int
         Number of tiles of cached keys that are loaded ahead.
     warps : int
@@ -88,7 +88,7 @@ SAFE = AttentionTiles(64, 64, own_n=32, stages=2, warps=4)
 
 
 def safe_tiles(arch: str) -> AttentionTiles:
-    """Return safe tile sizes for a GPU (such as ``"sm_90"``) for which none were measured."""
+    """Return safe tile sizes for a GPU architecture (such as ``"sm_90"``) for which no tile sizes were measured."""
     return SAFE_HOPPER if arch == "sm_90" else SAFE
 
 
@@ -113,7 +113,7 @@ def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> At
 
 
 def tiles_for(arch: str, head_dim: int, shape: str, past_tokens: int) -> AttentionTiles:
-    """Return the tile sizes of `measured_tiles`, or those of `safe_tiles` if none were measured."""
+    """Return the tile sizes of `measured_tiles`; if no tile sizes were measured, those of `safe_tiles`."""
     return measured_tiles(arch, head_dim, shape, past_tokens) or safe_tiles(arch)
 
 
@@ -176,7 +176,7 @@ def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
 def merge_rows(
     file: Path, rows: list[dict[str, Any]], fields: tuple[str, ...] = ("arch", "head_dim", "shape_class")
 ) -> None:
-    """Merge `rows` into the table's JSON list; they replace entries with the same values of `fields`."""
+    """Merge `rows` into the table's JSON list. A row replaces an entry with the same values of `fields`."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[field] for field in fields)

@@ -2,7 +2,7 @@
 
 `scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`, which is never edited by hand. The table has a
 row for each size class in which the kernel passed `admission.admit_bf16` on its GPU and was faster than the engine's
-default. Builds read the table of sizes; opening an artifact does not.
+default. Builds read the table of sizes; opening an artifact does not read the table.
 """
 
 from __future__ import annotations

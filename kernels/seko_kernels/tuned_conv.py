@@ -1,9 +1,8 @@
-"""Tile sizes of the causal convolution, and the table of sizes for which it is faster than torch's convolution.
-
-`tuned_conv.json` is that table. Measurements write it, never a hand.
-A row stands for a convolution for which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time
+"""Tile sizes of the causal convolution, and the table of sizes for which Seko's convolution is faster than torch's
+convolution. The table is the file `tuned_conv.json`, which measurements write and nobody edits by hand. A row of the
+table stands for a convolution for which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time
 than torch's convolution. If the table has no row for a convolution, a build uses torch's convolution. Builds read the
-table of convolutions; opening an artifact does not.
+table of convolutions; opening an artifact does not read the table.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ class ConvTiles:
     Parameters
     ----------
     rows, columns : int
-        Sides of a tile in pixels, powers of two; their product is at least 64. With `margin`: 6 x 64.
+        Numbers of pixel rows and columns of a tile, powers of two whose product is at least 64. With `margin` a tile
+        has 6 x 64 pixels.
     filters, more_filters : int
         Numbers of filters in the two parts of a tile, powers of two of at least 16; 0: there is no second part.
     channels : int
@@ -40,15 +40,15 @@ class ConvTiles:
     stages : int
         Number of steps that are loaded ahead.
     warps : int
-        Number of warps of a program, 4 or 8; with `margin`, those of the warpgroup that loads, 4.
+        Number of warps of a program, 4 or 8. With `margin`, the number of warps of the warpgroup that loads, 4.
     resident : int
         Number of programs that run on a multiprocessor at a time.
     margin : bool
-        Whether the kernel is `gluon.causal_conv`, for three taps in height and width: a tile with a row of pixels above
-        and below it stays in shared memory for the three vertical taps.
+        Whether the kernel is `gluon.causal_conv`, for three taps in height and width: a tile, with one more pixel row
+        above and one below, stays in shared memory for the three vertical taps.
     filters_first : bool
-        Whether filters are the rows of the matrix product, not with `margin`. Each part of filters then has at least
-        64.
+        Whether filters are the rows of the matrix product; not allowed with `margin`. If set, each part of the filters
+        has at least 64 filters.
 
     Raises
     ------
@@ -85,12 +85,12 @@ class ConvTiles:
 
     @property
     def numbers(self) -> list[int]:
-        """The sizes as a torch op takes them; `of_numbers` reads them."""
+        """The tile sizes as a sequence of numbers, as a torch op takes them. `of_numbers` is the inverse."""
         return [int(size) for size in astuple(self)]
 
     @classmethod
     def of_numbers(cls, numbers: list[int]) -> ConvTiles:
-        """Return the tile sizes of which these are the `numbers`."""
+        """Return the `ConvTiles` whose property `numbers` equals `numbers`."""
         sizes: dict[str, Any] = dict(zip((size.name for size in fields(cls)), numbers, strict=True))
         return cls(**{**sizes, **{name: bool(sizes[name]) for name in ("margin", "filters_first")}})
 
@@ -104,7 +104,8 @@ class ConvTiles:
 
 
 class Convolution(NamedTuple):
-    """A convolution: its sides, and the class of its number of pixels.
+    """A convolution as the table distinguishes it: numbers of channels, filters and taps, dtype, and the size class of
+    the pixels of a call.
 
     Parameters
     ----------
@@ -126,8 +127,8 @@ class Convolution(NamedTuple):
 
 
 def size_class(frames: int, height: int, width: int) -> str:
-    """Return the class of a call with this many frames (of all rows), and pixels of a frame; see
-    `tuned.shape_class`."""
+    """Return the size class of a call of the convolution, from the number of frames of all batch rows and the number of
+    pixels of a frame; see `tuned.shape_class`."""
     return shape_class(frames, 1, height * width)
 
 
@@ -138,7 +139,8 @@ def has_fp8_convolutions(arch: str) -> bool:
 
 def measured_tiles(arch: str, convolution: Convolution) -> ConvTiles | None:
     """Return the tile sizes that were admitted and faster than torch's convolution on an architecture (``"sm_90"``),
-    or None; also None if the kernel needs Gluon, and this triton has no Gluon as of 3.6."""
+    or None if the table has no row for them. The result is also None if the kernel needs Gluon and the installed triton
+    has no Gluon that works like that of triton 3.6."""
     tiles = faster_table().get((arch, convolution))
     return None if tiles is not None and tiles.margin and gluon_fault() is not None else tiles
 

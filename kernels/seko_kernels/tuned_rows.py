@@ -1,8 +1,8 @@
-"""Tile sizes of the kernels of linear layers on few rows, and the table of those that were measured on a GPU.
+"""Tile sizes of the kernels of linear layers on few rows, and the table of tile sizes that were measured on a GPU.
 
 `scripts/bench/voxcpm2_kernels.py --admit` writes `tuned_rows.json`, which is never edited by hand. The table of tile
 sizes has only sizes that passed `admission_rows.admit_rows` on their GPU and were faster than the kernel that runs
-without a row of the table. Builds read the table; opening an artifact does not.
+without a row of the table. Builds read the table; opening an artifact does not read the table.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class RowTiles(NamedTuple):
     Parameters
     ----------
     rows, channels, products : int
-        Numbers of rows, of rows of the weight, and of products of a loop iteration of a program. `few_rows_kernel` has
-        as many rows of gate, and again of up.
+        Numbers of rows of activations and of rows of the weight that a program handles, and number of products of each
+        sum in a loop iteration. A program of `few_rows_kernel` handles `channels` rows of the gate and as many rows of
+        up.
     splits : int
         Number of programs that share a sum.
     warps : int
@@ -116,8 +117,8 @@ def read_table(file: Path) -> dict[tuple[str, Product], RowTiles]:
     Raises
     ------
     TilesError
-        If the file is not a table of tile sizes, or an entry's error exceeds its bound, or an entry was not faster
-        than what runs without it, or its tiles do not fit its linear layer.
+        If the file is not a table of tile sizes, or an entry's error exceeds its bound, or an entry was not faster than
+        the tile sizes that are used without the entry, or the tile sizes of an entry do not fit its linear layer.
     """
     table = {}
     with table_faults(file):

@@ -1,4 +1,5 @@
-"""Division of an attention's query tiles so that they also fill a GPU's last wave: arithmetic of sizes.
+"""Division of an attention's queries into tiles and parts of the keys that also fill a GPU's last wave. The module
+computes sizes only.
 
 A multiprocessor handles a tile of queries from the first key to the last. With 12 heads and 4,680 queries there are 444
 tiles of 128 queries. On 132 multiprocessors 444 tiles are three whole waves, and a fourth wave in which two thirds of
@@ -45,7 +46,8 @@ def cut(
     cost_keys: int | None = None,
     wave_keys: int = 0,
 ) -> Waves | None:
-    """Return how to split an attention along its keys, or None if splitting is not faster.
+    """Return the division of an attention into whole tiles and parts of the keys, or None if splitting the keys is not
+    faster.
 
     Parameters
     ----------
@@ -62,7 +64,7 @@ def cut(
     cost_keys : int, optional
         Cost of splitting, in units of the keys to which a tile could attend in the same time; default: `CUT_COST_KEYS`.
     wave_keys : int
-        Cost of each wave of parts besides the cost of its keys, in the same unit.
+        Cost of each wave of parts besides the cost of its keys, in the unit of ``cost_keys``.
     """
     tiles = -(-queries // tile)
     rounds = pairs * tiles // slots  # whole waves

@@ -1,10 +1,11 @@
 """The 16-bit attention kernel for Hopper, in Gluon. The kernel's outline (a stand-in in Triton), sizes and limits are
 in `hopper_attention_bf16`.
 
-A program of the 16-bit attention kernel has three warpgroups: one loads tiles into a ring buffer in shared memory, two
-handle 64 queries each. A warpgroup starts matrix products before it computes a softmax, so that its matrix unit is not
-idle meanwhile. The products before a softmax are those for the scores of the next tile, and those with the values of
-this tile. The order of products and softmax is that of FlashAttention-3 (arXiv 2407.08608, algorithm 2).
+A program of the 16-bit attention kernel has three warpgroups. One warpgroup loads tiles into a ring buffer in shared
+memory, and each of the other two warpgroups handles 64 queries. A warpgroup starts matrix products before it computes a
+softmax, so that its matrix unit is not idle meanwhile. Before the softmax of a tile, a warpgroup starts the product for
+the scores of this tile, and the product of probabilities and values of the previous tile, which runs during the
+softmax. The order of products and softmax is that of FlashAttention-3 (arXiv 2407.08608, algorithm 2).
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     query_tokens, cache_tokens : int
         Number T of queries, and number N of cached keys.
     tiles, whole_ctas : int
-        Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
-        such tiles.
+        Number of query tiles that attend to all keys, at least 1 even if no tile does, and number of programs for these
+        tiles.
     first_query, splits, rest_tokens : int
         First query, number of parts of the keys, and number of queries, for the programs that handle a part of the
         keys.

@@ -1,9 +1,10 @@
 """The 8-bit attention kernel for Hopper, in Gluon. The kernel's outline (a stand-in in Triton), tiles and limits are
 in `hopper_attention`.
 
-A program of the 8-bit attention kernel has four warpgroups: one loads tiles into a ring buffer in shared memory, three
-handle 64 queries each. The kernel is written in Gluon, because Triton does not let a kernel control which warpgroup
-waits for which barrier, and in which register order a matrix instruction takes its first operand.
+A program of the 8-bit attention kernel has four warpgroups. One warpgroup loads tiles into a ring buffer in shared
+memory, and each of the other three warpgroups handles 64 queries. The kernel is written in Gluon, because Triton does
+not let a kernel control which warpgroup waits for which barrier, and in which register order a matrix instruction takes
+its first operand.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     """Write the attention ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and the chunk's
     own T keys.
 
-    `triton.attention_fp8.attention_fp8_kernel` documents the computation; here a tile of 128 keys has one scale. A
-    program handles 192 queries of a head and a row. Programs from number `whole_ctas` on handle a part of the keys, for
-    queries from `first_query` on. Whole tiles and parts of the keys share one launch, so that parts start on
-    multiprocessors as soon as whole tiles finish.
+    `triton.attention_fp8.attention_fp8_kernel` documents the computation; in `attention_hopper_kernel` a tile of 128
+    keys has one scale. A program handles 192 queries of a head and a row. Programs from number `whole_ctas` on handle a
+    part of the keys, for queries from `first_query` on. Whole tiles and parts of the keys share one launch, so that
+    parts start on multiprocessors as soon as whole tiles finish.
 
-    Keys after the last valid token are read as zero, except up to 15 keys, since the number of keys in K is rounded up
-    to a multiple of 16. The scores of keys after the last valid token are masked in the last tile.
+    Keys after the last valid token are read as zero, except up to 15 keys: the number of keys that are read is rounded
+    up to a multiple of 16. The scores of keys after the last valid token are masked in the last tile.
 
     Parameters
     ----------
@@ -100,8 +101,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         Number T of queries, number N of cached keys (a multiple of 16), number of columns of V_T, and distance between
         two tokens of V_OWN in numbers.
     tiles, whole_ctas : int
-        Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
-        such tiles.
+        Number of query tiles that attend to all keys, at least 1 even if no tile does, and number of programs for these
+        tiles.
     first_query, splits, rest_tokens : int
         First query, number of parts of the keys, and number of queries, for the programs that handle a part of the
         keys.
@@ -112,8 +113,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     OWN_N : constexpr int
         Number of the chunk's own keys in a tile.
     STAGES : constexpr int
-        Number of tiles of cached keys in the ring buffer. Before these, ``STAGES * 64 / OWN_N`` tiles of the chunk's
-        own keys use the same memory.
+        Number of tiles of cached keys in the ring buffer. The same memory first holds ``STAGES * 64 / OWN_N`` tiles of
+        the chunk's own keys.
     """
     parts, head, row, part, cuts, split, out_query, query = place_of(
         tiles, whole_ctas, first_query, splits, rest_tokens, 192, HEADS

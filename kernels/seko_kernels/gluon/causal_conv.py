@@ -1,9 +1,10 @@
 """The causal convolution for Hopper, in Gluon: a tile of pixels with a row above and below stays in shared memory for
 the three vertical taps. The kernel's outline (a stand-in in Triton) is in `hopper_conv`.
 
-A program has four warpgroups: one loads pixels and filters into a ring buffer in shared memory, three handle two rows
-of pixels each. A stage of the ring buffer has eight rows of pixels, shifted sideways by a horizontal tap, and the
-filters of three vertical taps. A vertical tap reads the same pixels from another row on.
+A program has four warpgroups. One warpgroup loads pixels and filters into a ring buffer in shared memory, and each of
+the other three warpgroups handles two pixel rows. A stage of the ring buffer has eight pixel rows, shifted sideways by
+a horizontal tap, and the filters of three vertical taps. The three vertical taps read the same stage, each from another
+pixel row on.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def causal_conv_hopper_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     X, EARLIER, W, SCALE, BIAS, RESIDUAL, OUT, batch, frames, height, width
-        As in `causal_conv_kernel`.
+        The arguments of `causal_conv_kernel` with these names.
     CHANNELS, FILTERS, TAPS_T, CACHED, SCALED, ADD : constexpr
-        Likewise.
+        The constants of `causal_conv_kernel` with these names.
     BW : constexpr int
-        Number of columns of a tile, 64: a matrix instruction takes one row of pixels.
+        Number of pixel columns of a tile, 64: a matrix instruction takes one pixel row of a tile.
     BN, BN_MORE : constexpr int
         Numbers of filters of a tile's two parts, powers of two; BN_MORE may be 0.
     BK : constexpr int

@@ -10,8 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 @gluon.jit
 def lane_sums(p):  # type: ignore[no-untyped-def]
-    """Return the partial sums [64, 4] of each row of `p` [64, N], one by each of the row's four threads. The partial
-    sums of a row are added at the end of the kernel."""
+    """Return four partial sums of each row of `p` [64, N], as [64, 4]: each of the row's four threads adds its numbers.
+    The partial sums of a row are added at the end of the kernel."""
     N: gl.constexpr = p.shape[1]
     return gl.sum(gl.sum(gl.reshape(p, [64, N // 8, 4, 2]), 3), 1)
 
@@ -26,7 +26,7 @@ def decayed(total, decay):  # type: ignore[no-untyped-def]
 @gluon.jit
 def exp2(x):  # type: ignore[no-untyped-def]
     """Return 2 ** x by one instruction. Results of `exp2` below 2**-126 become 0; `gl.exp2` uses more instructions to
-    keep them."""
+    keep results below 2**-126."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
@@ -44,8 +44,9 @@ def next_stage(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-d
 def previous_stage(stage, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
     """Return the stage of the previous tile in the ring buffer.
 
-    Do not carry it from one round of a loop to the next as ``before = stage``. Triton 3.6 takes a variable for
-    unchanged if it is assigned the object that it already names when the loop is compiled, and keeps its first value.
+    Do not carry the previous stage from one round of a loop to the next as ``before = stage``. Triton 3.6 would keep
+    the first value of ``before``, because it takes a variable for unchanged if the variable is assigned an object that
+    it names already when the loop is compiled.
     """
     return gl.where(stage == 0, STAGES - 1, stage - 1)
 
@@ -60,9 +61,10 @@ def place_of(  # type: ignore[no-untyped-def]
     QUERIES: gl.constexpr,
     HEADS: gl.constexpr,
 ):
-    """Return the work of a program. The first values of the work are whether the program handles a part of the keys,
-    its head and its row. The next values are the index of the program's part among all parts, the number of parts, and
-    the index of the part's results. The last values are the program's first query in the output and in the input.
+    """Return the work of a program. The work is a tuple of eight values. The first three are whether the program
+    handles a part of the keys, the program's head and its row. The next three are the index of the program's part among
+    all parts, the number of parts, and the index of the part's results. The last two are the program's first query in
+    the output and in the input.
 
     Programs below number `whole_ctas` handle a tile of queries and all keys. Programs from number `whole_ctas` on
     handle a tile of the `rest_tokens` queries from `first_query` on, and one of `splits` parts of the keys.
@@ -92,7 +94,7 @@ def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
 def targets(  # type: ignore[no-untyped-def]
     OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS: gl.constexpr
 ):
-    """Return the offsets in memory of a head's results, and of their log-sum-exps, for a row or part."""
+    """Return the offsets in memory of a head's results, and of the log-sum-exps of the results, for a row or part."""
     width: gl.constexpr = HEADS * 128
     if parts:
         out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
@@ -114,8 +116,8 @@ def seen_by_products():  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Copy a warpgroup's queries, from number `query` on, to its shared memory `to` [64, 128]; rows after the last
-    query are zeros.
+    """Copy a warpgroup's queries, from number `query` on, to the warpgroup's shared memory `to` [64, 128]. Entries
+    after the last query are zeros.
 
     Queries are loaded by plain loads, because making a tensor descriptor would take longer.
     """

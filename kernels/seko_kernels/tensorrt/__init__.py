@@ -1,5 +1,5 @@
-"""The C++ plugin that carries kernels into TensorRT's plans: its source, compiled by the build. The package of the
-plugin's source imports nothing."""
+"""C++ source of the plugin that carries kernels into TensorRT plans. A build compiles the source. The package
+`seko_kernels.tensorrt` imports nothing."""
 
 from __future__ import annotations
 

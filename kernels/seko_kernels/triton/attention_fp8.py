@@ -1,5 +1,5 @@
-"""The 8-bit attention kernel, and the kernel that sums its parts. The module `attention` checks the arguments of this
-kernel, and `tuned` chooses its tile sizes."""
+"""The 8-bit attention kernel, and the kernel that combines parts of the keys. The module `attention` checks the
+arguments of the attention kernel, and `tuned` chooses its tile sizes."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     own T keys.
 
     `seko_kernels.fused_reference.attention_fp8` defines the result of `attention_fp8_kernel`. A program handles a tile
-    of queries of a head and a row, and a part of the keys. After the chunk's own keys, the queries are rounded to int8,
-    with the largest number of each row as its scale; their products with the cached keys are integers. A tile of keys
-    has one scale, which is multiplied into the softmax factor of the scores. All tiles are loaded through tensor
-    descriptors whose shape ends at the last valid token. Later positions are read as zero, so that bytes that were
-    never written (possibly NaN) have no effect. Scores of positions after the last valid token are masked in the last
-    tile only, because masking every tile would take an eighth of the time.
+    of queries of a head and a row, and a part of the keys. After the chunk's own keys, the queries are rounded to int8
+    by `int8_rows`, so that products of queries and cached keys are integers. A tile of keys has one scale, which is
+    multiplied into the softmax factor of the scores. All tiles are loaded through tensor descriptors whose shape ends
+    at the last valid token. Later positions are read as zero, so that bytes that were never written (possibly NaN) have
+    no effect. Scores of positions after the last valid token are masked in the last tile only, because masking every
+    tile would take an eighth of the time.
 
     The chunk's own keys are handled before the loop over cached keys, where few registers are in use.
 
@@ -103,8 +103,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         Number T of queries, number N of cached keys, number of columns of V_T, and distance between two tokens of V_OWN
         in numbers.
     first_query, out_tokens : int
-        Query of the first program, and number of queries in OUT: all queries, or if SPLITS > 1 only those of this
-        launch.
+        Query of the first program, and number of queries in OUT: all queries or, if SPLITS > 1, only the queries of
+        this launch.
     HEADS, HEAD_DIM : constexpr int
         Number H of heads, and number D of channels of a head, a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
@@ -206,8 +206,8 @@ def attention_combine_kernel(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Write ``sum_s 2**(lse_s - max) * part_s / sum_s 2**(lse_s - max)``: the attention of the last queries to all
-    keys.
+    """Write the attention of the last queries to all keys, which is ``sum_s 2**(lse_s - max) * part_s / sum_s 2**(lse_s
+    - max)``.
 
     Parameters
     ----------

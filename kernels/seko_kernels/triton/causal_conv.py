@@ -1,7 +1,7 @@
 """A causal 3D convolution over channels-last frames as a matrix product whose rows are pixels (an implicit GEMM).
 
-A tensor descriptor loads a box of pixels, shifted by the tap, into shared memory; places outside the picture arrive as
-zeros. Because of the tensor descriptor there is neither a padded copy nor a matrix of patches.
+A tensor descriptor loads a tile of pixels, shifted by the tap, into shared memory, with zeros for pixels outside the
+picture. The convolution therefore needs neither a padded copy of the frames nor a matrix of patches.
 """
 
 from __future__ import annotations
@@ -115,42 +115,44 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
 
     `seko_kernels.conv_reference` defines the result of `causal_conv_kernel`. A program handles several tiles of BH x BW
     pixels of one frame and BN + BN_MORE filters, one after another; the grid may have any number of programs. The
-    filters are in two parts because the sides of a block are powers of two: 96 filters are 64 and 32. Neighbouring
-    programs take the same pixels of successive frames, so that they read the same frames of X while these are in the
-    GPU's cache.
+    filters are in two parts because the sides of a block are powers of two: 96 filters are a part of 64 and a part of
+    32. Neighbouring programs take the same pixels of successive frames, so that they read the same frames of X while
+        these frames are in the GPU's cache.
 
     With DOUBLED the result has twice as many rows and columns: it is the convolution of 3 x 3 taps over frames whose
-    pixels were doubled in height and width. Each of the four pixels that come from one has weights of 2 x 2 taps of its
-    own, and reads from a row and a column of its own.
+    pixels were doubled in height and width. Each of the four pixels of the result that come from one pixel of X has its
+    own weight of 2 x 2 taps, and reads from its own pixel row and column of X on.
 
-    The tap in time is the outermost of the loop, so all steps that read EARLIER come first. The convolution has two
-    loops over taps, of which the first does nothing except for the first TAPS_T - 1 frames.
+    The tap in time changes slowest in the loop over taps, so all steps that read EARLIER come first. There are two
+    loops over taps; the first loop reads EARLIER and has steps only for the first TAPS_T - 1 frames.
 
     Parameters
     ----------
     X : pointer to bf16, fp32 or fp8
         Frames, ``[batch, frames, height, width, CHANNELS]``, contiguous; a pixel takes a multiple of 16 bytes.
     EARLIER : pointer to X's dtype
-        The frames before them, ``[batch, TAPS_T - 1, height, width, CHANNELS]``, contiguous, read if CACHED; otherwise
-        every earlier frame is zeros, and its taps are left out.
+        The frames before X, ``[batch, TAPS_T - 1, height, width, CHANNELS]``, contiguous, read if CACHED. Otherwise
+        earlier frames count as zeros, and the taps that would read an earlier frame are left out.
     W : pointer to X's dtype
-        Weight, ``[TAPS_T * TAPS_H * TAPS_W, FILTERS, CHANNELS]``, contiguous; with DOUBLED four of them, of the pixels
+        Weight, ``[TAPS_T * TAPS_H * TAPS_W, FILTERS, CHANNELS]``, contiguous; with DOUBLED four weights, for the pixels
         above left, above right, below left and below right.
     SCALE : pointer to fp32
         Factor of each filter's sums, ``[FILTERS]``, read if SCALED.
     BIAS : pointer to OUT's dtype
         Bias, ``[FILTERS]``.
     RESIDUAL : pointer to OUT's dtype
-        What is added, in the shape of OUT, read if ADD.
+        The residual that is added, in the shape of OUT, read if ADD.
     OUT : pointer to bf16 or fp32
         The result, ``[batch, frames, height, width, FILTERS]``, contiguous; with DOUBLED height and width are doubled.
     TAPS_T, TAPS_H, TAPS_W : constexpr int
-        Numbers of taps; TAPS_H and TAPS_W are odd. With DOUBLED they are 1, 2 and 2.
+        Numbers of taps in time, height and width. TAPS_H and TAPS_W are odd; with DOUBLED the numbers of taps are 1, 2
+        and 2.
     BH, BW, BN, BN_MORE, BK, STAGES : constexpr int
         Tile sizes of the kernel; see `tuned_conv.ConvTiles`.
     FILTERS_FIRST : constexpr bool
         Whether filters are the rows of the matrix product, and pixels its columns. The compiler then multiplies both
-        factors from shared memory. Otherwise it copies pixels to registers first, as the box of pixels is reshaped.
+        factors from shared memory. If pixels are the rows, the compiler first copies pixels to registers, because the
+        tile of pixels is reshaped.
     """
     BM: tl.constexpr = BH * BW
     BLOCKS: tl.constexpr = (CHANNELS + BK - 1) // BK

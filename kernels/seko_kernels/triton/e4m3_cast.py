@@ -11,8 +11,8 @@ import triton.language as tl
 def to_e4m3(x, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the e4m3 number nearest to `x` (fp32, not NaN), ties to even, saturating at 448; the sign of zero is kept.
 
-    `seko_kernels.fused_reference.e4m3_cast` defines the result of this cast. With INTEGER False the hardware converts
-    (sm_89 and later, one instruction for two numbers). With INTEGER True integer operations compute the same bytes, for
+    `seko_kernels.fused_reference.e4m3_cast` defines the result of this cast. With INTEGER False an instruction of the
+    GPU casts two numbers at a time (sm_89 and later). With INTEGER True integer operations compute the same bytes, for
     Triton's interpreter, whose own cast loses the carry into the exponent.
     """
     if not INTEGER:

@@ -2,8 +2,8 @@
 the arguments of `few_rows_kernel`.
 
 Reading the weights takes nearly all of the kernel's time, so a launch has many small programs. Each program computes
-some output channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum
-in a fixed order, so that the result does not depend on which program is last.
+some output channels of all rows; a long sum is divided among several programs. The program that finishes last adds the
+parts of a sum in a fixed order, so that the result does not depend on which program is last.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def widened(w, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return weights converted to `dtype`. The way from e4m3 to bfloat16 goes through fp32, because Hopper's direct
-    instruction has an eighth of the rate of others."""
+    """Return weights converted to `dtype`. e4m3 is converted to bfloat16 through fp32, because Hopper's instruction
+    that converts directly has an eighth of the rate of other conversions."""
     return w.to(tl.float32).to(dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def is_last(TICKET, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return whether this program is the last one of SPLITS programs that share a sum, all of whose stores are then
-    visible; TICKET, the counter of these programs, is then zero again."""
+    """Return whether this program is the last of the SPLITS programs that share a sum. In the last program all stores
+    of the other programs are visible, and TICKET, the counter of these programs, is zero again."""
     tl.debug_barrier()  # all of the program's stores before its ticket
     last = tl.atomic_add(TICKET, 1, sem="acq_rel") == SPLITS - 1
     if last:
@@ -41,7 +41,8 @@ def gated_product(gate, up, dtype: tl.constexpr):  # type: ignore[no-untyped-def
 def store_sums(  # type: ignore[no-untyped-def]
     HIDDEN, OUT, y, target, stored, BRANCH_SCALE: tl.constexpr, ADD: tl.constexpr
 ):
-    """Store `y` in OUT at the places `target` where `stored` is true; if ADD, the sum ``HIDDEN + BRANCH_SCALE * y``."""
+    """Store `y` in OUT at the places `target` where `stored` is true. If ADD, store the sum ``HIDDEN + BRANCH_SCALE *
+    y`` instead of `y`."""
     dtype = OUT.dtype.element_ty
     if ADD:
         y = y.to(dtype).to(tl.float32)
@@ -82,8 +83,9 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     """Write a linear layer's result ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its two halves, or ``hidden + y``.
 
     `seko_kernels.few_rows_reference` defines the results of `few_rows_kernel`. Sums of the linear layer are in fp32.
-    Numbers that torch would store are rounded. The norm's factor of a row multiplies the row's sums at the end, because
-    its squares are summed in the same loop, so that rows are read once.
+    Numbers that torch would store are rounded. The squares of a row for its norm are summed in the same loop as the
+    products, so that rows are read once. The norm's factor of a row is therefore multiplied into the row's sums at the
+    end.
 
     Parameters
     ----------

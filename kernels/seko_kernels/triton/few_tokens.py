@@ -1,4 +1,5 @@
-"""Kernels of attention with RoPE for few tokens: among these tokens, or of one new token a row over a cache.
+"""Kernels of attention with RoPE for few tokens: attention among few tokens, and attention of one new token of each row
+to a cache.
 
 RoPE pairs channel i of a head's first half with channel i of the second half, in fp32, and rounds; a head is therefore
 read in halves. In these attention kernels several query heads share one head of keys and values. The module
@@ -145,12 +146,12 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     BH: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """Write the attention of one new token a row to the row's cached positions and to the new token.
+    """Write the attention of one new token of each row to the row's cached positions and to the new token.
 
     A program handles all query heads that share one key head, and a part of the row's positions. Where a row is split
     depends on the row's number of positions alone. A quantised cache already holds the new token's keys and values. If
-    the cache is exact, the program of a row's first part writes the new token's keys and values to it, and attends to
-    them. The program that finishes last combines the parts of a row.
+    the cache is exact, the program of a row's first part writes the new token's keys and values to the cache, and
+    attends to the new token. The program that finishes last combines the parts of a row.
 
     Parameters
     ----------

@@ -258,11 +258,11 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
 
     `seko_kernels.scratch.fp8_expand` defines the results of `fp8_expand_kernel`. A program expands either keys or
     values. Keys are converted from their codes to int8 in fp16 arithmetic, in units of the int8 scale
-    (`seko_kernels.fused_reference.key_codes`). Scales of values are powers of two, so the quotient is exact and the
-    cast rounds once. KEY_TILE tokens share a key scale. All programs of a tile compute the same scale from the scale
-    bytes of the whole tile (an eighth of the codes' bytes, mostly in L2), and the first program stores it. The output
-    has no gaps where slots are left out, so that attention needs no mask for them. A program handles a range of output
-    positions, so that its stores are aligned, wherever it reads from.
+    (`seko_kernels.fused_reference.key_codes`). Scales of values are powers of two, so dividing by a scale is exact and
+    only the cast to e4m3 rounds. KEY_TILE tokens share a key scale. All programs of a tile compute the same scale from
+    the scale bytes of the whole tile (an eighth of the codes' bytes, mostly in L2), and the first program stores it.
+    The output has no gaps where slots are left out, so that attention needs no mask for them. A program handles a range
+    of output positions, so that its stores are aligned, whichever cached tokens it reads.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     `seko_export.families.layers.sampler.gaussian` is the definition (Salmon et al., "Parallel random numbers: as easy
     as 1, 2, 3", SC11). A group is four numbers of one latent frame, in the order of (channel, pixel). The random words
     are exact. The numbers are as exact as logarithm, cosine and sine of the CUDA library, which torch's own kernels
-    also use. In this kernel no product is followed by a sum, so that the compiler cannot fuse them and change the
-    rounding.
+    also use. In this kernel no sum uses a product, so that the compiler cannot fuse a product and a sum, which would
+    change the rounding.
 
     Parameters
     ----------

@@ -12,8 +12,8 @@ def hadamard_rows(x, ROWS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignor
     `seko_kernels.kv_reference.hadamard` does.
 
     Each of seven steps replaces neighbouring channels by their sum and difference, and moves the lowest bit of the
-    channel index to the highest position. After seven steps the 128 channels are in their original order, and step i
-    was the reference's butterfly of channels at distance 2**i.
+    channel index to the highest position. After seven steps the 128 channels are in their original order. Step i, from
+    0, computes what the reference computes with butterflies of channels at distance 2**i.
     """
     tl.static_assert(CHANNELS == 128)
     for _ in tl.static_range(7):

@@ -43,10 +43,11 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     """Write the numbers that ``CODES`` and ``SCALES`` encode; if SLOT_PAIRS is not 0, add ``MEAN`` and rotate.
 
     `kv_reference.decode` and `reference.rotate_centred_keys` define the results of `kv_expand_kernel`. The products of
-    the rotation are exact in fp32, so fused or not they give the same bits. A program handles consecutive (token, unit)
-    pairs of a group of heads. Cosine and sine depend on token and channel only, so they are loaded once for all heads
-    of the group. The two rotary tables and the mean stay in the GPU's L2 cache. The two tables and the mean take 0.5 MB
-    at 21 slots of 1560 tokens, where one table as long as the cache would take 17 MB a layer.
+    the rotation are exact in fp32, so the results have the same bits whether or not product and sum are fused. A
+    program handles consecutive (token, unit) pairs of a group of heads. Cosine and sine depend on token and channel
+    only, so a program loads cosine and sine once for all heads of the group. The two rotary tables and the mean stay in
+    the GPU's L2 cache. The two tables and the mean take 0.5 MB at 21 slots of 1560 tokens, where one table as long as
+    the cache would take 17 MB a layer.
 
     Parameters
     ----------
@@ -72,9 +73,9 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     BITS, GROUPED, E2M1 : constexpr int, bool, bool
         Number format of the codes; see `kv_write_kernel`.
     APART : constexpr bool
-        Whether the sink is stored apart; if not, ``left_out`` is 0.
+        Whether the sink is stored separately; if not, ``left_out`` is 0.
     ROTATED : constexpr bool
-        Whether channels are mixed by a Walsh-Hadamard transform; see `kv_write_kernel`.
+        Whether a Walsh-Hadamard transform was applied to each unit before rounding; see `kv_write_kernel`.
     """
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = place < parts

@@ -36,11 +36,11 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     E2M1: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Quantise ``X[t] - MEAN`` and write its codes to ``CODES[TOKEN_INDEX[t]]`` and its scales to
+    """Quantise ``X[t] - MEAN`` for each token t, and write the codes to ``CODES[TOKEN_INDEX[t]]`` and the scales to
     ``SCALES[TOKEN_INDEX[t]]``.
 
-    `seko_kernels.kv_reference.encode` defines the codes and has the formulas. The value E2M1 stands for NVFP4, and
-    GROUPED False for fp8; otherwise BITS 8 stands for int8 and BITS 4 for int4. A tile consists of consecutive units
+    `seko_kernels.kv_reference.encode` defines the codes and has the formulas. E2M1 True stands for NVFP4, and GROUPED
+    False for fp8. In all other cases BITS 8 stands for int8, and BITS 4 for int4. A tile consists of consecutive units
     (groups, if the format has groups) in the order of ``X``, so head_dim may be any multiple of the unit, not only a
     power of two.
 
@@ -64,7 +64,7 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     HEADS, HEAD_UNITS, UNIT, TILE : constexpr int
         Number H of heads, D/UNIT, channels of a unit, units per program.
     ROTATED : constexpr bool
-        Whether each unit is mixed by a Walsh-Hadamard transform first.
+        Whether a Walsh-Hadamard transform is applied to each unit before rounding.
     E2M1 : constexpr bool
         Whether a code is an e2m1 (FP4) number; UNIT is then 16.
     """

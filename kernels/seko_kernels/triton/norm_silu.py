@@ -32,7 +32,7 @@ def norm_silu_kernel(  # type: ignore[no-untyped-def]
     """Write ``silu(x / |x| * sqrt(C) * gamma)`` for the C channels of each pixel, rounded once.
 
     `seko_kernels.conv_reference.norm_silu` defines the result of `norm_silu_kernel`. A program handles ROWS pixels. 96
-    channels are three parts of 32: as one part they would take the place of 128.
+    channels are three parts of 32 channels, because one part has a power of two of channels, which would be 128.
 
     Parameters
     ----------

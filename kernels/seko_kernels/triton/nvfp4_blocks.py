@@ -1,9 +1,9 @@
 """Conversion of blocks of sixteen NVFP4 numbers to int8 keys and e4m3 values, in PTX assembly, a word at a time.
 
 A block's codes are one 64-bit word, with its channels in rising order. One byte permutation looks up four codes in a
-table of the eight magnitudes. The signs are set afterwards. With the table for keys, a byte is the high half of an fp16
-number whose low half is zero. With the table made from a block's scale, a byte is an e4m3 number. With INTEGER the same
-bytes are computed one number at a time, for Triton's interpreter.
+table of the eight magnitudes. The signs are set afterwards. In the table for keys, a byte is the high half of an fp16
+number whose low half is zero. In the table for values, which is made from a block's scale, a byte is an e4m3 number.
+With INTEGER the same bytes are computed one number at a time, for Triton's interpreter.
 
 A *pair* is a key's even and odd channel, which are rotated together. An int32 holds two fp16 numbers.
 """
@@ -232,8 +232,8 @@ def value_words(words, scales, INTEGER: tl.constexpr):  # type: ignore[no-untype
     """Return the e4m3 numbers of four tokens' blocks as sixteen int32: one for each channel, with a byte for each
     token.
 
-    The product of a code and a scale (`block_scale`) has six significant bits, so it is exact in fp16 unless its e4m3
-    number is 0.
+    The product of a code and a scale (`block_scale`) has six significant bits, so the product is exact in fp16, except
+    products so small that their e4m3 number is 0.
     """
     if INTEGER:
         out = ()

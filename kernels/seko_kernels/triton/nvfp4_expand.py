@@ -29,9 +29,10 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the numbers of an NVFP4 cache, ``OUT = e2m1(CODES) * e4m3(SCALES) * g``, exact in bf16 and fp32.
 
-    `seko_kernels.reference.nvfp4_decode` defines the results of `nvfp4_expand_kernel`. Memory-bound: 0.5625 bytes read
-    for every 2 (bf16) or 4 (fp32) written. `kv_expand_kernel` loops over heads that share rotation angles; this kernel
-    has no angles, so a program handles consecutive blocks of all heads.
+    `seko_kernels.reference.nvfp4_decode` defines the results of `nvfp4_expand_kernel`. The kernel is memory-bound: for
+    each number it reads 0.5625 bytes and writes 2 bytes (bf16) or 4 bytes (fp32). `kv_expand_kernel` loops over heads
+    that share rotation angles. `nvfp4_expand_kernel` rotates nothing, so a program handles consecutive blocks of all
+    heads.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     HEADS, HEAD_BLOCKS, TILE : constexpr int
         Number H of heads, D/16, scale blocks per program.
     APART : constexpr bool
-        Whether the sink is stored apart; if not, ``left_out`` is 0.
+        Whether the sink is stored separately; if not, ``left_out`` is 0.
     """
     first = tl.program_id(0) * TILE
     local = tl.arange(0, TILE)

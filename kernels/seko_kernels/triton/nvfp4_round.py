@@ -13,12 +13,13 @@ def nvfp4_rounded(x, g, inverse_g):  # type: ignore[no-untyped-def]
     """Return scale byte [TILE] and codes [TILE, 16], int32, of blocks `x` [TILE, 16] fp32; `g` [TILE] is a power of
     two.
 
-    A block is rounded twice, once with the top 6 and once with the top 4. The scale of a block is ``s = e4m3(amax|x| *
-    (1/top) * (1/g))``, and its step ``sf = s * g``. The code of a number is the number of midpoints m of the e2m1 grid
-    for which ``|x| > m * sf``, or ``>=`` where the upper neighbour's code is even. The sign is bit 3 of the code. If s
-    is 0, every code is 0. The rounding with the smaller squared error is taken, 6 where the errors are equal. The
-    squared errors are sums of integers, so that no order of summation matters. `seko_kernels.reference.nvfp4_encode`
-    defines the codes and says why every step is exact.
+    A block is rounded twice: once so that its largest magnitude becomes 6, and once so that it becomes 4 (``top``). The
+    scale of a block is ``s = e4m3(amax|x| * (1/top) * (1/g))``, and its step ``sf = s * g``. The code of a number is
+    the number of midpoints m of the e2m1 grid for which ``|x| > m * sf``, or ``>=`` where the upper neighbour's code is
+    even. The sign is bit 3 of the code. If s is 0, every code is 0. The rounding with the smaller squared error is
+    taken; if the errors are equal, the rounding with the top 6. The squared errors are sums of integers, so that no
+    order of summation matters. `seko_kernels.reference.nvfp4_encode` defines the codes and says why every step is
+    exact.
     """
     magnitude = tl.abs(x)
     amax = tl.max(magnitude, axis=1)

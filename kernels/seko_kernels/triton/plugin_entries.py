@@ -1,5 +1,5 @@
-"""Entry points of the kernels for TensorRT: the same device code, with arguments in the order in which TensorRT
-passes them.
+"""Entry points of the kernels for TensorRT. An entry point runs a kernel's device code, with arguments in the order in
+which TensorRT passes arguments.
 
 TensorRT passes arguments in a fixed order: the inputs' pointers, then the scalars, then the outputs' pointers. An
 aliased output has the address of its input, and the kernel writes through the output's pointer.

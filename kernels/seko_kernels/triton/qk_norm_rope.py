@@ -1,5 +1,5 @@
-"""The kernel that normalises and rotates q and k and writes k into its cache slots. The module `qk_norm_rope` of the
-ops checks the arguments of `qk_norm_rope_kernel`."""
+"""The kernel that normalises and rotates q and k and writes k into the chunk's cache slots. The module
+`seko_kernels.qk_norm_rope` checks the arguments of `qk_norm_rope_kernel`."""
 
 from __future__ import annotations
 

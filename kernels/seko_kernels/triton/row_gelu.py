@@ -15,14 +15,14 @@ LONG_ROW = 12288  # row width from which fewer warps are faster
 def gelu_warps(width: int) -> int:
     """Return the number of warps of a GELU program.
 
-    On an H200, GELU of rows of 8,960 numbers takes 39 us with 8 warps and 41 us with 4. Rows of 13,824 numbers take 65
-    and 60 us.
+    On an H200, GELU of rows of 8,960 numbers takes 39 us with 8 warps and 41 us with 4 warps. GELU of rows of 13,824
+    numbers takes 65 us with 8 warps and 60 us with 4 warps.
     """
     return 8 if width < LONG_ROW else 4
 
 
 def gelu_parts(width: int) -> tuple[int, int, int]:
-    """Return three powers of two (or 0) that cover a row of `width` numbers with little to spare.
+    """Return three numbers, each a power of two or 0, whose sum is `width` or a little more.
 
     Padding a row to one power of two (8960 to 16384) would waste up to half of the exponentials, which limit this
     kernel's speed.
@@ -67,7 +67,8 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     PART_2: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write the quantised GELU ``e4m3(gelu(x) / scale)`` and its scale. A program of the GELU kernel handles one row.
+    """Write the quantised GELU ``e4m3(gelu(x) / scale)`` and the scale of each row. A program of the GELU kernel
+    handles one row.
 
     `seko_kernels.fused_reference.gelu_quantise` defines the results of `row_gelu_kernel`.
 

@@ -149,8 +149,8 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
         The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0.
     MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
         Modulation of the frames ``[B, F, 6, WIDTH]``, of this layer ``[6, WIDTH]``, and of the layer with the gate
-        ``[6, WIDTH]``. Shift and scale are rows SHIFT_AT and SCALE_AT of the sum of the first two. The gate is row
-        GATE_AT of the sum of the first and the last.
+        ``[6, WIDTH]``. Shift and scale are rows SHIFT_AT and SCALE_AT of the sum of MODULATION and LAYER_MODULATION.
+        The gate is row GATE_AT of the sum of MODULATION and GATE_MODULATION.
     WEIGHT, BIAS : pointer to fp32
         Weight and bias of an affine norm, ``[WIDTH]``: ``out = layer_norm(hidden) * weight + bias``.
     HIDDEN : pointer to X's dtype

@@ -1,9 +1,9 @@
 """A second kernel of a linear layer on few rows, in which output channels are the long side of a product.
 
-`few_rows` multiplies tiles of 16 channels, each in registers. This kernel multiplies tiles of 64 channels by all rows
-in one instruction of a Hopper warpgroup, which reads weights and rows from shared memory. Through shared memory a
-loaded byte of weights costs few instructions, and many loads run at the same time. The module `seko_kernels.few_rows`
-checks arguments and chooses between the kernels.
+`few_rows_kernel` multiplies tiles of 16 channels in registers. `warpgroup_rows_kernel` multiplies a tile of 64 channels
+by all rows in one instruction of a Hopper warpgroup, which reads weights and rows from shared memory. Through shared
+memory a loaded byte of weights costs few instructions, and many loads run at the same time. The module
+`seko_kernels.few_rows` checks arguments and chooses between the kernels.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def warpgroup_rows_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the result of a linear layer.
 
-    Parameters are those of `few_rows.few_rows_kernel`, except for BN: the number of rows of W of a program; if GATED,
-    half of them belong to the gate and half to up, so that the program has BN / 2 output channels. SPLITS is 1 if NORM
-    or GATED.
+    The parameters are those of `few_rows.few_rows_kernel`, except for BN, the number of rows of W that a program reads.
+    If GATED, half of these rows belong to the gate and half to up, so that the program has BN / 2 output channels.
+    SPLITS is 1 if NORM or GATED.
     """
     halves: tl.constexpr = 2 if GATED else 1
     own: tl.constexpr = BN // halves  # output channels of a program
