@@ -54,8 +54,8 @@ class ModelGraph:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Weights of text encoder, VAE, audio encoder, image encoder and a VAE that only encodes, by each model's own key
-    names; None for a model that the build does not include.
+    """Weights of the models around the transformer, by each model's own key names: text encoder, VAE, audio encoder,
+    image encoder, and a second VAE that only encodes. None for a model that the build does not include.
     """
 
     text: WeightSource | None = None
@@ -69,7 +69,7 @@ Build = TypeVar("Build", bound=BuildConfig)  # the build configuration of a work
 
 
 class Family(ABC, Generic[Build]):
-    """A model family: the code that knows one kind of checkpoint and its modules.
+    """A model family: the code for one kind of checkpoint and for the modules of its models.
 
     A subclass of `Family` is stateless: the same object serves all builds in all processes. Processes that compile
     engines import the family by its `name`.
@@ -120,8 +120,9 @@ class Family(ABC, Generic[Build]):
     def tables(self, config: Build, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return constants that are computed from the checkpoint and the build's configuration, by name, on the CPU.
 
-        For video the constants are weights ``of_times.NAME`` [passes, ...], which layers index by pass. A session with
-        other timesteps is refused. A family without such tables need not define this method.
+        For video the constants are weights ``of_times.NAME`` [passes, ...], which layers index by pass. If a build has
+        these constants, a session with other timesteps is refused. A family without constants of its own need not
+        define `tables`.
         """
         del config, checkpoint
         return {}

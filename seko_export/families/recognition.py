@@ -1,7 +1,7 @@
 """Facts about a model, each with its source: shapes, config.json, an option, a preset, or an assumption.
 
-Facts about a model that contradict each other raise an error with both values. The facts about a model are collected
-without opening a file, and without code for any family.
+Facts about a model that contradict each other raise an error with both values. The module opens no file and has no code
+for any family.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Recognised:
 
     @property
     def own_schedule(self) -> Schedule | None:
-        """The schedule that the checkpoint states; None if it states none."""
+        """The schedule that the checkpoint states; None if the checkpoint states no schedule."""
         return None if self.schedule is None else self.schedule.value
 
     @property
@@ -157,14 +157,14 @@ class Recognised:
         )
 
     def model_named(self, name: str) -> ModelConfig:
-        """Return the model's config with this name; no field of the config may be unknown."""
+        """Return the model's config with the name ``name``; no field of the config may be unknown."""
         return self.kind(
             name=name, family=self.family, **{key: fact.value for key, fact in self.model.items()}
         )
 
 
 def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None:
-    """Return the facts that tensor shapes determine; None if a tensor of the family is missing, so that the file is not
+    """Return the facts that tensor shapes determine; None if the file lacks a tensor of the family and is therefore not
     of this family.
     """
     dimensions = keys.dimensions_of(keys.naming_of(opened).shapes_in(opened))

@@ -11,7 +11,7 @@ from seko_export.families.base import Family
 
 
 class SpeechFamily(Family[SpeechBuild]):
-    """A family of speech models, each a folder with config.json, weights and tokenizer."""
+    """A family of speech models. A model's checkpoint is a folder with config.json, weights and tokenizer."""
 
     @property
     @abstractmethod

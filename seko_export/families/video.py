@@ -36,7 +36,7 @@ class Preset:
     schedule : Schedule or None
         Timesteps of a chunk's passes, if they differ from Self-Forcing's four.
     entry : str or None
-        The entry of the authors' `.pt` with the weights that they run.
+        The entry of the authors' `.pt` file with the weights that the authors use for generation.
     files : tuple of str
         Last parts of the paths of the authors' files, for models that differ only in the names of their files.
     source : str
@@ -46,7 +46,7 @@ class Preset:
     unverified : str
         Properties of the preset that nobody has checked.
     missing : str
-        Features of the model that Seko lacks; a build of the preset is refused unless this is empty.
+        Features of the model that Seko lacks. A build of the preset is refused unless ``missing`` is empty.
     """
 
     model: ModelConfig
@@ -76,8 +76,8 @@ class CacheProbe:
         ``token_index``, and the caches ``caches.k`` and ``caches.v``. If keys are stored before RoPE, they also take
         ``cos`` and ``sin``. Calibration watches the engine without bucket and variant, whose name equals the role.
     perturbed : str
-        Name of the engine that begins each pass. To measure the effect of rounding alone, the last bit of its first
-        output is changed.
+        Name of the engine that begins each pass. To measure the effect of rounding alone, the last bit of this engine's
+        first output is changed.
     """
 
     role: str
@@ -100,8 +100,8 @@ class VideoFamily(Family["VideoBuild"]):
     ) -> Recognised | None:
         """Return the facts that a checkpoint states about its model, or None if the checkpoint is not of this family.
 
-        A family whose checkpoints cannot be recognised, such as a family outside this package, does not override this
-        method: the caller names its models.
+        A family whose checkpoints cannot be recognised, such as a family outside this package, does not override
+        `recognise`: the user then names a preset of the family.
 
         Shapes of tensors decide first. ``config_json``, the content of the config.json beside the weights, decides
         facts that shapes do not determine: heads, eps, window, sink, shift. If neither shapes nor config.json state a

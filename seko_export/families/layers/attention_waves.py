@@ -19,16 +19,16 @@ MOST_SPLITS = 24
 
 
 def waves_for(batch: int, heads: int, queries: int, keys: int, slots: int) -> Waves | None:
-    """Return how to split the keys of an attention on a GPU that runs ``slots`` query tiles at a time; None if no split
-    is faster.
+    """Return the split of the keys of an attention for a GPU that runs ``slots`` query tiles at a time; None if no
+    split is faster.
     """
     splits = [number for number in range(2, MOST_SPLITS + 1) if keys % number == 0]
     return cut(batch * heads, queries, keys, TILE, slots, splits)
 
 
 def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: int) -> Waves | None:
-    """Return how to split the keys of an attention on this device, as `waves_for` does; None unless the device is a
-    Hopper GPU, on which cuDNN's tiles were measured.
+    """Return the result of `waves_for` for ``device``; None unless the device is a Hopper GPU, because cuDNN's tiles
+    were measured on Hopper only.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None
@@ -53,19 +53,20 @@ def cut_attention(q: Tensor, k: Tensor, v: Tensor, waves: Waves) -> Tensor:
 
 
 def queries_in_parts(q: Tensor, splits: int) -> Tensor:
-    """Return [B*S, R, H, D]: the queries [B, R, H, D] repeated for each part of the keys."""
+    """Return the queries [B, R, H, D] repeated for each of the S parts of the keys, as [B*S, R, H, D]."""
     parts: Tensor = q.unsqueeze(1).expand(-1, splits, -1, -1, -1).flatten(0, 1)
     return parts
 
 
 def keys_in_parts(x: Tensor, splits: int) -> Tensor:
-    """Return [B*S, N/S, H, D]: keys or values [B, N, H, D] split into S parts, as a view."""
+    """Return keys or values [B, N, H, D] split into S parts, as a view [B*S, N/S, H, D]."""
     parts: Tensor = x.unflatten(1, (splits, -1))
     return parts.flatten(0, 1)
 
 
 def attention_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the attention [B, T, H, D] and log(sum(exp(q k^T / sqrt(D)))) [B, T, H] float32; cuDNN's on a GPU."""
+    """Return the attention [B, T, H, D] and log(sum(exp(q k^T / sqrt(D)))) [B, T, H] float32. On a GPU cuDNN computes
+    both."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     y: Tensor
     lse: Tensor

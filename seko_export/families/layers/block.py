@@ -1,8 +1,8 @@
 """One transformer layer of the causal DiT in plain torch: self-attention over the KV cache and the chunk,
 cross-attention to the text, feed-forward.
 
-Letters in shapes are those of `causal_dit`, where B is the number of rows, T of tokens, H of heads, D of channels of a
-head; d is the width.
+Letters in shapes are those of `causal_dit`: B is the number of rows, T the number of tokens, H the number of heads, D
+the number of channels of a head, and d the width.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BlockWeights(Ranked):
         Modules that a model family adds after self-attention and after the feed-forward. Each maps the hidden state [B,
         T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next hidden state.
     beside_text : tuple of str
-        Names of further keys and values, besides the text's, that cross-attention attends to; may be empty.
+        Names of keys and values to which cross-attention attends in addition to those of the text; may be empty.
     """
 
     # names of the arguments of `forward` that are mappings
@@ -141,8 +141,8 @@ class Block(BlockWeights):
     ) -> Tensor:
         """Advance the hidden state by one layer, and write this layer's keys and values to the cache.
 
-        If several ranks (GPUs) share a chunk (`split`), hidden state and rotary tables have the rank's tokens only, and
-        caches the rank's heads only.
+        If several ranks (GPUs) share a chunk (`split`), hidden state and rotary tables have one rank's tokens only, and
+        caches have one rank's heads only.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class Block(BlockWeights):
             This layer's cache tensors by their names in the cache format (`kv`), each [B*N, ...] with N cache tokens
             for each of B rows; written in place.
         scales : Mapping[str, Tensor]
-            This layer's constants of the cache format, such as quantisation scales, by their names in `kv`.
+            The layer's constants of the cache format, such as quantisation scales, by their names in `kv`.
         places : Mapping[str, Tensor]
             The rotary tables ``slot_rotary`` and ``patch_rotary`` from `Embed` if the cache format stores keys before
             RoPE, else empty.
@@ -239,8 +239,8 @@ class Block(BlockWeights):
 
 
 class SelfAttentionWeights(nn.Module):
-    """The weights of a layer's self-attention. The matrices of q, k and v are joined to one matrix, whose product uses
-    the GPU better."""
+    """The weights of a layer's self-attention. The matrices of q, k and v are joined to one matrix, because one large
+    product uses the GPU better than three products."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class SelfAttentionWeights(nn.Module):
 
 
 class CrossAttentionWeights(nn.Module):
-    """Weights of the query side of cross-attention; K and V belong to `PromptKv`."""
+    """Weights of the query side of cross-attention. The weights of keys and values belong to `PromptKv`."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:
 def fill_bias(valid_tokens: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
     """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf for the others.
 
-    Slots are filled in order, so the number of filled tokens determines which are filled.
+    Slots are filled in order, so the number of filled tokens determines which tokens are filled.
     """
     filled = is_filled(valid_tokens, tokens)
     zero = torch.zeros((), dtype=dtype, device=valid_tokens.device)

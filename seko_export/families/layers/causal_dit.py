@@ -1,4 +1,4 @@
-"""The causal video DiT of the Wan family, in the modules that become engines: every shape is fixed and every position
+"""The causal video DiT of the Wan family, as the modules that become engines. Every shape is fixed, and every position
 is a tensor.
 
 `Embed` and `Head` run once for each pass, `block.Block` for each layer and pass; `Prompt` and `PromptKv` run
@@ -6,10 +6,10 @@ once for each prompt. Every size comes from a frozen config and every position i
 a whole stream, and rows of a batch may be at different chunks. The sampler is in `sampler.py`; `seko_kernels` defines
 the formats of quantised caches.
 
-In shapes B is the number of rows, F of latent frames of the chunk, n of tokens of a latent frame, N of tokens
-of the cache, H of heads, D of channels of a head. T is F*n, and d is the width. The maths of the transformer is from
-Wan 2.1 (arXiv 2503.20314) and Self-Forcing (arXiv 2506.08009). Matmuls of the transformer run in the weights' dtype;
-norms, modulation, RoPE, time embedding and head run in float32.
+In shapes B is the number of rows, F the number of latent frames of the chunk, n the number of tokens of a latent frame,
+N the number of tokens of the cache, H the number of heads, and D the number of channels of a head. T is F*n, and d is
+the width. The maths of the transformer is from Wan 2.1 (arXiv 2503.20314) and Self-Forcing (arXiv 2506.08009). Matmuls
+of the transformer run in the weights' dtype; norms, modulation, RoPE, time embedding and head run in float32.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class Embed(Ranked):
         context_timestep : Tensor
             Timestep of the context pass, float32 [1].
         slot_frames : Tensor, optional
-            Number of the frame in each cache slot, int64 [B*cache_frames]; only with `key_rotary`. This module writes
-            the chunk's frame numbers into the tensor in place, before any block writes the frames' keys. This tensor is
-            state and cannot be computed, because the frames of a rebuilt cache are not consecutive.
+            Number of the frame in each cache slot, int64 [B*cache_frames]; only with `key_rotary`. `Embed` writes the
+            chunk's frame numbers into ``slot_frames`` in place, before any block writes the frames' keys.
+            ``slot_frames`` is state and cannot be computed, because the frames of a rebuilt cache are not consecutive.
         valid_tokens : Tensor, optional
             Number of filled tokens in each row's cache, int64 [B]; only if RoPE positions count from the oldest cached
             frame.

@@ -51,7 +51,7 @@ class FamilyModule:
     outputs : callable
         Function that returns, for a build, the shape of a row and the dtype of each output by its name.
     per_layer : bool
-        Whether the module runs, and has outputs, once per layer. The embedding cannot take such outputs. With
+        Whether the module runs, and has outputs, once per layer. The embedding cannot take outputs per layer. With
         ``--fp8`` the matmuls that its ``fp8_linears`` names run in fp8, unless some layer is excepted, because one
         engine serves all layers.
     """
@@ -72,11 +72,11 @@ class ChunkModule(FamilyModule):
     ----------
     numbered : bool
         Whether the module also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool
-        ``rows`` [B] int64. Only such a module can take inputs per session, because their buffers hold all rows of the
-        pool.
+        ``rows`` [B] int64. Only a numbered module can take inputs per session, because the buffers of inputs per
+        session hold all rows of the pool.
     split : bool
-        Whether each of several ranks (GPUs) computes the outputs of its own tokens only. Such a module is a `Ranked`,
-        takes ``rank`` [1] int64, and its ``outputs`` are the shapes of one rank.
+        Whether each of several ranks (GPUs) computes the outputs of its own tokens only. A module with ``split`` is a
+        `Ranked` and takes ``rank`` [1] int64, and its ``outputs`` are the shapes of one rank.
     """
 
     numbered: bool = False
@@ -85,8 +85,8 @@ class ChunkModule(FamilyModule):
 
 @dataclass(frozen=True)
 class PromptModule(FamilyModule):
-    """A module of a model family that runs once per prompt, after the text's keys and values; in a pool it runs for one
-    row at a time.
+    """A module of a model family that runs once per prompt, after the text's keys and values were computed. In a pool a
+    prompt module runs for one row at a time.
 
     A prompt module takes inputs per prompt, and in a pool its tensors have no row axis. Layers get the outputs of a
     prompt module for all rows of the pool.
@@ -122,7 +122,7 @@ class LayerChoice:
         cross-attention attends to the text alone.
     pass_tables : mapping of str to shape and dtype
         Weights ``of_times.NAME`` [passes, *shape] that `Family.tables` computes; a layer gets the entry of the
-        current pass. A build with such tables has no context pass.
+        current pass. A build with ``pass_tables`` has no context pass.
 
     Raises
     ------
@@ -178,14 +178,14 @@ PLAIN = LayerChoice()
 
 
 def rows_of_call(config: VideoBuild, bucket: int | None) -> tuple[int, str]:
-    """Return the number of rows of a call, and the index by which its engines take them from a buffer with the rows of
-    the largest call."""
+    """Return the number of rows of a call, and the index by which the call's engines take these rows from a buffer with
+    the rows of the largest call."""
     return bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
 
 
 def rows_of_prompt(config: VideoBuild) -> tuple[tuple[int, ...], str]:
-    """Return the row axes of tensors that engines take once for each prompt, and the index by which they take them from
-    a buffer with all rows: one row at a time in a pool, otherwise all rows."""
+    """Return the row axes of tensors that engines take once for each prompt, and the index by which engines take these
+    tensors from a buffer with all rows. In a pool an engine takes one row at a time, otherwise all rows."""
     return ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
 
 

@@ -1,8 +1,9 @@
 """One transformer layer with Seko's own kernels: the layer of `block.Block` in fewer launches, optionally with fp8
 attention.
 
-`RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and rounds
-as `Block` does, but on a GPU not between the first matmul of the feed-forward network and GELU.
+`RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, and uses 16-bit attention.
+`RowFusedBlock` rounds where `Block` does, except that on a GPU it does not round between the first matmul of the
+feed-forward network and GELU.
 
 `FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch (keys int8, values fp8), and one
 kernel attends to this scratch and to the chunk's own unquantised keys and values (docs/adr/0004). The 8-bit scratch
@@ -41,7 +42,7 @@ SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
 
 class Fp8Linear(nn.Module):
     """Weights of an fp8 matmul: e4m3 with a scale for each output channel. The input of the fp8 matmul is already
-    quantised by row.
+    quantised, with one scale for each row.
     """
 
     def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
@@ -52,7 +53,7 @@ class Fp8Linear(nn.Module):
 
 
 class QuantisingLinear(Fp8Linear):
-    """An fp8 matmul that quantises its input by row, before it multiplies."""
+    """A linear layer in fp8 that quantises its input, with one scale for each row, before it multiplies."""
 
     def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
         super().__init__(inner, outer, dtype)
@@ -164,8 +165,8 @@ class FusedLayer(BlockWeights):
         hidden, modulation, cos, sin : Tensor
             Results of `Embed` of these names.
         update : Tensor
-            FFN output of the previous layer, [B, T, d]. Zeros before the first layer, and after a layer with a module
-            after its feed-forward (`tail`), which has already added that output.
+            FFN output of the previous layer, [B, T, d]. Zeros before the first layer. Also zeros after a layer with a
+            module behind its feed-forward (`tail`), because the module has already added the layer's FFN output.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
             The tensors of these names that `Block.forward` takes.
         scales : Mapping[str, Tensor]
@@ -173,7 +174,7 @@ class FusedLayer(BlockWeights):
             `scratch.scratch_scales` returns.
         window : Mapping[str, Tensor]
             The layer's resident window (cached keys and values in 8 bits), by the names of `PastWindow`'s fields; empty
-            for a build without one.
+            for a build without resident windows.
         write_slots : Tensor, optional
             Cache slot of each latent frame of the chunk, int64 [B, F]; for layers that expand an FP4 cache.
         token_index : Tensor, optional
@@ -293,8 +294,8 @@ class FusedBlock(FusedLayer):
     Parameters
     ----------
     writes : bool
-        Whether the layer writes its keys and values to the cache. Only layers of the context pass write them, since
-        nothing would read the keys and values of a denoise pass.
+        Whether the layer writes its keys and values to the cache. Only layers of the context pass write keys and
+        values, since nothing would read the keys and values of a denoise pass.
     fp8 : bool
         Whether the layer's matmuls are fp8; see `FusedLayer`.
     """
@@ -345,14 +346,15 @@ class FusedBlock(FusedLayer):
 
 
 class RowFusedBlock(FusedLayer):
-    """One transformer layer over any cache with 16-bit attention; it rounds exactly as `Block` does.
+    """One transformer layer with 16-bit attention over any cache. The layer rounds where `Block` does; on a GPU it does
+    not round the argument of the feed-forward's GELU.
 
     Parameters
     ----------
     masked : bool
         Whether attention sees only the filled part of the cache; see `Block`.
     kernel : bool
-        Whether attention runs in Seko's kernel, which needs no mask; otherwise it runs in torch's.
+        Whether attention runs in Seko's kernel, which needs no mask. Otherwise torch's attention is used.
     fp8 : bool
         Whether the layer's matmuls are fp8; see `FusedLayer`.
     """
@@ -415,8 +417,8 @@ class _KeysAndValuesWeights(nn.Module):
 
 
 class KeysAndValues(Ranked):
-    """The last layer in the context pass, which only computes and writes the layer's keys and values, because nothing
-    reads the layer's output.
+    """The last transformer layer in the context pass. `KeysAndValues` only computes and writes the layer's keys and
+    values, because nothing reads the layer's output.
     """
 
     groups = ("caches", "scales")  # arguments that are mappings

@@ -1,5 +1,5 @@
-"""Cached keys and values of a layer, expanded from FP4 to 8 bits for fp8 attention: in each pass, or once a chunk (a
-resident window).
+"""Expansion of a layer's cached keys and values from FP4 to 8 bits, for fp8 attention. The expansion runs in each pass,
+or once a chunk (a resident window).
 
 Cached frames are the same in all passes of a chunk, so one expansion to 8 bits (the resident window) serves all passes.
 The resident window holds the rows of the current call; the next chunk fills it again.

@@ -1,8 +1,8 @@
 """All engines, programs and buffers of a video build.
 
-The buffer table, the signatures of engines and the programs are made here from the configuration and written to the
-manifest as data, because exporter and runtime must agree on them. The module `media.pieces` adds the text encoder and
-the VAE.
+The module `pieces` makes the buffer table, the signatures of engines and the programs from the configuration. Exporter
+and runtime must agree on all three, so the manifest contains them as data. The module `media.pieces` adds the text
+encoder and the VAE.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Division of a chunk among ranks (GPUs): each rank has some of the tokens outside attention, and some of the heads
-inside it (Ulysses, arXiv 2309.14509).
+"""Division of a chunk among ranks (GPUs). Outside attention each rank has some of the tokens, and inside attention some
+of the heads (Ulysses, arXiv 2309.14509).
 
 A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens, so that tensors with an
 entry for each frame are the same on all ranks, and an equal share of the heads, in order. The collectives between ranks
@@ -11,13 +11,14 @@ rank is the order after the all-to-all, and attention does not depend on the ord
 indices of the tokens in the cache into the order of the ranks.
 
 If the number of tokens in a latent frame is no multiple of the number of ranks, each frame is padded with zero tokens,
-which the last ranks get. Layers compute on padding as on tokens, since no op outside attention mixes tokens. `to_heads`
-and `every_token` remove the padding, and `to_tokens` adds zeros again. Attention, caches and velocities therefore have
-the chunk's tokens only. Removing the padding is a copy, which also puts the tokens into the chunk's own order.
+which go to the last ranks. Layers compute on padding as on tokens, since no op outside attention mixes tokens.
+`to_heads` and `every_token` remove the padding, and `to_tokens` adds zeros again. Attention, caches and velocities
+therefore have the chunk's tokens only. Removing the padding is a copy, which also puts the tokens into the chunk's own
+order.
 
-In shapes B is the number of rows, F of latent frames of the chunk, n of tokens of a latent frame, R of ranks, H
-of heads, D of channels. T is F*n. The quotient n/R is rounded up, and T/R means F times the rounded n/R, which is the
-number of a rank's tokens with padding.
+In shapes B is the number of rows, F the number of latent frames of the chunk, n the number of tokens of a latent frame,
+R the number of ranks, H the number of heads, and D the number of channels. T is F*n. The quotient n/R is rounded up,
+and T/R means F times the rounded n/R, which is the number of a rank's tokens with padding.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ class RankSplit:
         return self.chunk_frames * self.share
 
     def own_tokens(self, x: Tensor, rank: Tensor) -> Tensor:
-        """Return the tokens [B, T/R, ...] of this rank from x [B, T, ...], padding as zeros; rank [1] int64."""
+        """Return the tokens [B, T/R, ...] of rank ``rank`` [1] int64 from x [B, T, ...], with zeros as padding."""
         own: Tensor = self._in_shares(x).index_select(2, rank).flatten(1, 3)
         return own
 
     def as_exchanged(self, x: Tensor, rows: int) -> Tensor:
-        """Return x [B*T], one number for each of T tokens of each of B rows, in the token order of `to_heads`'
-        results.
+        """Return x [B*T], which has a number for each token of each row, in the token order of the results of
+        `to_heads`.
         """
         if self.padding:
             return x
@@ -82,12 +83,12 @@ class RankSplit:
         return ordered
 
     def own_heads(self, x: Tensor, rank: Tensor) -> Tensor:
-        """Return the heads [H/R, ...] of this rank from x [H, ...]; rank [1] int64."""
+        """Return the heads [H/R, ...] of rank ``rank`` [1] int64 from x [H, ...]."""
         own: Tensor = x.unflatten(0, (self.ranks, -1)).index_select(0, rank).flatten(0, 1)
         return own
 
     def heads_of_each(self, tensors: Mapping[str, Tensor], rank: Tensor) -> dict[str, Tensor]:
-        """Return the mapping with `own_heads` (the selection of this rank's heads) applied to each tensor."""
+        """Return the result of `own_heads` for each tensor of a mapping, by name."""
         return {name: self.own_heads(tensor, rank) for name, tensor in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -1,8 +1,8 @@
 """Positions of a chunk's tokens in the KV cache, and rotary tables for the cached keys. The positions of tokens are
 computed without keys or values.
 
-In shapes B is the number of rows of a call, F of latent frames of the chunk, n of tokens of a latent frame, N
-of tokens of a row's cache. T is F*n.
+In shapes B is the number of rows of a call, F the number of latent frames of the chunk, n the number of tokens of a
+latent frame, and N the number of tokens of a row's cache. T is F*n.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
 class RingPositions(Ranked):
-    """The module that computes a chunk's positions in the caches of layers with a smaller ring. `causal_dit.Embed`
-    computes the positions for layers with the largest ring.
+    """The module that computes a chunk's positions in the caches of a layer group whose ring is not the largest.
+    `causal_dit.Embed` computes the positions for layers with the largest ring.
 
     Attributes
     ----------
@@ -122,13 +122,13 @@ def of_rank(
 def window_positions(
     slot_frames: Tensor, valid_frames: Tensor, references: int = 0, *, apart: bool = False
 ) -> Tensor:
-    """Return [B, slots] int64: for each cache slot the number of cached frames that are older than the frame in that
-    slot.
+    """Return for each cache slot the number of cached frames that are older than the frame in the slot, [B, slots]
+    int64.
 
     Frames of the sink are the oldest and get positions from 0 on. The other frames follow by age, independent of their
-    slots. Empty slots (from ``valid_frames`` [B] on) are not counted, and neither are copies of reference frames, which
-    fill up the chunk of references after the first ``references`` slots. If ``apart`` is true, reference frames are not
-    counted, and have position 0.
+    slots. Empty slots (from ``valid_frames`` [B] on) are not counted. Copies of reference frames, which fill up the
+    chunk of references after the first ``references`` slots, are not counted either. If ``apart`` is true, reference
+    frames are not counted, and have position 0.
     """
     slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
     there = slots < valid_frames[:, None]  # [B, slots]
@@ -140,7 +140,7 @@ def window_positions(
 
 
 def capped_positions(slot_frames: Tensor, newest: Tensor, stream: StreamConfig) -> Tensor:
-    """Return [B, slots] int64: the number of the frame in each slot, references first.
+    """Return the number of the frame in each slot, references first, as [B, slots] int64.
 
     If the chunk's last frame ``newest`` [B, 1] is beyond ``rope_max_frames``, the frames after the sink are shifted
     back by the excess, so that all positions were seen in training.
@@ -151,7 +151,7 @@ def capped_positions(slot_frames: Tensor, newest: Tensor, stream: StreamConfig) 
 
 
 def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None = None) -> Tensor:
-    """Return [B*T] int64: the index into the flat cache for each token of the chunk, from slots [B, F].
+    """Return the index into the flat cache for each token of the chunk, [B*T] int64, from slots [B, F].
 
     The flat cache is [B*N, ...] for a batch; for a pool, ``rows`` [B] are the pool rows of the call.
     """
@@ -163,8 +163,8 @@ def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None =
 
 
 def rows_of(x: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Return [B*length, ...]: from ``x`` [S*length, ...], with ``length`` entries for each of S pool rows, the entries
-    of the pool rows ``rows`` [B].
+    """Return the entries of the pool rows ``rows`` [B] from ``x`` [S*length, ...], as [B*length, ...]. ``x`` has
+    ``length`` entries for each of S pool rows.
     """
     parts: Tensor = x.unflatten(0, (-1, length))
     return parts.index_select(0, rows).flatten(0, 1)

@@ -1,7 +1,7 @@
 """RoPE over time, height and width: angles, and tables for a chunk and for the cached keys.
 
-The rotary embedding (RoPE) is that of Wan 2.1 (arXiv 2503.20314). In shapes B is the number of rows, F of
-latent frames, n of tokens of a latent frame, D of channels of a head. T is F*n.
+The rotary embedding (RoPE) is that of Wan 2.1 (arXiv 2503.20314). In shapes B is the number of rows, F the number of
+latent frames, n the number of tokens of a latent frame, and D the number of channels of a head. T is F*n.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
 
 
 def side_channels(model: ModelConfig) -> int:
-    """Return the number of a head's channels that height rotates, and also width. Time rotates the channels that
-    remain, which come first in a head.
+    """Return the number of a head's channels that height rotates; width rotates as many. Time rotates all other
+    channels, which come first in a head.
     """
     return 2 * (model.head_dim // 6)
 

@@ -82,7 +82,7 @@ class Advance(nn.Module):
     rounded : bool
         Whether latents, the first noise included, are rounded to bfloat16 between the passes.
     kept : int
-        Number of tensors of the latents' shape that a step keeps for the next one.
+        Number of tensors of the latents' shape that a step keeps for the next step.
     """
 
     draws, rounded, kept = True, False, 0
@@ -157,8 +157,8 @@ class RoundedEulerAdvance(EulerAdvance):
 class UniPcAdvance(nn.Module):
     """One step of UniPC of order 2 in the form bh2, as in Wan's scheduler; `unipc_weights` documents the sums.
 
-    The sampler does not change conditioning frames. The attributes have the meaning of `Advance`'s; ``kept`` is the
-    number of tensors that a step keeps for the next one.
+    The sampler does not change conditioning frames. The attributes have the same meaning as those of `Advance`.
+    ``kept`` is the number of tensors that a step keeps for the next step.
     """
 
     draws, rounded, kept = False, False, 3
@@ -176,7 +176,7 @@ class UniPcAdvance(nn.Module):
         solver_state: Tensor,
         conditioning_frames: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next latents [B, C, F, h, w] float32, and what the next step takes as ``solver_state``.
+        """Return the next latents [B, C, F, h, w] float32, and the ``solver_state`` for the next step.
 
         Parameters
         ----------
@@ -187,9 +187,9 @@ class UniPcAdvance(nn.Module):
         weights : Tensor
             The pass's entry of `unipc_weights`, [8] float32.
         solver_state : Tensor
-            Results of earlier steps, [B, 3, C, F, h, w] float32: corrected latents and clean latents of the step
-            before, and clean latents of the step before that. A tensor with weight 0 is not read, so that a first step
-            does not depend on it.
+            Results of earlier steps, [B, 3, C, F, h, w] float32: corrected latents and clean latents of the previous
+            step, and clean latents of the step before the previous step. A tensor of ``solver_state`` with weight 0 is
+            not read, so that the first step does not depend on ``solver_state``.
         conditioning_frames : Tensor
             Number of leading frames of the chunk that are conditioning frames, [B] int64.
         """

@@ -1,5 +1,5 @@
-"""The modules of the camera input: camera poses become rays, rays become tokens, and tokens become a scale and shift in
-every layer.
+"""The modules of the camera input. Camera poses are converted to rays, rays to tokens, and tokens to a scale and a
+shift in every layer.
 
 Shapes use the letters that `layers.causal_dit` defines; H and W are the video's height and width in pixels. Camera rays
 are computed in float32, matmuls in the weights' dtype.
@@ -43,8 +43,8 @@ class CameraTokens(Ranked):
         self.c2ws_hidden_states_layer2 = nn.Linear(d, d, dtype=dtype)
 
     def forward(self, conditioning: Mapping[str, Tensor], rank: Tensor | None = None) -> Tensor:
-        """Return the camera's tokens [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes
-        them; with `split` and the rank's number [1] int64 the rank's tokens [B, T/R, d].
+        """Return the camera's tokens [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes them.
+        With `split`, return the tokens [B, T/R, d] of the rank with number ``rank`` [1] int64.
         """
         ray_tokens = as_tokens(rays(conditioning[POSES], conditioning[INTRINSICS], self.height, self.width))
         if self.split is not None and rank is not None:
@@ -79,8 +79,8 @@ class ScaleShift(nn.Module):
 
 
 class KeptCamera(nn.Module):
-    """The module that applies a layer's scale and shift to the hidden state, if they were computed once for the chunk.
-    The module `KeptCamera` has no weights."""
+    """The module that applies a layer's scale and shift to the hidden state, for a build in which scale and shift are
+    computed once a chunk. The module `KeptCamera` has no weights."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()

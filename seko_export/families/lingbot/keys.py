@@ -1,5 +1,5 @@
-"""Key names and shapes of lingbot-world's checkpoints, which are Wan's keys and the keys of the camera. The key names
-and shapes of lingbot-world are listed without reading a file."""
+"""Key names and shapes of lingbot-world's checkpoints: Wan's keys and the keys of the camera. Listing names and shapes
+reads no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of a lingbot-world model, and how a build uses its camera."""
+"""Dimensions of a lingbot-world model, and the way in which a build computes the model's camera input."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class LingbotModel(ModelConfig):
     Parameters
     ----------
     control_channels : int
-        Channels of the camera control for each pixel: 6, for origin and direction of its ray.
+        Channels of the camera control for each pixel: 6, for origin and direction of the pixel's camera ray.
     camera : str
         With ``chunk`` the scale and shift of every layer are computed once a chunk and kept for all passes. With
-        ``pass`` each layer computes them in every pass, which saves memory. With ``none`` layers have no camera, as
-        in the authors' code without a control; the result differs from a camera at rest.
+        ``pass`` each layer computes scale and shift in every pass, which saves memory. With ``none`` layers have no
+        camera, as in the authors' code without a control; the video differs from that of a camera at rest.
 
     Raises
     ------

@@ -1,8 +1,9 @@
-"""The audio adapter turns audio features into tokens, and tokens into each layer's keys and values, once a chunk. In
-each pass, layers attend to these keys and values.
+"""The audio adapter. Once a chunk it turns audio features into tokens, and the tokens into each layer's keys and
+values. In each pass, layers attend to these keys and values of the audio.
 
-Shapes use the letters that `layers.causal_dit` defines; S speakers, A audio tokens of a latent frame, M audio features
-of a latent frame. The tokens of a latent frame attend to the audio of that frame only.
+Shapes use the letters that `layers.causal_dit` defines. S is the number of speakers, A the number of audio tokens of a
+latent frame, and M the number of audio features of a latent frame. The tokens of a latent frame attend to the audio of
+the same latent frame only.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ class AudioFeatures(HubertFeatures):
         super().__init__(config.workload.audio, talk_model(config.model).audio_frames, config.target.dtype)
 
     def forward(self, conditioning: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
-        """Return features [B, S, F, M, audio_dim] of ``audio``, windows [B, S, F, samples] float32."""
+        """Return features [B, S, F, M, audio_dim] of the audio windows ``audio`` [B, S, F, samples] float32."""
         windows = conditioning[AUDIO]
         features: Tensor = super().forward(windows.flatten(0, 2)).unflatten(0, windows.shape[:3])
         return features
 
 
 class AudioTokens(Ranked):
-    """The module that turns a chunk's audio features into tokens, and computes the gate: which tokens of the picture
-    attend to which speaker's audio.
+    """The module that turns a chunk's audio features into tokens, and computes the gate. The gate states which tokens
+    of the picture attend to which speaker's audio.
 
     Attributes
     ----------
@@ -184,7 +185,7 @@ class AudioKv(nn.Module):
         self.to_kv = nn.Linear(model.audio_width, 2 * model.dim, dtype=dtype)
 
     def forward(self, conditioning: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values, [B, S, F, A, H, D] each, from the tokens [B, S, F, A, width], the audio tokens."""
+        """Return keys and values, [B, S, F, A, H, D] each, from the audio tokens [B, S, F, A, width]."""
         normed = self.norm_kv(conditioning[TOKENS].float()).to(self.to_kv.weight.dtype)
         k, v = self.to_kv(normed).chunk(2, -1)
         return k.unflatten(-1, self.heads).contiguous(), v.unflatten(-1, self.heads).contiguous()

@@ -1,5 +1,5 @@
-"""Key names and shapes of Seko-Talk's checkpoints, which are Wan's keys, the keys of its picture branch, and the keys
-in the adapter's file. The key names and shapes of Seko-Talk are listed without reading a file."""
+"""Key names and shapes of Seko-Talk's checkpoints: Wan's keys, the keys of the picture branch, and the keys in the
+audio adapter's file. Listing names and shapes reads no file."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:
 
 
 def seko_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for a Seko-Talk model, which has Wan's fields, and properties that shapes do
-    not show."""
+    """Return the content of config.json for a Seko-Talk model: Wan's fields, and properties that the shapes of tensors
+    do not show."""
     m = talk_model(config)
     return wan_config(m) | {
         "_class_name": "SekoTalkModel",

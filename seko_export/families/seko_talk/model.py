@@ -1,5 +1,4 @@
-"""Dimensions of a Seko-Talk model, which are Wan's dimensions, those of its picture branch, and those of its audio
-adapter."""
+"""Dimensions of a Seko-Talk model: those of a Wan model, of the picture branch, and of the audio adapter."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ class SekoTalkModel(ModelConfig):
     Parameters
     ----------
     state_rows, ref_state : int
-        Number of rows of ``state_embedding``, and the row that is added to the tokens of the reference picture.
+        Number of rows of the matrix ``state_embedding``, and number of the row that is added to the tokens of the
+        reference picture.
     image_dim, image_tokens : int
         Width and number of CLIP's picture features. A model without the picture branch has ``image_dim`` 0.
     audio_dim, audio_frames : int

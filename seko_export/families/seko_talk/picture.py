@@ -1,4 +1,5 @@
-"""The embedding of the portrait as the reference frame before the stream, and the portrait as an input."""
+"""The module that embeds the portrait as the reference frame before the stream, and the picture branch that takes the
+portrait as input."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def portrait_branch(config: VideoBuild) -> PictureBranch:
 
 
 class ReferenceEmbed(Embed):
-    """The embedding, which treats the reference picture (negative frames) with its own weights and with the timestep
-    of the pass."""
+    """The embedding of Seko-Talk. For the reference picture (negative frame numbers) it uses weights of its own, and
+    the timestep of the pass."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class ReferenceEmbed(Embed):
     def times(
         self, timestep: Tensor, frames: Tensor, conditioning_frames: Tensor, context_timestep: Tensor
     ) -> Tensor:
-        """Return the timestep [B, F] of each frame: the context timestep for conditioning frames, the timestep of the
-        pass for all others, including reference frames."""
+        """Return the timestep [B, F] of each frame: the context timestep for conditioning frames, and the timestep of
+        the pass for all other frames, including reference frames."""
         usual = super().times(timestep, frames, conditioning_frames, context_timestep)
         return torch.where(frames < 0, timestep, usual)

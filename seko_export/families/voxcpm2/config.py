@@ -46,7 +46,7 @@ class LongRope:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """The frequency factors that the model uses: those for a short or for a long model."""
+        """The frequency factors that the model uses: ``short_factors`` or ``long_factors``."""
         return self.long_factors if self.max_positions > self.original_positions else self.short_factors
 
     @property
@@ -200,8 +200,8 @@ class VoxCpm2Config(SpeechModel):
 
     @property
     def longest(self) -> int:
-        """Largest number of positions of a sequence: that of the rotary frequencies, even if the original
-        implementation allows fewer.
+        """Largest number of positions of a sequence. The rotary frequencies set this number, even if the original
+        implementation allows fewer positions.
         """
         return self.rope.max_positions
 
@@ -236,6 +236,6 @@ class VoxCpm2Config(SpeechModel):
 
     @property
     def solver_tokens(self) -> int:
-        """Number of tokens of the local transformer: two of the hidden states, the time, the previous patch, the
-        patch."""
+        """Number of tokens of the local transformer: two tokens of hidden states, a token of the time, and the latents
+        of the previous and of the new patch."""
         return 3 + 2 * self.patch_size

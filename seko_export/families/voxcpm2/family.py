@@ -60,8 +60,8 @@ class VoxCpm2Family(SpeechFamily):
         return file
 
     def moving_steps(self, steps: int) -> int:
-        """Return the number of solver steps that evaluate a velocity; the first steps of a flow-matching solver only
-        move the time."""
+        """Return the number of solver steps that evaluate a velocity. The first steps of the flow-matching solver
+        evaluate no velocity and only move the time."""
         return steps - still_steps(steps)
 
     def load(self, path: Path, model: Any, options: LoadOptions = AS_STORED) -> Checkpoint:

@@ -1,8 +1,8 @@
 """The transformer layers of `layers.py` with Seko's own kernels: five launches for each layer if a call has few rows.
 Weights and results of the fused layers are those of `layers.py`.
 
-In a step, a layer reads a row's cached tokens in place and needs no read length, so one engine serves all lengths of
-the cached text.
+In a step, a fused layer reads a row's cached tokens in place and needs no read length, so one engine serves any number
+of cached tokens.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """A MiniCPM4 layer, over a cache or over a few local tokens, and the positions that the layers of a call share.
 
 The KV cache is flat: it has S places [S, K, D], and each row has consecutive places from its ``starts`` on, which the
-host chooses. A call writes its tokens to places and reads a fixed number of them, its read length, which is at least
-the number of tokens of any row. The last place of the cache belongs to no row: padding is written there.
+host chooses. A call writes its tokens to places. For each row a call reads a fixed number of places, its read length,
+which is at least the number of tokens of any row. The last place of the cache belongs to no row: padding is written
+there.
 
-In shapes B is the number of rows, T of tokens of a row in one call, S of places of the cache, H of heads of
-queries, K of heads of keys and values, D of channels of a head. L is the read length, and d the width. Matmuls run in
-the weights' dtype, norms and RoPE in float32 as in the original code of VoxCPM2.
+In shapes B is the number of rows, T the number of tokens of a row in one call, S the number of places of the cache, H
+the number of query heads, K the number of heads of keys and values, and D the number of channels of a head. L is the
+read length, and d the width. Matmuls run in the weights' dtype, norms and RoPE in float32 as in the original code of
+VoxCPM2.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def matrix(inner: int, outer: int, dtype: torch.dtype, *, fp8: bool) -> nn.Modul
 
 
 class Attention(nn.Module):
-    """The projections of an attention; the matrices of q, k and v are joined to one."""
+    """The projections of an attention. The matrices of q, k and v are joined to one matrix."""
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
@@ -65,7 +67,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A gated feed-forward; the matrices of gate and up are joined to one."""
+    """A gated feed-forward. The matrices of gate and up are joined to one matrix."""
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
@@ -268,7 +270,7 @@ class Positions(nn.Module):
         write_index : Tensor
             Cache place of each token, int64 [B*T]; for padding the cache's last place.
         read_index : Tensor
-            Cache places of each row's positions, int64 [B*L]; after the row's last token the place of that token is
+            Cache places of each row's positions, int64 [B*L]. Behind a row's last token the place of the last token is
             repeated, so that no other row's places are read.
         mask : Tensor
             Whether a token attends to a position, bool [B, T, L].
@@ -293,8 +295,8 @@ def rotary(angles: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
 
 
 def rope_tables(rope: LongRope) -> tuple[Tensor, Tensor]:
-    """Return [D/2] float32 the inverse of each factor, and the frequencies. The rotary angle of a position is position
-    * inverse * frequency, multiplied from left to right, as in the original.
+    """Return the inverse of each frequency factor, and the frequencies, [D/2] float32 each. The rotary angle of a
+    position is position * inverse * frequency, multiplied from left to right, as in the original.
     """
     pairs = len(rope.factors)
     inverse = 1.0 / torch.tensor(rope.factors, dtype=torch.float32)

@@ -1,15 +1,15 @@
 """The modules of a VoxCPM2 step and of a prefill, except the transformer layers between them. Each module of a step
 becomes an engine.
 
-A row's state between two steps is the state at the head of the original's loop: the hidden states of both language
-models at the last position, and the last patch. A step generates the next patch from the row's state, encodes the
-patch, and runs both language models over the encoded patch. The prefill runs both language models over the prompt.
-Prefill and step therefore end with the same engines, and a step generates every patch.
+A row's state between two steps consists of the hidden states of both language models at the last position, and the last
+patch. The original implementation has the same state at the head of its loop. A step generates the next patch from the
+row's state, encodes the patch, and runs both language models over the encoded patch. The prefill runs both language
+models over the prompt. Prefill and step therefore end with the same engines, and a step generates every patch.
 
-In shapes B is the number of rows of a call, R of rows of the pool, T of tokens, P of latents of a patch, C of
-their channels. The widths are d of the language models, e of the local encoder, and w of the local transformer. The
-local transformer has two rows for each row of a call: one with the condition, and one without the condition, for
-guidance.
+In shapes B is the number of rows of a call, R the number of rows of the pool, T the number of tokens, P the number of
+latents of a patch, and C the number of channels of a latent. d is the width of the language models, e the width of the
+local encoder, and w the width of the local transformer. The local transformer has two rows for each row of a call: one
+with the condition, and one without the condition, for guidance.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Fsq(nn.Module):
 
 
 class Fusion(nn.Module):
-    """The connection from the base language model to the residual one: norm, quantisation, fusion with the patches."""
+    """The connection from the base language model to the residual language model: norm, quantisation, fusion with the
+    patches."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -292,8 +293,8 @@ class SolverStep(nn.Module):
     def forward(self, tokens: Tensor, patch: Tensor, guidance: Tensor, size: Tensor) -> Tensor:
         """Return the patch [B, P, C] after one solver step.
 
-        Guidance moves away from the velocity without condition, which is first scaled to the least distance from the
-        velocity with condition (CFG-Zero*).
+        Guidance moves away from the velocity without condition. The velocity without condition is first scaled so that
+        its distance from the velocity with condition is least (CFG-Zero*).
 
         Parameters
         ----------

@@ -1,4 +1,5 @@
-"""Writes a VoxCPM2 folder of seeded random weights, with a small tokenizer of the same form as the public one."""
+"""Writer of a VoxCPM2 folder of seeded random weights, with a small tokenizer of the same form as the public model's
+tokenizer."""
 
 from __future__ import annotations
 

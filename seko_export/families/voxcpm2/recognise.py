@@ -1,4 +1,4 @@
-"""Reads the config.json of a VoxCPM2 checkpoint, strictly, and writes one for a model.
+"""Strict reader of the config.json of a VoxCPM2 checkpoint, and writer of a config.json for a model.
 
 Every field of config.json has to be known to this reader. Fields of config.json about training are checked and not
 used. A field of config.json that the original implementation never reads is accepted only with the value that matches

@@ -24,8 +24,8 @@ class WanFamily(WanLayoutFamily):
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model. The result is None if it is no Wan checkpoint, or
-        if the model takes a picture's latents beside its own latents."""
+        """Return the facts that a checkpoint states about its model. The result is None if the checkpoint is no Wan
+        checkpoint, or if the model takes a picture's latents beside its own latents."""
         recognised = recognise(where, opened, config_json, family=self.name, keys=KEYS)
         if recognised is None or has_condition(
             *(recognised.model[f"{side}_channels"].value for side in ("in", "out"))

@@ -1,5 +1,4 @@
-"""Key names and shapes of Wan's text-to-video checkpoints. The key names and shapes of Wan are listed without reading a
-file."""
+"""Key names and shapes of Wan's text-to-video checkpoints. Listing names and shapes reads no file."""
 
 from __future__ import annotations
 

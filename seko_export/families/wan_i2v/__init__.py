@@ -1,1 +1,2 @@
-"""The family of Wan's image-to-video models: a first picture, and in some a last one, beside the text."""
+"""The family of Wan's image-to-video models. The models take a first picture beside the text, and some models also a
+last picture."""

@@ -1,5 +1,5 @@
-"""Key names and shapes of image-to-video checkpoints, which are Wan's keys and the keys of the picture branch. The key
-names and shapes of image-to-video models are listed without reading a file."""
+"""Key names and shapes of image-to-video checkpoints: Wan's keys and the keys of the picture branch. Listing names and
+shapes reads no file."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def i2v_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def i2v_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of Wan's config.json for this model, and the features of a picture, which shapes do not
-    show."""
+    """Return the content of Wan's config.json for a model, with the number of a picture's features, which the shapes of
+    tensors do not show."""
     model = i2v_model(config)
     return wan_config(config) | {"model_type": _TYPES[model.pictures], "image_tokens": model.image_tokens}
 

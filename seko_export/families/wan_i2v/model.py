@@ -1,4 +1,4 @@
-"""Dimensions of an image-to-video model, which are Wan's dimensions and those of the picture branch."""
+"""Dimensions of an image-to-video model: those of a Wan model, and those of the picture branch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WanI2vModel(ModelConfig):
     Parameters
     ----------
     pictures : int
-        1 for a model that takes a first picture, 2 for one that takes a last picture, too.
+        Number of pictures that the model takes: 1, the first picture; or 2, the first and the last picture.
     image_dim, image_tokens : int
         Width and number of CLIP's features of a picture. A model without the picture branch, such as Wan 2.2 A14B, has
         ``image_dim`` 0.

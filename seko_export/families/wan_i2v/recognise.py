@@ -19,11 +19,12 @@ _FIELDS = {"image_dim": ("image_dim",), "image_tokens": ("image_tokens",)}
 
 def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
     """Return the facts that a checkpoint and its config.json state about an image-to-video model. The result is None if
-    the checkpoint holds no such model, which takes a mask and a picture's latents beside its own latents.
+    the checkpoint holds no image-to-video model, that is, no model that takes a mask and a picture's latents beside its
+    own latents.
 
-    The keys show whether there is a picture branch, and whether it takes one picture or two. The keys of an
-    image-to-video checkpoint do not show the number of features of a single picture, which is CLIP's number unless
-    config.json states another.
+    The keys of a checkpoint show whether the model has a picture branch, and whether the picture branch takes one
+    picture or two. The keys of an image-to-video checkpoint do not show the number of features of a single picture,
+    which is CLIP's number unless config.json states another.
 
     Raises
     ------

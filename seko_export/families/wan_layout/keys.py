@@ -59,7 +59,7 @@ TELLTALES = (
 def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor of a checkpoint of this model, under Wan's names.
 
-    diffusers stores the same shapes, so this table serves both namings.
+    diffusers stores the same shapes, so the returned table serves Wan's and diffusers' naming.
 
     Parameters
     ----------
@@ -117,6 +117,6 @@ def wan_config(config: ModelConfig) -> dict[str, object]:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return the mean and the standard deviation of the random values of a weight: for modulations as Wan initialises
-    them, for other weights by `plain_spread`."""
+    """Return the mean and the standard deviation of the random values of a weight. Modulations get the values with
+    which Wan initialises modulations, other weights those of `plain_spread`."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)

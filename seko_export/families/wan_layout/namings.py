@@ -1,5 +1,5 @@
-"""Names that checkpoints give to Wan's tensors, which are Wan's own names, and diffusers' names. Names are translated
-without reading a file."""
+"""Names that checkpoints give to Wan's tensors: Wan's own names, or diffusers' names. Translating names reads no
+file."""
 
 from __future__ import annotations
 

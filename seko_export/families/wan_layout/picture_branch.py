@@ -1,7 +1,7 @@
 """The picture branch of Wan 2.1, with CLIP's features of a picture, to which every layer attends beside the text.
 
-The features of the picture are an input of the caller. In a build with an image encoder they are computed from the
-picture once per prompt.
+In a build without an image encoder, the caller supplies the features of the picture. In a build with an image encoder,
+the features are computed from the picture once per prompt.
 
 In shapes N is the number of features of all pictures together, I their width, d the model's width, H the number
 of heads, D the number of channels of a head.
@@ -150,7 +150,8 @@ class PictureFeatures(ClipFeatures):
         self.picture = picture
 
     def forward(self, conditioning: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
-        """Return the features [..., N, I] of the row's pictures; in a pool there is no row axis."""
+        """Return the features [..., N, I] of the row's pictures. In a pool neither pictures nor features have a row
+        axis."""
         return self.features_of(conditioning[self.picture])
 
     def features_of(self, pictures: Tensor) -> Tensor:

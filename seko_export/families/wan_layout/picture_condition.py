@@ -1,4 +1,5 @@
-"""The first picture as a condition: a table of 30 latent frames that an endless stream reads by frame number.
+"""The condition on the first picture: a table of 30 latent frames, from which an endless stream takes the entry of each
+frame by its number.
 
 A model with two pictures has a second table, with the latents of the last picture for every frame at which a stream may
 end. The channels of both condition tables are in one input.
@@ -61,7 +62,7 @@ class ConditionFrames(nn.Module):
         conditioning : mapping of str to Tensor
             The condition tables by name, for the call's rows; in a pool for all rows of the pool.
         frames : Tensor
-            Absolute latent-frame numbers, [B, F] int64. Frame f takes row min(f, 29) of the table.
+            Absolute latent-frame numbers, [B, F] int64. Frame f takes entry min(f, 29) of the table.
         rows : Tensor, optional
             The pool row of each batch index, [B] int64; only in a pool.
         """
@@ -164,7 +165,7 @@ def picture_inputs(config: VideoBuild, *, last: bool = False) -> tuple[tuple[Inp
 
 
 def golden_table(config: VideoBuild, generator: torch.Generator, *, last: bool = False) -> Tensor:
-    """Return a random condition table [B, C, 30, h, w] with a true mask, for goldens."""
+    """Return a condition table [B, C, 30, h, w] of random latents, with the mask of a first picture, for goldens."""
     s = config.workload.stream
     channels = condition_channels(config.model) + config.model.out_channels * last
     whole = (s.batch, channels, TABLE_FRAMES, s.latent_height, s.latent_width)
@@ -191,8 +192,9 @@ def with_picture_program(graph: ModelGraph, config: VideoBuild, *, last: bool = 
 
 
 def picture_pieces(config: VideoBuild, vae: VaeConfig, *, last: bool = False) -> list[Piece]:
-    """Return the engines of the program `condition`, in order. The engines encode the first picture, with ``last``
-    encode the last picture as the end of a stream, encode a grey latent frame, and join the table."""
+    """Return the engines of the program `condition`, in order. The engines encode the first picture, encode a grey
+    latent frame, and join the condition table. With ``last`` there is also an engine that encodes the last picture as
+    the end of a stream."""
     s, z, kind, dtype = config.workload.stream, vae.latent_channels, vae_of(vae), config.target.dtype
     latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
     pixels = (s.height, s.width, PICTURE_CHANNELS)

@@ -1,4 +1,5 @@
-"""Sizes of a first picture's condition, which several families share; this module is read before torch is imported."""
+"""Sizes of a first picture's condition, which several families share. The module `picture_sizes` is imported before
+torch is."""
 
 from __future__ import annotations
 

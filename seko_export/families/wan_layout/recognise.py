@@ -110,7 +110,8 @@ def recognise(
 
 
 def unused_fields(config_json: Mapping[str, Any] | None, *, window: bool) -> tuple[str, ...]:
-    """Return the fields of a config.json about timesteps, and with ``window`` about the window, with their values.
+    """Return the fields of a config.json that are about timesteps, with their values; if ``window`` is true, also the
+    fields about the window.
 
     A family that ignores fields about timesteps or the window reports them to the user. A window of -1 and a sink of 0
     are left out of the result, because they state nothing.
