@@ -7,6 +7,7 @@ import re
 import tokenize
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def test_console_scripts_name_functions_that_exist(project: str) -> None:
         assert callable(EntryPoint(name, target, "console_scripts").load()), name
 
 
+@cache
 def private_names(home: Path) -> set[str]:
     """Return the attributes with a leading underscore that a distribution's own classes and modules define."""
     names = set()
