@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,22 +227,23 @@ class Unreadable:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("made", "message"),
     [
-        (nested(600), f"text is nested more than {MAX_DEPTH} deep"),
-        (nested(100_000), f"text is nested more than {MAX_DEPTH} deep"),
-        (wide(30), f"text has more than {MAX_PARTS} parts"),
-        (in_itself(), f"own is nested more than {MAX_DEPTH} deep, or contains itself"),
-        (linked_to_itself(), f"next is nested more than {MAX_DEPTH} deep"),
-        (Unreadable(), "text is no array of numbers"),
-        (10**5000, "text is an integer of 16610 bits"),
-        (np.broadcast_to(np.float32(0), 2**40), "text is a view of 4398046511104 bytes"),
+        (lambda: nested(600), f"text is nested more than {MAX_DEPTH} deep"),
+        (lambda: nested(100_000), f"text is nested more than {MAX_DEPTH} deep"),
+        (lambda: wide(30), f"text has more than {MAX_PARTS} parts"),
+        (in_itself, f"own is nested more than {MAX_DEPTH} deep, or contains itself"),
+        (linked_to_itself, f"next is nested more than {MAX_DEPTH} deep"),
+        (Unreadable, "text is no array of numbers"),
+        (lambda: 10**5000, "text is an integer of 16610 bits"),
+        (lambda: np.broadcast_to(np.float32(0), 2**40), "text is a view of 4398046511104 bytes"),
     ],
     ids=["600", "100000", "wide", "mapping", "dataclass", "conversion", "integer", "view"],
 )
 def test_an_argument_that_cannot_be_sent_is_refused_and_the_group_goes_on(
-    group: RankGroup, wrong: object, message: str
+    group: RankGroup, made: Callable[[], object], message: str
 ) -> None:
+    wrong = made()
     with pytest.raises(UsageError, match=message):
         group.call("echo", {"text": wrong}, seconds=PATIENCE_S)
     with pytest.raises(UsageError, match=message):  # known only when rank 0 would have had its part
