@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from types import TracebackType
+from typing import BinaryIO, Self, cast
 
 from seko_runtime.errors import DiskError
 from seko_runtime.format.disk_faults import disk_faults
@@ -78,6 +80,66 @@ class Output:
         """Add a note to the exception that ended a run, with the amount of output that was written, such as ``1.20
         s``."""
         fault.add_note(f"wrote {done} to {self.name}" if self.pipe else f"kept {done} in {self.name}")
+
+
+class OutputWriter(ABC):
+    """Base class of writers: a context manager in which a run is written to its output. Each kind of media derives its
+    own writer.
+
+    The output file appears when the ``with`` block ends without an error. If a signal ends the block
+    (`KeyboardInterrupt`) after something was written, the file appears with what was written, and the exception gets a
+    note that says so. After any other exception there is no new file, and an existing file is kept. A pipe gets what
+    is written at once.
+
+    Parameters
+    ----------
+    path, descriptor
+        The output, as `Output` takes it.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None) -> None:
+        self._output = Output(path, descriptor)
+
+    @abstractmethod
+    def _begin(self, file: BinaryIO) -> None:
+        """Begin to write to the opened output."""
+
+    @abstractmethod
+    def _finish(self, *, interrupted: bool, keeps: bool) -> None:
+        """Write the end of the output. ``interrupted`` says whether an exception has ended the block, ``keeps`` whether
+        the output is kept nevertheless."""
+
+    @abstractmethod
+    def _amount(self) -> str:
+        """Return the amount that was written, such as ``1.20 s``; empty if nothing was written."""
+
+    def __enter__(self) -> Self:
+        self._opened = contextlib.ExitStack()
+        try:
+            with self._output.disk_errors():
+                self._file = self._output.open(self._opened)
+                self._begin(self._file)
+            return self
+        except BaseException:
+            with self._opened:
+                raise
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, fault: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        kept = self._amount() if isinstance(fault, KeyboardInterrupt) else ""
+        try:
+            with self._output.signals(), self._output.disk_errors(), self._opened:
+                if self._output.pipe is not None and fault is not None:
+                    self._output.pipe.hurry(PATIENCE_S)
+                self._finish(interrupted=fault is not None, keeps=bool(kept))
+                if fault is not None and not kept:
+                    raise fault
+        except BaseException:  # possibly a signal that came before signals were delayed
+            with self._opened:
+                raise
+        if kept and fault is not None:
+            self._output.note_kept(fault, kept)
 
 
 def check_place(path: Path) -> None:

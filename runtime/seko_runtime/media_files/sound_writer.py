@@ -8,14 +8,13 @@ import struct
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.format.outputs import PATIENCE_S, STDOUT, Output, check_place
+from seko_runtime.format.outputs import STDOUT, OutputWriter, check_place
 from seko_runtime.format.pipes import is_pipe
 from seko_runtime.host.faults import fault_text
 
@@ -25,13 +24,8 @@ _UNKNOWN = 0xFFFFFFFF  # size in the header of a wav that is written to a pipe
 _HEADER_BYTES = 44
 
 
-class SoundWriter:
-    """Writes one channel of sound with 16 bits a sample.
-
-    The file appears when the ``with`` block ends without an error. If a signal ends the block (`KeyboardInterrupt`)
-    after sound was written, the file appears with the sound so far, and the exception gets a note that says how much
-    was written. After any other exception there is no new file, and an existing file is kept. Sound for a pipe is
-    written to the pipe at once.
+class SoundWriter(OutputWriter):
+    """Writes one channel of sound with 16 bits a sample; see `OutputWriter` for when the file appears.
 
     Parameters
     ----------
@@ -64,9 +58,10 @@ class SoundWriter:
     def __init__(
         self, path: Path, rate: int, *, form: str | None = None, descriptor: int | None = None
     ) -> None:
+        super().__init__(path, descriptor)
         self.form = sound_form(path, form)
         self.samples = 0
-        self._rate, self._output = rate, Output(path, descriptor)
+        self._rate = rate
 
     def write(self, samples: NDArray[np.float32]) -> None:
         """Append sound samples [n] in -1..1; values outside this range are clipped. Signals are delayed until the
@@ -78,35 +73,16 @@ class SoundWriter:
             self._file.flush()
             self.samples += len(whole)
 
-    def __enter__(self) -> SoundWriter:
-        self._opened = contextlib.ExitStack()
-        try:
-            with self._output.disk_errors():
-                self._file = self._output.open(self._opened)
-                self._sink = _open_sink(self.form, self._file, self._rate)
-            return self
-        except BaseException:
-            with self._opened:
-                raise
+    def _begin(self, file: BinaryIO) -> None:
+        self._sink = _open_sink(self.form, file, self._rate)
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, fault: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        keeps = isinstance(fault, KeyboardInterrupt) and self.samples > 0
-        try:
-            with self._output.signals(), self._output.disk_errors(), self._opened:
-                if self._output.pipe is not None and fault is not None:
-                    self._output.pipe.hurry(PATIENCE_S)
-                hides = contextlib.suppress(OSError, VideoWriterError) if fault else contextlib.nullcontext()
-                with hides:
-                    self._sink.close()
-                if fault is not None and not keeps:
-                    raise fault
-        except BaseException:  # perhaps a signal, before they were held
-            with self._opened:
-                raise
-        if keeps and fault is not None:
-            self._output.note_kept(fault, f"{self.samples / self._rate:.2f} s")
+    def _finish(self, *, interrupted: bool, keeps: bool) -> None:
+        del keeps  # an incomplete sound ends as a complete one
+        with contextlib.suppress(*((OSError, VideoWriterError) if interrupted else ())):
+            self._sink.close()
+
+    def _amount(self) -> str:
+        return f"{self.samples / self._rate:.2f} s" if self.samples else ""
 
 
 def sound_form(path: Path, form: str | None = None) -> str:

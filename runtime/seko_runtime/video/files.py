@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
-from seko_runtime.format.outputs import PATIENCE_S, STDOUT, Output, check_place
+from seko_runtime.format.outputs import STDOUT, OutputWriter, check_place
 from seko_runtime.format.pipes import is_pipe
 from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.preview import preview_frames
@@ -20,13 +20,8 @@ from seko_runtime.video.sinks import FORMS, import_av, open_sink
 SUFFIXES = (".npy", ".y4m", ".mp4")
 
 
-class ChunkWriter:
-    """Writes the chunks of a run to its output.
-
-    The output file appears when the ``with`` block ends without an error. If a signal ends the block
-    (`KeyboardInterrupt`) after a chunk was written, the file appears with the chunks so far, and the exception gets a
-    note that says how many chunks were written. After any other exception `ChunkWriter` leaves no new file, and an
-    existing file is kept. `ChunkWriter` writes each chunk to a pipe as soon as the chunk arrives.
+class ChunkWriter(OutputWriter):
+    """Writes the chunks of a run to its output; see `OutputWriter` for when the file appears.
 
     Parameters
     ----------
@@ -72,8 +67,8 @@ class ChunkWriter:
         descriptor: int | None = None,
         sound: NDArray[np.float32] | None = None,
     ) -> None:
+        super().__init__(path, descriptor)
         self.form = output_form(path, form)
-        self._output = Output(path, descriptor)
         self._stream, self._rows = stream, rows
         self._chunks = chunks
         self._video = video
@@ -102,46 +97,21 @@ class ChunkWriter:
             self._written += 1
         self._incomplete = False
 
-    def __enter__(self) -> ChunkWriter:
-        self._opened = contextlib.ExitStack()
-        try:
-            with self._output.disk_errors():
-                self._file = self._output.open(self._opened)
-                self._sink = open_sink(
-                    self.form, self._file, self._stream, self._rows, self._chunks, self._video, self._sound
-                )
-            return self
-        except BaseException:
-            with self._opened:
-                raise
+    def _begin(self, file: BinaryIO) -> None:
+        self._sink = open_sink(
+            self.form, file, self._stream, self._rows, self._chunks, self._video, self._sound
+        )
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, fault: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        keeps = isinstance(fault, KeyboardInterrupt) and self._written > 0
-        try:
-            with self._output.signals(), self._output.disk_errors(), self._opened:
-                if keeps:
-                    self._sink.cut()
-                self._finish(
-                    whole=(fault is None or keeps) and not self._incomplete, interrupted=fault is not None
-                )
-                if fault is not None and not keeps:
-                    raise fault
-        except BaseException:  # possibly a signal that came before signals were delayed
-            with self._opened:
-                raise
-        if keeps and fault is not None:
-            self._output.note_kept(fault, f"{self._written} of {self._chunks} chunks")
+    def _finish(self, *, interrupted: bool, keeps: bool) -> None:
+        if keeps:
+            self._sink.cut()
+        # the signal ended the reader of a pipe, too, or it has stopped reading
+        hidden = (OSError,) if interrupted and self._output.pipe is not None else ()
+        with contextlib.suppress(*hidden):
+            self._sink.close(whole=(keeps or not interrupted) and not self._incomplete)
 
-    def _finish(self, *, whole: bool, interrupted: bool) -> None:
-        pipe = self._output.pipe
-        if pipe is None or not interrupted:
-            self._sink.close(whole=whole)
-            return
-        pipe.hurry(PATIENCE_S)
-        with contextlib.suppress(OSError):  # the signal ended the reader, too, or it has stopped reading
-            self._sink.close(whole=whole)
+    def _amount(self) -> str:
+        return f"{self._written} of {self._chunks} chunks" if self._written else ""
 
 
 def output_form(path: Path, form: str | None = None) -> str:
