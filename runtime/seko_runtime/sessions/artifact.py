@@ -88,7 +88,7 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         raise NotImplementedError
 
     def verify(self) -> Sequence[GoldenError]:
-        """Replay the chunks or steps that the golden file recorded; return the numeric error of each result against the
+        """Replay the results that the golden file recorded; return the numeric error of each result against the
         recorded result."""
         raise NotImplementedError
 

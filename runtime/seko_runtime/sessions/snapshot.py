@@ -189,7 +189,7 @@ def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
     manifest : Manifest
         The artifact's manifest. The returned digest depends on the weights and the model in the manifest.
     facts : sequence
-        The workload's own facts on which the state of a session depends, such as the layout of a video stream, as
+        The workload's own facts on which the state of a session depends, such as the layout of its caches, as
         values that JSON can hold.
     """
     files = {weight.file for weight in manifest.weights}
