@@ -169,6 +169,7 @@ def _match(
     ranks: set[int] = set()
     origins: set[str] = set()
     where = f"--lora {file.path}"
+    changed_by: dict[tuple[str, bool], str] = {}  # weight and whether by a low-rank pair: the first module
     lacks_branch = not any(part in name for name in spellings for part in _IMAGE_BRANCH)
     for module, tensors in lora.modules.items():
         names = {role: _parameter(module, role, spellings) for role in tensors}
@@ -177,6 +178,12 @@ def _match(
             of_branch = any(part in module for part in _IMAGE_BRANCH)
             (skipped if lacks_branch and of_branch else unmatched).extend(lost)
         known = {role: name for role, name in names.items() if name is not None}
+        for role, name in known.items():
+            first = changed_by.setdefault((name, role in _LOW_RANK), module)
+            if first != module:
+                raise CheckpointError(
+                    f"{where}: {shown(first)} and {shown(module)} both change {name}: it would change twice; keep one"
+                )
         reader = _Module(where, module, {role: tensors[role] for role in known}, file.weight, lora)
         if Role.RESHAPE in known:
             raise CheckpointError(

@@ -267,10 +267,22 @@ def test_keys_of_an_image_branch_that_the_model_has_must_fit(tmp_path: Path) -> 
     module = f"diffusion_model.blocks.{model.layers}.cross_attn.k_img"
     state = {"diffusion_model.blocks.0.cross_attn.k_img.diff": torch.ones(model.dim, model.dim)}
     save_file(state, tmp_path / "fits")
-    load_checkpoint(tmp_path / "base", model, loras=[LoraFile(tmp_path / "fits")])
+    load_checkpoint(tmp_path / "base", model, LoadOptions(loras=[LoraFile(tmp_path / "fits")]))
     save_file(state | {f"{module}.diff": torch.ones(model.dim, model.dim)}, tmp_path / "deeper")
     with pytest.raises(WeightKeysError, match=rf"1 keys belong to no weight of the model: {module}\.diff;"):
-        load_checkpoint(tmp_path / "base", model, loras=[LoraFile(tmp_path / "deeper")])
+        load_checkpoint(tmp_path / "base", model, LoadOptions(loras=[LoraFile(tmp_path / "deeper")]))
+
+
+def test_one_weight_under_two_prefixes_is_refused(tmp_path: Path, load: Load, pairs: dict[str, Pair]) -> None:
+    """Merged twice, it would have twice the weight."""
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    state = load_file(tmp_path / "lora")
+    again = {key.replace("diffusion_model.", "transformer."): tensor + 0 for key, tensor in state.items()}
+    save_file(state | again, tmp_path / "twice")
+    with pytest.raises(
+        CheckpointError, match=r"diffusion_model\..* and transformer\..* both change blocks\..*keep one"
+    ):
+        load(tmp_path / "twice")
 
 
 def test_unmatched_keys_are_listed_and_may_be_left_out(
