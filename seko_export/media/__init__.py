@@ -1,1 +1,1 @@
-"""Models around the transformer, which are VAEs, text encoder, audio encoder and image encoder."""
+"""Models around the transformer: VAEs, text encoder, audio encoder and image encoder."""

@@ -1,5 +1,5 @@
-"""Decoding of a chunk in equal parts, by one engine call after the other. The latents of a part are an entry of one
-value, the pictures of a part are a value, and an engine joins the pictures of all parts.
+"""Decoding of a chunk in equal parts, by one engine call after the other. One engine divides the latents into parts, a
+decoder is called for each part, and another engine joins the pictures of all parts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SplitLatents(nn.Module):
         self.parts = parts
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Return the latents of each part, [parts, z, F / parts, h, w], from those of a chunk [z, F, h, w]."""
+        """Return the latents of each part, [parts, z, F / parts, h, w], from the latents of a chunk [z, F, h, w]."""
         parts: Tensor = latents.unflatten(1, (self.parts, -1)).movedim(1, 0)
         return parts.contiguous()
 
@@ -36,7 +36,7 @@ class JoinPictures(nn.Module):
     """The module that joins the pictures of all parts of a chunk."""
 
     def forward(self, *pictures: Tensor) -> Tensor:
-        """Return the chunk's pictures [T, H, W, 3] uint8 from those of its parts in their order."""
+        """Return the chunk's pictures [T, H, W, 3] uint8 from the pictures of its parts, in order."""
         return torch.cat(pictures)
 
 
@@ -47,7 +47,8 @@ def in_parts(first: Piece, later: Piece, parts: int, frames: tuple[int, int]) ->
     ----------
     first, later : Piece
         The engines of the first part of a stream and of later parts. The first input of these engines is the latents of
-        a part, and their first output the pictures. Both are named as those of a whole chunk.
+        a part, and their first output the pictures. Latents and pictures have the names that a decoder of a whole chunk
+        gives them.
     parts : int
         Number of parts, at least 2.
     frames : tuple of int
@@ -106,7 +107,8 @@ def in_parts(first: Piece, later: Piece, parts: int, frames: tuple[int, int]) ->
 def part_programs(
     pieces: Mapping[EngineKey, Piece], first: EngineKey, later: EngineKey
 ) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """Return the calls that decode a stream's first chunk, and those that decode a later chunk, in parts."""
+    """Return the engine calls that decode a stream's first chunk in parts, and the engine calls that decode a later
+    chunk in parts."""
     begin, go_on = pieces[first], pieces[later]
     split = pieces[EngineKey(SPLIT)].call()
     return (

@@ -29,8 +29,8 @@ def load_vae(
     config : VaeConfig
         Dimensions of the expected VAE.
     half : str
-        Half of the VAE to load: ``decoder``, ``encoder`` or ``both``. With one half, the checkpoint need not contain
-        the other.
+        Half of the VAE to load: ``decoder``, ``encoder`` or ``both``. If only one half is loaded, the checkpoint need
+        not contain the other half.
     dtype : torch.dtype, optional
         Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
 
@@ -62,14 +62,14 @@ def vae_weights(path: Path, config: VaeConfig) -> WeightSource:
 
 
 def load_text_encoder(path: Path, config: TextEncoderConfig) -> Checkpoint:
-    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers of its tensors are read later,
-    and keep their dtype.
+    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers of the tensors are read later,
+    and keep their stored dtype.
 
     Parameters
     ----------
     path : Path
         Wan's `.pth` (the bare weights), a safetensors file with either naming, or transformers' folder (sharded by an
-        index, or a pipeline with ``text_encoder/``). The content decides which it is.
+        index, or a pipeline with ``text_encoder/``). The content decides which of these formats the path has.
     config : TextEncoderConfig
         Dimensions of the expected text encoder.
 

@@ -1,7 +1,7 @@
 """Engines around the transformer: the text encoder, and the VAE's decoder and encoder.
 
-A build may have any of the engines around the transformer. Names of the weights of these engines begin with
-`TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that the host writes or reads have names that the artifact's format fixes.
+A build may have none, some or all of the engines around the transformer. Names of the weights of these engines begin
+with `TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that the host writes or reads have names that the artifact's format fixes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def media_pieces(config: VideoBuild) -> list[Piece]:
 
 
 def media_programs(pieces: Mapping[EngineKey, Piece]) -> dict[str, tuple[Call, ...]]:
-    """Return the programs of the text encoder and the VAE, as far as there are engines of them."""
+    """Return the programs of the text encoder and the VAE, as far as the build has their engines."""
     programs = {
         program: pieces[EngineKey(role)].calls()
         for program, role in _PROGRAMS.items()
@@ -72,7 +72,7 @@ def media_programs(pieces: Mapping[EngineKey, Piece]) -> dict[str, tuple[Call, .
 
 
 def decode_parts(config: VideoBuild) -> int:
-    """Return in how many parts, of as many engine calls, a chunk is decoded; 1 without a VAE."""
+    """Return the number of parts in which a chunk is decoded, with an engine call for each part; 1 without a VAE."""
     s, vae = config.workload.stream, config.workload.vae
     if vae is None:
         return 1
@@ -129,7 +129,7 @@ def encoder_weights(config: VideoBuild) -> str:
 
 
 def text_table(config: VideoBuild) -> Text | None:
-    """Return the manifest's table about prompts: the tokenizer and its limits."""
+    """Return the manifest's table about prompts: the tokenizer and the limits of a prompt."""
     if config.workload.text is None:
         return None
     return Text(
@@ -169,7 +169,8 @@ def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:
 def vae_module(
     config: VideoBuild, vae: VaeConfig, make: Callable[[], nn.Module], inputs: Sequence[Argument]
 ) -> nn.Module:
-    """Return a module of the VAE on the meta device, with Seko's convolutions where the build takes them.
+    """Return a module of the VAE on the meta device. Convolutions are replaced by Seko's convolutions where the build
+    uses these.
 
     Parameters
     ----------

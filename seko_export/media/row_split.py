@@ -1,13 +1,13 @@
-"""Division of a VAE's pictures among ranks (GPUs): each rank has some rows of pixels over the full width, rank 0 the
-uppermost.
+"""Division of a VAE's pictures among ranks (GPUs): each rank has some pixel rows of the full width. Rank 0 has the
+uppermost pixel rows.
 
 All ranks run the same engines of the VAE: a tensor with the rank's number selects the rank's own rows and its
 neighbours. The collectives between ranks are functional, so that `torch.export` traces them. The collectives of the VAE
 use a process group of their own, `LANE_GROUP`, because a chunk may be decoded while the next one is computed. Within
-one group every rank must send in the same order.
+one process group every rank must queue its collectives in the same order.
 
-In shapes B is the number of rows of the batch, C of channels, T of frames, H of rows of pixels or cells of one
-rank, W of columns, R of ranks.
+In shapes B is the number of rows of the batch, C the number of channels, T the number of frames, H the number of pixel
+or cell rows of one rank, W the number of columns, and R the number of ranks.
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ class MediaSources:
     vae, text_encoder : Path or None
         Paths that `load_vae` and `load_text_encoder` take; None: the build has no such engines.
     tokenizer : Path or None
-        File of the tokenizer for the text encoder, or for a model that takes text itself: a JSON file of the library
-        `tokenizers`.
+        File of the tokenizer of the text encoder, or of a speech model: a JSON file of the library `tokenizers`.
     audio_encoder : Path or None
         Path that `load_hubert` takes; None: the build has no audio encoder.
     image_encoder : Path or None
         Path that `load_clip` takes; None: the build has no image encoder.
     vae_encoder : Path or None
-        Path that `load_vae` takes, of the VAE that encodes pictures where ``vae`` only decodes.
+        Path of the VAE that encodes pictures, if ``vae`` only decodes; a path that `load_vae` takes.
 
     Raises
     ------

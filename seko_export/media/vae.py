@@ -36,8 +36,8 @@ class Vae(ABC, Generic[C]):
 
     @abstractmethod
     def recognise(self, path: Path) -> C | None:
-        """Return the config of the VAE at ``path``, from the config.json beside the weights; without one, from the
-        shapes of the weights.
+        """Return the config of the VAE at ``path``, from the config.json beside the weights; without a config.json,
+        from the shapes of the weights.
 
         The result is None if the file holds another kind of VAE, or no VAE. The first kind that recognises a file is
         used, so shapes or a class name must distinguish each kind from others.
@@ -62,8 +62,8 @@ class Vae(ABC, Generic[C]):
         """
 
     def alternatives(self, config: C) -> Mapping[str, C]:
-        """Return the configs that a file of ``config`` may mean, by the name for ``--vae-kind``, if only the file's
-        name distinguishes them. `recognise` returns one of the configs that `alternatives` lists.
+        """Return the configs that a file recognised as ``config`` may have, by the name for ``--vae-kind``, if only the
+        file's name distinguishes these configs. `recognise` returns one of the configs that `alternatives` lists.
         """
         del config
         return {}
@@ -101,10 +101,11 @@ class Vae(ABC, Generic[C]):
         """
 
     def use_own_convolutions(self, module: nn.Module, inputs: Sequence[Tensor], arch: str) -> None:
-        """Replace convolutions of a module by Seko's kernel where this was measured to be faster, in place.
+        """Replace convolutions of a module, in place, by Seko's convolution kernel where the kernel was measured to be
+        faster.
 
-        Weights of such convolutions have other names and shapes; `weights` also returns these. By default nothing is
-        replaced.
+        The weights of replaced convolutions have other names and shapes; `weights` also returns the weights by these
+        names. By default no convolution is replaced.
 
         Parameters
         ----------
@@ -141,16 +142,16 @@ class Vae(ABC, Generic[C]):
     def picture_encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
         """Return the module that encodes a picture which is followed by grey frames.
 
-        The module takes pixel levels [H, W, 3] float32 of 0 to 255, or outside this range after a bicubic resize. The
-        module returns latents [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes of
-        `encoder_cache_shapes`. The methods `picture_encoder`, `grey_encoder` and `last_encoder` are called if the VAE's
-        config has ``encodes_on``.
+        The module takes pixel levels [H, W, 3] float32 of 0 to 255; after a bicubic resize some levels may be outside
+        this range. The module returns latents [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes
+        of `encoder_cache_shapes`. The methods `picture_encoder`, `grey_encoder` and `last_encoder` are called if the
+        VAE's config has ``encodes_on``.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
     def grey_encoder(self, config: C, *, height: int, width: int, dtype: torch.dtype) -> nn.Module:
-        """Return the module that encodes one latent frame of grey after earlier frames: caches in, latents and new
-        caches out.
+        """Return the module that encodes one latent frame of grey after earlier frames. The module takes caches, and
+        returns latents and new caches.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 

@@ -71,7 +71,7 @@ def vae_of_kind(config: VaeConfig, kind: str, path: Path) -> VaeConfig:
     Raises
     ------
     UsageError
-        If the file cannot be of this kind.
+        If the file cannot be a VAE of the kind ``kind``.
     """
     kinds: Mapping[str, VaeConfig] = vae_of(config).alternatives(config)
     if kind not in kinds:
@@ -96,7 +96,7 @@ def vae_config(config_json: Mapping[str, Any], where: str) -> VaeConfig:
 
 
 def vae_for(latent_channels: int, spatial_stride: int, temporal_stride: int) -> VaeConfig | None:
-    """Return the config of the first VAE preset whose latents have these sizes; None if there is none."""
+    """Return the config of the first VAE preset whose latents have the given sizes; None if no preset has them."""
     wanted = (latent_channels, spatial_stride, temporal_stride)
     for vae in vaes():
         for preset in vae.presets.values():

@@ -11,19 +11,20 @@ from seko_export.errors import UsageError
 
 @dataclass(frozen=True)
 class AudioVaeConfig:
-    """Dimensions of an AudioVAE V2: depthwise, without noise blocks, its decoder conditioned by scale and bias.
+    """Dimensions of an AudioVAE V2 with depthwise convolutions, without noise blocks, and with a decoder that a scale
+    and a bias condition on the sample rate.
 
     Parameters
     ----------
     encoder_dim : int
-        Number of channels after the encoder's first convolution; each block doubles it.
+        Number of channels after the encoder's first convolution; each encoder block doubles the number of channels.
     encoder_rates : tuple of int
         Stride of each encoder block; the product of all strides is the number of samples of a latent at
         ``sample_rate``.
     latent_dim : int
         Number of channels of a latent.
     decoder_dim : int
-        Number of channels before the decoder's first block; each block halves it.
+        Number of channels before the decoder's first block; each decoder block halves the number of channels.
     decoder_rates : tuple of int
         Stride of each decoder block; the product of all strides is the number of samples of a latent at
         ``out_sample_rate``.

@@ -1,4 +1,4 @@
-"""The file of an AudioVAE V2: names and shapes of its tensors, strict reading, and weights by the names of the
+"""The file of an AudioVAE V2: names and shapes of its tensors, a strict reader, and the weights by the names of Seko's
 modules."""
 
 from __future__ import annotations

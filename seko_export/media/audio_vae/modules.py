@@ -5,8 +5,8 @@ of the previous chunk, and zeros before the first chunk. A stream of sound start
 call runs the same code as all later calls. Attribute names of these modules are those of the checkpoint, with each
 weight norm folded into one ``weight``.
 
-In shapes B is the number of rows, C of channels, T of samples or latents of a chunk, S of numbers in a row's
-states. All tensors of the audio VAE are float32.
+In shapes B is the number of rows, C the number of channels, T the number of samples or latents of a chunk, and S the
+number of values in a row's states. All tensors of the audio VAE are float32.
 """
 
 from __future__ import annotations
@@ -101,13 +101,12 @@ class DepthwiseConv(nn.Module):
 
 
 class CausalTransposedConv(nn.Module):
-    """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs.
-
-    An output depends on two inputs: the one at its place and the one before. The transposed convolution is therefore a
-    matrix product over the channels of both inputs, with ``stride`` outputs for each channel. `as_matrix` makes the
-    matrix from the transposed convolution's weight. Libraries run a transposed convolution as the gradient of an
-    ordinary one, in float32 without tensor cores. Rows of few inputs are joined to one long row, because cuDNN
-    computes rows of four inputs at a fiftieth of the speed of tensor cores.
+    """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs. An output depends on two
+    inputs: the input at its place and the input before. The transposed convolution is therefore a matrix product over
+    the channels of both inputs, with ``stride`` outputs for each channel. `as_matrix` makes the matrix from the
+    transposed convolution's weight. Libraries run a transposed convolution as the gradient of an ordinary one, in
+    float32 without tensor cores. Rows of few inputs are joined to one long row, because cuDNN computes rows of four
+    inputs at a fiftieth of the speed of tensor cores.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
@@ -135,8 +134,8 @@ def as_matrix(weight: Tensor) -> Tensor:
     """Return the weight [out * stride, 2 * in, 1] of `CausalTransposedConv` for the weight [in, out, 2 * stride] of a
     transposed convolution.
 
-    Output ``r`` of an input's ``stride`` outputs is the sum of tap ``stride + r`` of the input before and tap ``r`` of
-    that input.
+    Output ``r`` of an input's ``stride`` outputs is the sum of two products: the previous input times tap ``stride +
+    r``, and the input times tap ``r``.
     """
     same, before = weight.unflatten(2, (2, -1)).unbind(2)  # [in, out, stride]
     matrices = [part.permute(1, 2, 0).flatten(0, 1) for part in (before, same)]
@@ -224,7 +223,8 @@ class RateCondition(nn.Module):
 
 
 class EncodeChunk(nn.Module):
-    """The encoder of the audio VAE: samples to latents, each the mean of its distribution."""
+    """The encoder of the audio VAE, from samples to latents. A latent is the mean of the distribution that the VAE
+    predicts."""
 
     def __init__(self, config: AudioVaeConfig) -> None:
         super().__init__()

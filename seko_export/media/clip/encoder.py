@@ -1,10 +1,11 @@
 """CLIP's image encoder: from a picture to the features after all blocks except the last.
 
-The encoder is written here instead of imported from transformers (a test checks that both give equal results), because
-an engine must not change with a library's internals. Attribute names of the modules are those of Wan's CLIP file.
+The encoder is written in this module instead of imported from transformers, because an engine must not change with a
+library's internals. A test checks that this encoder and that of transformers give equal results. Attribute names of the
+modules are those of Wan's CLIP file.
 
-In shapes N is the number of patches of a picture, to which one class token is added, and d is the width. The
-maths of the image encoder is from CLIP (arXiv 2103.00020), open_clip's ViT-H/14.
+In shapes N is the number of patches of a picture, without the class token, and d is the width. The maths of the image
+encoder is from CLIP (arXiv 2103.00020), open_clip's ViT-H/14.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class ClipFeatures(nn.Module):
         return torch.stack([(channel - mean) / deviation for channel, mean, deviation in channels], 1)
 
     def resized(self, pictures: Tensor) -> Tensor:
-        """Return pictures [B, 3, side, side] float32 with levels 0 to 1, resized by cubic convolution. The resize is
-        linear in the pixels, so that their range may be 0 to 1 where Wan's code has -1 to 1.
+        """Return pictures [B, 3, side, side] float32 with levels 0 to 1, resized by cubic convolution. Wan's code
+        resizes levels of -1 to 1, which gives the same pictures, because the resize is linear in the levels.
         """
         levels = pictures.permute(0, 3, 1, 2).float() / 255
         return F.interpolate(levels, (self.side, self.side), mode="bicubic")

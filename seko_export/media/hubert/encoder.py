@@ -1,8 +1,9 @@
 """The HuBERT audio encoder: from windows of samples to the features of their middle frames.
 
-The encoder is written here instead of imported from transformers (a test checks that both give equal results), because
-an engine must not change with a library's internals. Attribute names of the modules are those of transformers. Only the
-layout of the large models is supported: a LayerNorm in every convolution, and norms before the layers' residual sums.
+The encoder is written in this module instead of imported from transformers, because an engine must not change with a
+library's internals. A test checks that this encoder and that of transformers give equal results. Attribute names of the
+modules are those of transformers. Only the layout of the large models is supported: a LayerNorm in every convolution,
+and norms before the layers' residual sums.
 
 In shapes N is the number of windows, T the number of frames of a window, and d the width. The maths of the
 audio encoder is from HuBERT (arXiv 2106.07447), wav2vec 2.0.

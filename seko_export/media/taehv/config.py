@@ -22,11 +22,11 @@ class TaehvConfig(VaeConfig):
     z_dim : int
         Number of channels of a latent.
     widths : tuple of int
-        Numbers of channels of each stage, from the latents up, and of the last convolution.
+        Number of channels of each stage of the decoder, from the latents up, and then of the last convolution.
     patch_size : int
         Side, in pixels, of the square that the last convolution makes for each place.
     is_super : bool
-        Whether the blocks are the larger ones of the super variant.
+        Whether the blocks are the larger blocks of TAEHV's super variant.
     latents_mean, latents_std : tuple of float
         Statistics of each latent channel, if the decoder takes unnormalised latents z, as LightTAE does. A diffusion
         model's latents are (z - mean) / std. Empty: the decoder takes the diffusion model's latents, as TAEHV does.

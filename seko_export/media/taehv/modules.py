@@ -1,13 +1,13 @@
 """The tiny decoders as a stream of pure calls, one row at a time.
 
-A block of a tiny decoder reads its own input of the frame before. The last input of each block is a cache. Nine such
-tensors are all that a stream carries from call to call. The first call of a stream reads zeros in place of the caches.
-The first call also drops the three frames that a decoder of four frames for each latent frame makes before the video
-begins. Parameters of the tiny decoders have the checkpoint's names. The maths of the tiny decoders is from
-github.com/madebyollin/taehv (MIT licence).
+A block of a tiny decoder reads its own input of the frame before. The last input of each block is a cache. These nine
+caches are all that a stream carries from one call of the decoder to the next call. The first call of a stream reads
+zeros in place of the caches. The first call also drops the three frames that a decoder of four frames for each latent
+frame makes before the video begins. Parameters of the tiny decoders have the checkpoint's names. The maths of the tiny
+decoders is from github.com/madebyollin/taehv (MIT licence).
 
-In shapes F is the number of latent frames, h x w of latent cells, N of frames within the decoder, T of video
-frames, H x W of pixels.
+In shapes F is the number of latent frames, h x w the number of latent cells, N the number of frames within the decoder,
+T the number of video frames, and H x W the number of pixels.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class TinyDecode(nn.Module, ABC):
         latents : Tensor
             Latents of the chunk, [z, F, h, w] float32, normalised as the diffusion model returns them.
         *caches : Tensor
-            The caches of the call before, [1, rows, columns, channels] each, in the weights' dtype; none for FIRST.
+            The caches that the previous call returned, [1, rows, columns, channels] each, in the weights' dtype. The
+            first call of a stream takes no caches.
 
         Returns
         -------
@@ -217,8 +218,8 @@ class TaehvDecode(TinyDecode):
     def stage(self, x: Tensor, number: int, memory: Memory) -> Tensor:
         """Run the blocks of a stage, then make more frames, enlarge the pictures and convolve.
 
-        The checkpoint's order is to enlarge pictures before making more frames. Making more frames reads one pixel at a
-        time, so this order gives the same result with a quarter of the work.
+        In the order of the original code, pictures are enlarged before more frames are made. Making more frames reads
+        one pixel at a time, so making frames first gives the same result with a quarter of the work.
         """
         start = _TAEHV_STARTS[number]
         grown = self.decoder[str(start + 4)](self._blocks(x, start, memory))
@@ -262,8 +263,8 @@ def decoder_of(config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> TinyD
 
 
 def latent_statistics(config: TaehvConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the two parameters that no checkpoint holds, by name, [z] in the wider of ``dtype`` and float32; none if
-    the decoder takes normalised latents.
+    """Return mean and deviation of the latents, the two parameters that no checkpoint holds, by name: [z] in the wider
+    of ``dtype`` and float32. The result is empty if the decoder takes normalised latents.
     """
     if not config.latents_std:
         return {}

@@ -94,8 +94,8 @@ class Taehv(Vae[TaehvConfig]):
     ) -> tuple[str, Mapping[str, TensorSource]]:
         """Return the format's name and the decoder's tensors. The encoder in the file of a tiny decoder is not read.
 
-        A layer that makes frames may be stored with the rows of more frames than it makes; its own rows are the last
-        ones.
+        The stored weight of a layer that makes frames may have rows for more frames than the layer makes; the layer
+        uses the last rows.
         """
         del half
         shapes = decoder_shapes(config)

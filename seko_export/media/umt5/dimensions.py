@@ -1,4 +1,5 @@
-"""Dimensions of a UMT5 encoder, from the config.json beside the weights; without one, from the stored shapes."""
+"""Dimensions of a UMT5 encoder, from the config.json beside the weights; without a config.json, from the stored
+shapes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The UMT5 text encoder: from the token ids of a prompt to embeddings for the transformer.
 
-The encoder is written here instead of imported from transformers (a test checks that both give equal results), because
-an engine must not change with a library's internals, and a build needs no second model library. Attribute names of the
-modules are those of Wan's checkpoint; the module `keys` knows transformers' names. The tokenizer of the text encoder is
-shipped as a file of the artifact.
+The encoder is written in this module instead of imported from transformers, because an engine must not change with a
+library's internals, and so that a build needs no second model library. A test checks that this encoder and that of
+transformers give equal results. Attribute names of the modules are those of Wan's checkpoint; the module `keys` knows
+transformers' names. The tokenizer of the text encoder is shipped as a file of the artifact.
 
 In shapes T is the number of tokens, d the width, H the number of heads. The maths of the text encoder is from
 UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in every layer.
@@ -95,7 +95,8 @@ class TextAttention(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Product of one projection's GELU (tanh form) and another projection, projected back."""
+    """A gated feed-forward: the GELU (tanh form) of one projection is multiplied by another projection, and the product
+    is projected back."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()

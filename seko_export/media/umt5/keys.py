@@ -1,7 +1,6 @@
-"""Key table of the text encoder, with Wan's names and shapes, and transformers' names for the same tensors.
-
-The exporter uses Wan's names, with the module's own shapes. Parts of transformers' full model that an encoder does
-not need (decoder, language head) are no error: published UMT5 checkpoints contain them.
+"""Key table of the text encoder, with Wan's names and shapes, and transformers' names for the same tensors. The
+exporter uses Wan's names, and the shapes of its own module. A checkpoint may contain parts of transformers' full model
+that an encoder does not need (decoder, language head), because published UMT5 checkpoints contain these parts.
 """
 
 from __future__ import annotations

@@ -65,21 +65,21 @@ class WanVaeConfig(VaeConfig):
         Numbers of channels of the levels as multiples of ``base_dim``, from full resolution down; each level halves
         height and width.
     num_res_blocks : int
-        Number of residual blocks per level in the encoder; the decoder has one more.
+        Number of residual blocks per level in the encoder. Each level of the decoder has one more block.
     temporal_downsample : tuple of bool
         Whether each step between two levels also halves the number of frames.
     latents_mean, latents_std : tuple of float
         Mean and standard deviation of each latent channel. A diffusion model's latents are (z - mean) / std.
     decoder_base_dim : int, optional
-        The ``base_dim`` of the decoder; None: that of the encoder.
+        The ``base_dim`` of the decoder. If None, the decoder has the ``base_dim`` of the encoder.
     is_residual : bool
-        Whether every level has a shortcut around it (Wan 2.2, ``levels.py``); upsampling then keeps the channels, which
-        it halves in Wan 2.1.
+        Whether every level has a shortcut around it (Wan 2.2, ``levels.py``). Upsampling keeps the number of channels
+        in Wan 2.2, and halves the number in Wan 2.1.
     patch_size : int
         Side, in pixels, of the squares that become one place of the largest resolution: 2 in Wan 2.2.
     fp8 : bool
-        Whether convolutions of the decoder multiply e4m3 numbers where the GPU has measured tile sizes for that; a
-        choice of the build, in no checkpoint.
+        Whether convolutions of the decoder multiply e4m3 numbers, where the GPU has measured tile sizes for e4m3. The
+        build sets ``fp8``; no checkpoint states it.
 
     Raises
     ------
@@ -170,7 +170,7 @@ class WanVaeConfig(VaeConfig):
 
     @property
     def computes_fp8(self) -> bool:
-        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for that."""
+        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for fp8."""
         return self.fp8
 
     def with_fp8(self) -> WanVaeConfig:
@@ -208,8 +208,8 @@ class WanVaeConfig(VaeConfig):
         return int(2 ** sum(self.temporal_downsample))
 
     def decode_parts(self, frames: int, rows: int, columns: int, itemsize: int) -> int:
-        """Return the smallest number of equal parts with which no activation exceeds `MOST_ACTIVATION_BYTES`; else a
-        part for each latent frame."""
+        """Return the smallest number of equal parts with which no activation exceeds `MOST_ACTIVATION_BYTES`. If there
+        is no such number, return the number of latent frames."""
         numbers, largest = rows * columns, 0  # of a channel, for each latent frame
         for dim, temporal in zip(self.decoder_level_dims[::-1], self.temporal_downsample[::-1], strict=False):
             numbers *= 4 * (1 + temporal)

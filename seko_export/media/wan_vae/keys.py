@@ -1,7 +1,7 @@
 """Key table of the Wan VAEs, with Wan's names and shapes, and diffusers' names for the same tensors.
 
-The exporter uses Wan's names, with the shapes of the modules, so the table always matches the code. The names of
-diffusers follow by rule, and its shapes are the same.
+The exporter uses Wan's names, with the shapes of the modules, so the table always matches the code. Rules translate
+Wan's names to diffusers' names; diffusers' shapes are the same.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def match_vae_sources(
 def widths_in(shapes: Mapping[str, tuple[int, ...]], dim_mult: tuple[int, ...]) -> dict[str, int]:
     """Return ``base_dim`` and ``decoder_base_dim``, as far as shapes in either naming determine them.
 
-    The widths are the number of outputs of the encoder's first convolution, and the number of inputs of the decoder's
-    last.
+    ``base_dim`` is the number of outputs of the encoder's first convolution, and ``decoder_base_dim`` the number of
+    inputs of the decoder's last convolution.
     """
     widths = {}
     for width, axis, factor, keys in (

@@ -2,9 +2,9 @@
 
 A layer that looks back in time (`Streamed`) takes earlier frames from a `FrameCaches` and stores the frames for the
 next call there. No layer of the VAE writes in place, so a call is a pure function. Activations of the VAE are [B, C, T,
-H, W] in channels-last memory. Caches are [B, t, H, W, C] contiguous, which are the same bytes in a shape that a buffer
-table can state without strides. Attribute names of these layers are the original checkpoint's. The maths of the layers
-is from Wan 2.1 (arXiv 2503.20314).
+H, W] in channels-last memory. Caches are [B, t, H, W, C] contiguous: a buffer table can state this shape without
+strides, and the order of the bytes is that of channels-last memory. The attributes of the layers have the names of the
+original checkpoint. The maths of the layers is from Wan 2.1 (arXiv 2503.20314).
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ class FrameCaches:
         """Store a copy of ``x`` [B, C, t, H, W] as the next cache.
 
         A view in place of a copy would keep the whole activation in memory. torch's compiler removes a plain copy if
-        the strides agree. The compiler does not remove a copy through a clamp whose bounds change nothing. ``x`` should
-        be a part of the result of ``torch.cat``, never of its inputs. torch 2.13's compiler computes these inputs
-        inside the result's memory, and keeps a copy of equal size there after that memory was reused. A CPU engine with
-        two frames a call once returned caches of other layers because of such reused memory.
+        the strides agree. The copy is therefore made by a clamp whose bounds change no number, which the compiler does
+        not remove. ``x`` should be a part of the result of ``torch.cat``, never of its inputs. torch 2.13's compiler
+        computes the inputs of ``torch.cat`` inside the memory of the result. A copy of the size of an input stays in
+        this memory even after the memory was reused. A CPU engine with two frames a call once returned caches of other
+        layers because of such reused memory.
         """
         self.kept.append(x.permute(0, 2, 3, 4, 1).clamp(min=-torch.inf).contiguous())
 
@@ -77,14 +78,14 @@ class FrameCaches:
 class Streamed(nn.Module):
     """A layer whose ``forward(x, caches)`` takes frames of earlier calls, or has parts that do.
 
-    ``keeps`` says whether the layer itself stores a cache for the next call.
+    ``keeps`` states whether the layer itself, and not only a part of it, stores a cache for the next call.
     """
 
     keeps = False
 
 
 def run(layers: Iterable[nn.Module], x: Tensor, caches: FrameCaches) -> Tensor:
-    """Run layers one after the other on ``x`` [B, C, T, H, W]; some of them may be `Streamed`."""
+    """Run layers one after the other on ``x`` [B, C, T, H, W]; some of the layers may be `Streamed`."""
     for layer in layers:
         x = layer(x, caches) if isinstance(layer, Streamed) else layer(x)
     return x
@@ -175,7 +176,7 @@ class RmsNorm(nn.Module):
         self.gamma = nn.Parameter(torch.empty(channels, *(1,) * axes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor like ``x``, [B, C, ...] with ``axes`` axes after the channels."""
+        """Return the normalised ``x``, in the shape of ``x`` [B, C, ...] with ``axes`` axes after the channels."""
         wide = torch.promote_types(x.dtype, torch.float32)
         scale = self.gamma.to(wide) * x.shape[1] ** 0.5
         y: Tensor = F.normalize(x.to(wide), dim=1) * scale
@@ -216,7 +217,7 @@ class ResidualBlock(Streamed):
 def residual_blocks(
     channels_in: int, channels_out: int, count: int, *, fp8: bool = False
 ) -> list[ResidualBlock]:
-    """Return blocks in sequence, of which the first changes the number of channels."""
+    """Return residual blocks in sequence. The first block changes the number of channels."""
     widths = [channels_in, *[channels_out] * (count - 1)]
     return [ResidualBlock(width, channels_out, fp8=fp8) for width in widths]
 
@@ -243,7 +244,8 @@ class AttentionBlock(Streamed):
 
 
 class Upsample(Streamed):
-    """Doubles rows and columns; if ``temporal``, also doubles the frames except the first."""
+    """The layer that doubles rows and columns. If ``temporal``, it also doubles the frames except the first frame of a
+    stream."""
 
     def __init__(self, channels: int, channels_out: int, *, temporal: bool) -> None:
         super().__init__()
@@ -279,7 +281,8 @@ class Upsample(Streamed):
 
 
 class Downsample(Streamed):
-    """Halves rows and columns; if ``temporal``, also halves the frames except the first."""
+    """The layer that halves rows and columns. If ``temporal``, it also halves the number of frames after the first
+    frame of a stream."""
 
     def __init__(self, channels: int, *, temporal: bool) -> None:
         super().__init__()
@@ -296,7 +299,8 @@ class Downsample(Streamed):
 
 
 class HalvingTimeConv(Streamed):
-    """A convolution over three frames at every second frame: it halves the frames, except the first.
+    """A convolution over three frames at every second frame, which halves the number of frames after the first frame of
+    a stream.
 
     The first frame of a stream passes unchanged, and is also an input of the first convolution.
     """
@@ -309,8 +313,8 @@ class HalvingTimeConv(Streamed):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return the frames [B, C, T/2, H, W] (at a stream's start 1 + (T - 1)/2 of them) for ``x`` [B, C, T, H,
-        W]."""
+        """Return the frames [B, C, T/2, H, W] for ``x`` [B, C, T, H, W]. At the start of a stream there are 1 + (T -
+        1)/2 frames."""
         window = (
             x if caches.starts else torch.cat((caches.before(x, 1), x), dim=2)
         )  # windows overlap by a frame
@@ -337,19 +341,20 @@ def conv_of_few_filters(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] | None = None
 ) -> Tensor:
     """Compute a convolution with few filters as one matmul of all taps with all pixels, and a sum of shifted rows.
-    cuDNN has no fast kernel for few filters. On an H200 the VAE's last convolution (96 channels to 3 at 480x832) took
-    3.7 ms for 12 frames, and changing the memory layout for it 1.5 ms (docs/LOG.md). Reading ``x`` takes 0.25 ms at
-    the memory's bandwidth.
+    cuDNN has no fast kernel for few filters. On an H200 the VAE's last convolution (96 channels to 3 at 480x832) in
+    cuDNN took 3.7 ms for 12 frames, and changing the memory layout for cuDNN took 1.5 ms (docs/LOG.md). Reading ``x``
+    takes 0.25 ms at the memory's bandwidth.
 
     The matmul's result has taps * O numbers for each pixel, fewer than ``x`` has if O is 3 and C is 96. Each number of
-    the matmul's result is read once, in memory order: a row is one tap of one filter. The compiler fuses the sum of
-    shifted rows with the ops that come after it. Margins are conditions on the reads and need no copy.
+    the matmul's result is read once, in memory order: a row of the result belongs to one tap of one filter. The
+    compiler fuses the sum of shifted rows with the ops that come after it. Zeros around a frame are conditions on the
+    reads of the matmul's result, and need no padded copy.
 
     Parameters
     ----------
     x : Tensor
-        Frames with the cached frames in front, [B, C, T + t - 1, H, W], in channels-last memory; in any other layout
-        they are copied.
+        Frames with the cached frames in front, [B, C, T + t - 1, H, W], in channels-last memory; frames in any other
+        layout are copied first.
     weight : Tensor
         Weight of the convolution, [O, C, t, r, c], with the dtype of ``x``; r and c odd.
     bias : Tensor

@@ -1,9 +1,10 @@
-"""Levels of the Wan 2.2 VAE, each with a shortcut around it, and its patches of pixels.
+"""Levels of the Wan 2.2 VAE, each with a shortcut around it, and the patches of pixels of this VAE.
 
 A level is the residual blocks of one width and, except the last level, the layer that changes the size. A shortcut has
-no weights: it averages where the size shrinks, and repeats values where the size grows. Shortcuts are added to
-activations [B, C, T, H, W] in channels-last memory. Attribute names of the levels are the original checkpoint's. The
-maths of the levels is from Wan 2.2, `wan/modules/vae2_2.py`.
+no weights. A shortcut of the encoder averages values, because sizes shrink, and a shortcut of the decoder repeats
+values, because sizes grow. Shortcuts are added to activations [B, C, T, H, W] in channels-last memory. The attributes
+of the levels have the names of the original checkpoint. The maths of the levels is from Wan 2.2,
+`wan/modules/vae2_2.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class DownLevel(Streamed):
     blocks : int
         Number of residual blocks in the level.
     temporal : bool or None
-        Whether the level halves the number of frames as well as rows and columns; None: it changes no size.
+        Whether the level halves the number of frames as well as rows and columns. None: the level changes no size.
     """
 
     def __init__(self, channels_in: int, channels_out: int, blocks: int, *, temporal: bool | None) -> None:
@@ -56,8 +57,8 @@ class UpLevel(Streamed):
     blocks : int
         Number of residual blocks in the level.
     temporal : bool or None
-        Whether the level doubles the number of frames as well as rows and columns; None: it changes no size and has no
-        shortcut.
+        Whether the level doubles the number of frames as well as rows and columns. None: the level changes no size and
+        has no shortcut.
     fp8 : bool
         Whether residual blocks multiply e4m3 numbers; see `ResidualBlock`.
     """
@@ -89,8 +90,8 @@ def averaged(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tenso
     Parameters
     ----------
     x : Tensor
-        Activations, [B, C, T, H, W]; an odd T, at the start of a stream, is filled up with a frame of zeros in front if
-        ``in_time`` is 2.
+        Activations, [B, C, T, H, W]; an odd T occurs at the start of a stream. If ``in_time`` is 2, a frame of zeros is
+        then added in front.
     channels_out : int
         Number of channels of the result: a divisor of C times the number of values in a cell.
     in_time, in_space : int
@@ -112,8 +113,8 @@ def averaged(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tenso
 
 
 def repeated(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tensor:
-    """Return cells of ``in_time`` frames, ``in_space`` rows and ``in_space`` columns, one for every value: the shape
-    that `averaged` takes.
+    """Return a cell of ``in_time`` frames, ``in_space`` rows and ``in_space`` columns for every value of ``x``: the
+    inverse of `averaged` in shape.
 
     The values of the cells, channel by channel, are the channels of ``x``, each repeated equally often.
 

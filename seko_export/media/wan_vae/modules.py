@@ -7,9 +7,9 @@ STEADY return the same caches, so a stream restarts by calling FIRST. At a resta
 cache of an earlier stream can be read. The module `layers` has the layers, `levels` the levels of Wan 2.2, and `keys`
 the names in checkpoints.
 
-In shapes B is the number of rows, F of latent frames, z of latent channels, h x w of latent cells, T of video
-frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W of pixels (8 times the cells, 16 times in Wan 2.2). The maths of the
-VAEs is from Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
+In shapes B is the number of rows, F the number of latent frames, z the number of latent channels, and h x w the number
+of latent cells. T is the number of video frames: 4*F, or 1 + 4*(F - 1) for FIRST. H x W is the number of pixels; a
+latent cell has 8 x 8 pixels, 16 x 16 in Wan 2.2. The maths of the VAEs is from Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
 
 
 def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return by name the two parameters that no checkpoint holds, mean and deviation of the latents, each [z], in the
+    """Return mean and deviation of the latents by name, the two parameters that no checkpoint holds: each is [z] in the
     wider of ``dtype`` and float32.
 
     A module on the meta device has only the shapes of these parameters; their values come from this function.
@@ -292,7 +292,8 @@ def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Ten
 
 
 class VaeTensors:
-    """The tensors of a VAE's checkpoint, those that are packed for Seko's convolutions, and the latents' statistics.
+    """The tensors of a VAE's checkpoint, the weights that are packed for Seko's convolutions, and the latents'
+    statistics.
 
     Parameters
     ----------

@@ -1,7 +1,6 @@
-"""Convolutions of the Wan VAEs in Seko's kernel, where it was measured to be faster than torch's (ADR 0028).
-
-A build replaces such convolutions before it traces an engine (`use_own_convolutions`), and writes their weights in the
-kernel's layout (`own_weights`), so that no call of an engine rearranges or quantises weights.
+"""Convolutions of the Wan VAEs in Seko's kernel, where the kernel was measured to be faster than torch's convolution
+(ADR 0028). Before it traces an engine, a build replaces these convolutions (`use_own_convolutions`). The artifact has
+their weights in the kernel's layout (`own_weights`), so that no call of an engine rearranges or quantises weights.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def packed_weights(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Ten
     weight : Tensor
         Weight of the convolution as in the checkpoint, [O, C, t, r, c], or [O, C, r, c] of pictures.
     gamma : Tensor, optional
-        Gains of the RMS norm before the convolution, [C, ...], if frames and weight are to be multiplied as e4m3. No
-        channel of a normalised vector is above 1, and SiLU makes no number larger, so no number of a frame is above
-        sqrt(C) * max|gamma|.
+        Gains of the RMS norm before the convolution, [C, ...], if frames and weight are to be multiplied as e4m3.
+        Before it is multiplied by sqrt(C) and the gains, no number of a normalised vector is above 1, and SiLU makes no
+        number larger. No number of a frame is therefore above sqrt(C) * max|gamma|.
 
     Returns
     -------
@@ -80,8 +79,8 @@ def own_weights(checkpoint: WeightSource, convolution: str, kind: str) -> dict[s
     Returns
     -------
     dict of str to Tensor
-        ``filters_doubled`` of a `DoublingConvolution`, if that is the kind. Otherwise those of an `OwnConvolution`;
-        see `packed_weights`.
+        ``filters_doubled`` for a `DoublingConvolution`, if ``kind`` is ``filters_doubled``. Otherwise the weights that
+        `packed_weights` returns, for an `OwnConvolution`.
     """
     weight = checkpoint[f"{convolution}.weight"]
     if kind == FILTERS_DOUBLED:
@@ -98,11 +97,11 @@ class OwnConvolution(Streamed):
     Parameters
     ----------
     plain : CausalConv3d or nn.Conv2d
-        The convolution that it replaces.
+        The convolution that is replaced.
     tiles : ConvTiles
         Tile sizes of the kernel, from `tuned_conv.measured_tiles`.
     gamma : Tensor, optional
-        Gains of the norm before the convolution, if it multiplies e4m3 numbers; see `packed_weights`.
+        Gains of the norm before the convolution, if the convolution multiplies e4m3 numbers; see `packed_weights`.
     """
 
     bias: Tensor
@@ -130,7 +129,7 @@ class OwnConvolution(Streamed):
         x : Tensor
             Frames, [B, C, T, H, W] in channels-last memory.
         caches : FrameCaches
-            Caches of the call. A convolution of pictures takes none.
+            Caches of the call. A convolution of pictures uses no cache.
         residual : Tensor, optional
             Tensor to add, [B, O, T, H, W] in channels-last memory.
 
@@ -171,14 +170,14 @@ class OwnConvolution(Streamed):
 
 
 class NormSilu(nn.Module):
-    """RMS norm and SiLU in Seko's kernel, in place of a `RmsNorm` over channels-last frames and of what follows it."""
+    """RMS norm and SiLU in Seko's kernel, in place of a `RmsNorm` over channels-last frames and the SiLU behind it."""
 
     def __init__(self, plain: RmsNorm) -> None:
         super().__init__()
         self.gamma = plain.gamma
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor like ``x``, [B, C, T, H, W] in channels-last memory."""
+        """Return the result for ``x`` [B, C, T, H, W], with the shape of ``x``; both are in channels-last memory."""
         return norm_silu(_channels_behind(x), self.gamma.view(-1)).permute(0, 4, 1, 2, 3)
 
 
@@ -188,7 +187,7 @@ class DoublingConvolution(Streamed):
     Parameters
     ----------
     plain : nn.Conv2d
-        The convolution that it replaces.
+        The convolution that is replaced.
     tiles : ConvTiles
         Tile sizes of the kernel, from `tuned_conv.measured_tiles`.
     """
@@ -208,8 +207,9 @@ class DoublingConvolution(Streamed):
 def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: TilesOf) -> None:
     """Replace the convolutions of a VAE's module for which there are tile sizes, in place.
 
-    Most become an `OwnConvolution`. One behind an upsampling becomes a `DoublingConvolution` if there are tile sizes
-    for that. Before a convolution of bfloat16 numbers, the norm and SiLU of a residual block become a `NormSilu`.
+    Most of these convolutions become an `OwnConvolution`. A convolution behind an upsampling becomes a
+    `DoublingConvolution` if there are tile sizes for a doubling convolution. Before a convolution of bfloat16 numbers,
+    the norm and SiLU of a residual block become a `NormSilu`.
 
     Parameters
     ----------

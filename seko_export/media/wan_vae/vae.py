@@ -56,8 +56,8 @@ class WanVae(Vae[WanVaeConfig]):
     presets = VAE_PRESETS
 
     def recognise(self, path: Path) -> WanVaeConfig | None:
-        """Return the config of the VAE in a file. The config is read from diffusers' config.json; without one, it is
-        Wan's config with the widths read from the shapes.
+        """Return the config of the VAE in a file. The config is read from diffusers' config.json. Without a
+        config.json, the result is Wan's config with the widths read from the shapes of the tensors.
 
         The names of the keys distinguish Wan 2.2 from Wan 2.1.
         """
@@ -83,8 +83,8 @@ class WanVae(Vae[WanVaeConfig]):
         )
 
     def config(self, config_json: Mapping[str, Any], where: str) -> WanVaeConfig | None:
-        """Return the config for fields of diffusers or of Seko; missing fields have Wan 2.1's values, or with
-        ``is_residual`` Wan 2.2's."""
+        """Return the config for fields of diffusers or of Seko. Missing fields have Wan 2.1's values; if
+        ``is_residual`` is true, they have Wan 2.2's values."""
         if config_json.get("_class_name", _CLASS) != _CLASS or "model_type" in config_json:
             return None  # another class of diffusers, or a model of transformers, such as CLIP
         fields: dict[str, Any] = {}
@@ -106,7 +106,7 @@ class WanVae(Vae[WanVaeConfig]):
         return match_vae_sources(path, opened, config, half)
 
     def weights(self, checkpoint: WeightSource, config: WanVaeConfig) -> WeightSource:
-        """Return the checkpoint's tensors, those packed for Seko's convolutions, and the latents' statistics."""
+        """Return the checkpoint's tensors, the weights packed for Seko's convolutions, and the latents' statistics."""
         return VaeTensors(checkpoint, config)
 
     def decoder(self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype) -> DecodeRow:
