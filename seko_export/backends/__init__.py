@@ -1,5 +1,5 @@
-"""The exporter's backends: each makes the engine files of one library. The module of a backend is imported when the
-backend is used."""
+"""The table of the exporter's backends. A backend makes the engine files of one library. The module of a backend is
+imported when the backend is used."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ LARGE_PIECE_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
 def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
-    """Trace, check and compile one engine into a ``.pt2`` package; the compiler's other files stay beside the package.
+    """Trace, check and compile one engine into a ``.pt2`` package. The other files that the compiler writes stay beside
+    the package.
 
     Raises
     ------
@@ -72,8 +73,8 @@ def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
 
 
 def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that fixes which attention implementations torch tries first on a GPU; on a CPU it does
-    nothing.
+    """Return a context manager that fixes which attention implementations torch tries first on a GPU. On a CPU the
+    context manager does nothing.
     """
     if device != "cuda":
         return contextlib.nullcontext()

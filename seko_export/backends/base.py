@@ -26,7 +26,7 @@ EngineMaker = Callable[[Any, "Piece", Path], None]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need features beyond these.
+    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need other features.
 
     Parameters
     ----------
@@ -125,13 +125,13 @@ class ExportBackend:
         Whether engines contain code for the build machine's processor alone, so that they run on no other kind of
         processor.
     named_kernels : str, optional
-        Name of an environment variable that gives the engines' kernels readable names in profiles, if it is set during
-        a build.
+        Name of an environment variable. If the variable is set during a build, the engines' kernels have readable names
+        in profiles.
     packages : tuple of str
         Packages to list in the bill of materials, besides torch.
     extra_files : mapping of str to str
-        Entries of the manifest's ``extra`` that name a file of the artifact: the file for each entry, which is listed
-        if the artifact has it.
+        Entries of the manifest's ``extra`` that name a file of the artifact, with the file for each entry. An entry is
+        written if the artifact has the file.
     program_file : str, optional
         Name of the file of a whole program, with ``{}`` for the program. The workload chooses the programs that get
         files.
@@ -141,10 +141,10 @@ class ExportBackend:
     form : tuple of (str, str), optional
         Folder and suffix of the files that `compile_piece` writes, if these files are not yet engines.
     build_engines : callable, optional
-        Function that makes engines from the files of ``form``. It takes the build, the folder of those files, the
-        engines' folder and progress; it returns the seconds that each engine took.
+        Function that makes engines from the files of ``form``. Its arguments are the build, the folder of the files of
+        ``form``, the engines' folder, and the progress callback. It returns the seconds that each engine took.
     finish : callable, optional
-        Function that adds files to an artifact whose manifest is written, and returns whether it added any.
+        Function that adds files to an artifact whose manifest is written, and returns whether it added a file.
     """
 
     name: str
@@ -179,7 +179,8 @@ class ExportBackend:
 
 
 def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
-    """Raise an error that names the option if a build needs more than a backend's capabilities."""
+    """Raise a UsageError if a build needs a feature that a backend's engines do not support; the message names the
+    option that needs the feature."""
     can, target, workload = backend.capabilities, config.target, workload_of(config)
     if can.workloads is not None and workload.name not in can.workloads:
         raise UsageError(

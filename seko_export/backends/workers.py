@@ -1,5 +1,5 @@
-"""The processes that compile engines. The compiling processes run in parallel, and end when the build ends for any
-reason."""
+"""The worker processes that compile engines. Worker processes run in parallel, and are ended when the build ends for
+any reason."""
 
 from __future__ import annotations
 
@@ -55,20 +55,21 @@ def compiled_beside(
     artifact : Path
         The artifact's folder, in which the folder of the engines (or of their forms) is made.
     progress : callable
-        Function that is called with the number of finished engines while the caller waits. Before that it is called
-        once with a function that says what is being compiled beside the caller's own steps.
+        Function that is called with the number of finished engines while the caller waits. Before the caller waits,
+        ``progress`` is called once with a function that returns a sentence on the engines that are being compiled
+        beside the caller's own steps.
 
     Yields
     ------
     callable
-        Function that waits for all engines; it returns the seconds of each, or raises the error of the first that
-        failed.
+        Function that waits for all engines. It returns the seconds that each engine took, or raises the error of the
+        first engine that failed.
 
     Raises
     ------
     ExportError
-        If an engine cannot be compiled. If the caller's block ends early, the workers and their compilers are ended
-        too.
+        If an engine cannot be compiled. If the caller's block ends early, the worker processes and their compilers are
+        ended, too.
     """
     folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
     (artifact / folder).mkdir()

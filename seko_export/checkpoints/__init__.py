@@ -1,2 +1,2 @@
-"""Strict loading of checkpoints, and writing of seeded random ones. The package `seko_export.checkpoints` contains no
-code for any model family, engine or artifact."""
+"""Strict loading of checkpoints, and writing of checkpoints with seeded random weights. The package
+`seko_export.checkpoints` contains no code for any model family, engine or artifact."""

@@ -27,7 +27,7 @@ class AmbiguousCheckpointError(CheckpointError):
 
 
 class MissingEntryError(CheckpointError):
-    """A `.pt` lacks the requested entry, or has weights in none of the known entries."""
+    """A `.pt` file lacks the requested entry, or none of the known entries holds weights."""
 
 
 class WeightKeysError(CheckpointError):
@@ -64,7 +64,8 @@ class UnknownModelError(CheckpointError):
 
 @contextmanager
 def naming_option(option: str, path: Path) -> Iterator[None]:
-    """Have the message of any checkpoint error in the block begin with the option that names the file."""
+    """Context manager in which the message of any checkpoint error begins with the command-line option that names the
+    file."""
     try:
         yield
     except CheckpointError as fault:

@@ -1,4 +1,5 @@
-"""Opening of GGUF files: lists their tensors, and expands quantised tensors with the package gguf when they are read.
+"""Opening of GGUF files. Opening lists the tensors of a file; the package gguf expands a quantised tensor when the
+tensor is read.
 
 The header of a GGUF file is read by this module, within the bounds of the file, because a damaged header makes the
 reader of the package gguf loop. The package gguf expands the formats of the blocks.

@@ -27,8 +27,8 @@ def read_json(file: Path) -> object:
     Raises
     ------
     ValueError
-        If the path is not a regular file, or the file is larger than `MAX_JSON_BYTES` or not JSON; the message says
-        which.
+        If the path is not a regular file, or the file is larger than `MAX_JSON_BYTES` or not JSON; the message states
+        the cause.
     OSError
         If the file cannot be read.
     """
@@ -68,8 +68,8 @@ def config_file_of(path: Path, layout: Layout) -> Path | None:
     Parameters
     ----------
     path : Path
-        A folder, as `open_files` takes it, or an index or a file of a variant in one. For another file the
-        result is None, since its folder may hold other models.
+        A folder, as `open_files` takes it, or an index of shards or a file of a variant in the folder. For any other
+        file the result is None, since the folder of the file may hold other models.
     layout : Layout
         File layout of the model's weights, which names the subfolders of a pipeline.
     """
@@ -82,7 +82,7 @@ def config_file_of(path: Path, layout: Layout) -> Path | None:
 
 
 def read_config(path: Path, layout: Layout) -> dict[str, Any] | None:
-    """Return the content of the ``config.json`` that `config_file_of` finds, or None if there is none.
+    """Return the content of the ``config.json`` that `config_file_of` finds, or None if it finds no file.
 
     Raises
     ------

@@ -70,7 +70,7 @@ class Naming:
         Functions that translate a key to the exporter's name, and back. Both functions raise a KeyError for an
         unknown key.
     signs : tuple of str
-        Parts of keys that identify this naming. If empty, any file may use it.
+        Parts of keys that identify this naming. If empty, any file may use the naming.
     container : str or None
         Format of the files in which this naming occurs, ``pt`` or ``safetensors``; None for both.
     """
@@ -125,8 +125,8 @@ class RandomForm:
     parts : tuple of str
         Entries of a ``pt``, each of which holds all weights. If empty, the ``pt`` holds the weights directly.
     subfolder : str or None
-        Subfolder of the checkpoint's folder that holds the file. None: the checkpoint is the file itself (or a folder,
-        if sharded).
+        Subfolder of the checkpoint's folder that holds the file. None: the checkpoint is the file itself or, if
+        sharded, a folder with the files.
     config : callable or None
         Function that returns the content of the ``config.json`` beside the weights.
     """
@@ -140,7 +140,8 @@ class RandomForm:
 
 
 def plain_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and standard deviation of a random weight, chosen so that activations stay near 1 at any depth.
+    """Return mean and standard deviation of a random weight. Both are chosen so that activations stay near 1 at any
+    depth.
 
     Biases have deviation 0.02, norm weights are 1 + 0.1 N(0, 1), and matrices have deviation 1/sqrt(fan in). No random
     weight is always zero, so every weight affects the output.
@@ -181,9 +182,9 @@ class KeyTable:
     telltales : tuple of pairs
         Parts of keys, each with the kind of checkpoint that it reveals, for hints.
     relatives : tuple of pairs
-        Parts of keys that several related models have, with their hints, which are given if no telltale matches.
+        Parts of keys that several related models have, each with a hint. The hint is shown if no telltale matches.
     models : mapping of str to ModelConfig
-        The presets' models, to name the preset that a file matches.
+        The models of the presets, by name, from which the preset that matches a file is found.
     random_forms : mapping of str to RandomForm
         File layouts of random checkpoints, by name. A build without a checkpoint uses the first layout.
     companions : tuple of Companion
@@ -235,7 +236,7 @@ class KeyTable:
         )
 
     def naming_of(self, opened: OpenedFiles) -> Naming:
-        """Return the naming that a file uses: the first that fits the keys; if none fits, the last."""
+        """Return the naming that a file uses: the first naming that fits the keys; if no naming fits, the last one."""
         return next((naming for naming in self.namings if naming.fits(opened)), self.namings[-1])
 
     def dimensions_of(self, shapes: Shapes) -> dict[str, int]:
@@ -268,7 +269,7 @@ class KeyTable:
         return tuple(key for key, name in named_keys if _within_layer(name) not in known)
 
     def preset_of(self, dimensions: Mapping[str, int]) -> str | None:
-        """Return the preset with these dimensions; None if there is none."""
+        """Return the name of the preset with the given dimensions; None if no preset has them."""
         same = (
             name
             for name, model in self.models.items()
@@ -277,8 +278,8 @@ class KeyTable:
         return next(same, None)
 
     def hints(self, opened: OpenedFiles, wanted: ModelIdentity | None = None) -> list[str]:
-        """Return sentences that guess the kind of a file that lacks the weights of the family (or the keys
-        ``wanted``)."""
+        """Return hints, as sentences, on what kind of file a file is that lacks the weights of the family or the keys
+        ``wanted``."""
         keys = [source.key for source in opened.sources]
         telltales, related = (
             [hint for parts, hint in pairs if any(part in key for part in parts for key in keys)]

@@ -1,4 +1,4 @@
-"""Comparison of the keys of a file with those of a model; lists every difference. The comparison of keys reads no
+"""Comparison of the keys of a file with the keys of a model, which lists every difference. The comparison reads no
 tensor."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A low-rank pair is merged as ``W' = W + weight * scale * (up @ down)`` with ``scale = alpha / r`` (rsLoRA ``alpha /
 sqrt(r)``; 1 if no file states an alpha). A DoRA is merged as ``W' = m / ||V|| * V`` with ``V = W + weight * scale
-* (up @ down)`` and the norm of each row. Full differences of a LoRA are multiplied by the weight and added;
+* (up @ down)`` and the norm of each row. Full differences of a LoRA are multiplied by the LoRA's weight and added;
   ``set_weight`` replaces the model's weight.
 """
 

@@ -1,5 +1,5 @@
-"""Opening of LoRA files of any trainer; their tensors are sorted by module and role. This reader of LoRA files has no
-code for any model.
+"""Opening of LoRA files of any trainer, which sorts the tensors of a file by module and role. The reader has no code
+for any model.
 
 One low-rank pair has these spellings, behind the module's name: the forms are PEFT's ``.lora_A.weight`` and
 ``.lora_B.weight`` (with an adapter's name in between, or without ``.weight``), kohya's and ComfyUI's
@@ -78,8 +78,8 @@ _OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", _MIDDLE: "a LoCon with 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Alpha, rank and scale rule of a LoRA file, from its PEFT config or header; a module's key ``.alpha`` overrides
-    them.
+    """Alpha, rank and scale rule of a LoRA file, from its PEFT config or header. A module's key ``.alpha`` overrides
+    the alpha for this module.
 
     Parameters
     ----------
@@ -104,12 +104,12 @@ class Scaling:
     dora: bool = False
 
     def alpha_of(self, module: str) -> float | None:
-        """Return the alpha that config or header state for a module that has no key ``.alpha``; None if they state
-        none."""
+        """Return the alpha that config or header state for a module that has no key ``.alpha``; None if neither states
+        an alpha."""
         return _by_pattern(self.alphas, module, self.alpha)
 
     def rank_of(self, module: str) -> float | None:
-        """Return the rank that the config states for a module; None if it states none."""
+        """Return the rank that the config states for a module; None if the config states no rank."""
         return _by_pattern(self.ranks, module, self.rank)
 
 

@@ -1,4 +1,5 @@
-"""Names of the parts of a video model by their keys, for messages about a file in the place of another part."""
+"""Names of the parts of a video model by their keys, for error messages about a file that was passed as another
+part."""
 
 from __future__ import annotations
 
@@ -42,15 +43,15 @@ _TRANSFORMER = _Part(
 
 
 def part_of(keys: Iterable[str]) -> str | None:
-    """Return a sentence that names the part of a model to which keys belong, and its option; None for a transformer, or
-    unknown keys."""
+    """Return a sentence that names the part of a model to which keys belong, and the command-line option for this part.
+    None for keys of a transformer, and for unknown keys."""
     part = _first(keys, _PARTS)
     return None if part is None else part.sentence
 
 
 def looks_like(keys: Iterable[str], *, but: str = "") -> str:
-    """Return a clause, beginning with a semicolon, that names the part of a model to which keys belong, the transformer
-    included; empty for unknown keys, and for a part that the option ``but`` takes."""
+    """Return a clause, beginning with a semicolon, that names the part of a model to which keys belong, which may be
+    the transformer. Empty for unknown keys, and for a part that the command-line option ``but`` takes."""
     part = _first(keys, (*_PARTS, _TRANSFORMER))
     return "" if part is None or (but and part.option == but) else f"; {part.sentence}"
 

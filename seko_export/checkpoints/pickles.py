@@ -1,5 +1,6 @@
-"""Reader of the tensors of a `.pt` that does not execute the file's pickle. For a refused pickle the reader reports the
-modules that the pickle would import."""
+"""Reader of the tensors of a `.pt` file with torch's restricted unpickler, which calls no function that the pickle
+names except those that make tensors. For a refused pickle the reader reports the modules that the pickle would
+import."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _HARMLESS_GLOBALS = frozenset(
 
 
 def open_pt(path: Path, layout: Layout) -> OpenedFiles:
-    """Map the zip that `torch.save` wrote, and list the tensors of the entry that the layout names.
+    """Map the zip file that `torch.save` wrote, and list the tensors of the entry that the layout names.
 
     Parameters
     ----------
@@ -157,7 +158,8 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
 
 
 def unmapped(path: Path, fault: Exception) -> MachineError:
-    """Return the error for a file that the kernel does not map, because it promises no more memory than there is."""
+    """Return the error for a file that the kernel does not map, because the kernel is set to promise no more memory
+    than the machine has."""
     return MachineError(
         f"{path} cannot be mapped ({shown(str(fault))}): use a machine with more memory, or save the checkpoint in "
         "smaller shards"

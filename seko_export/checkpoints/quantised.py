@@ -1,4 +1,5 @@
-"""Expansion of matrices that a file stores in 8 bits with separate scales: codes and scales become one tensor.
+"""Expansion of matrices that a file stores in 8 bits with separate scales. Codes and scales of a matrix become one
+tensor.
 
 - LightX2V stores a matrix as ``X.weight`` in e4m3 or int8. The scales ``X.weight_scale`` of LightX2V are [out, 1] in
   float32, bfloat16 or float16.

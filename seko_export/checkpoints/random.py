@@ -54,13 +54,14 @@ def write_random_model(
     keys : KeyTable
         Key table of the model's family, which `seko_export.families.model_files.write_random_checkpoint` finds.
     format : str
-        Name of the file layout, one of ``keys.random_forms``. All parts of a `.pt` are the same tensors, stored once.
+        Name of the file layout, one of ``keys.random_forms``. All entries of a `.pt` file have the same tensors, which
+        are stored once.
     seed : int
         Seed of the random weights, any integer.
     dtype : torch.dtype
         Dtype of the weights: float32, or bfloat16, to which the float32 numbers are rounded.
     device : str
-        Device on which the random numbers are drawn; a GPU draws other numbers than a CPU.
+        Device on which the random numbers are drawn. The same seed gives other numbers on a GPU than on a CPU.
 
     Raises
     ------
@@ -144,7 +145,8 @@ def write_random_folder(
 
 
 def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors to a file: in safetensors if its name ends so, else torch's. It appears complete or not at all.
+    """Write tensors to a file that appears complete or not at all. If the name of the file ends in ``.safetensors``,
+    the format is safetensors, otherwise that of torch.
 
     Raises
     ------

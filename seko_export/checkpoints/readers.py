@@ -1,5 +1,5 @@
-"""Opening of checkpoint files by their content; lists their tensors. Opening a checkpoint checks no key and no
-value."""
+"""Opening of checkpoint files, whose format the content decides. Opening a checkpoint lists its tensors, and checks no
+key and no value."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
 
 
 def variant_file(folder: Path, layout: Layout, variant: str) -> Path:
-    """Return the index of a variant such as ``fp16`` in a folder; without an index, its file.
+    """Return the index of a variant such as ``fp16`` in a folder; without an index, the file of the variant.
 
     Raises
     ------

@@ -44,7 +44,8 @@ class Companion:
 
 @dataclass(frozen=True)
 class LoraFile:
-    """A LoRA to merge into a model: its file or PEFT folder, and the weight that multiplies it.
+    """A LoRA to merge into a model: its file or PEFT folder, and the weight by which its change of the model is
+    multiplied.
 
     Raises
     ------
@@ -73,12 +74,12 @@ class LoraFile:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model's checkpoint is read.
+    """Options for reading a model's checkpoint.
 
     Parameters
     ----------
     entry : str, optional
-        The entry of a `.pt` that holds the weights; other formats hold one set.
+        The entry of a `.pt` file that holds the weights; files of other formats hold one set of weights.
     first_entry : str, optional
         The entry to read if the file has this entry and ``entry`` is None.
     companion : Path, optional
@@ -104,7 +105,8 @@ AS_STORED = LoadOptions()
 
 @dataclass(frozen=True)
 class MergedLora:
-    """A LoRA that is merged into weights: its name, the weight that multiplied it, and its SHA-256."""
+    """A LoRA that is merged into weights: its name, the weight by which its change of the model was multiplied, and its
+    SHA-256."""
 
     name: str
     weight: float
@@ -120,10 +122,10 @@ class Layout:
     formats : str
         The supported formats in words, for error messages.
     subfolders : tuple of str
-        Names of subfolders that may hold this model, as in a diffusers pipeline; the first that exists is used.
+        Names of subfolders that may hold this model, as in a diffusers pipeline. The first existing subfolder is used.
     entries : tuple of str
-        Names of the entries of a `.pt` that may hold the weights; the first that exists is read. A `.pt` without any of
-        them holds the weights directly.
+        Names of the entries of a `.pt` file that may hold the weights. The first existing entry is read. A `.pt` file
+        without any of these entries holds the weights directly.
     entry : str or None
         The entry that the user requested; a `.pt` without this entry is refused.
     companions : tuple of Companion
@@ -131,7 +133,7 @@ class Layout:
     prefixes : tuple of str
         Prefixes that may precede every key in a file.
     entry_option : str
-        The command-line option that names an entry; empty if there is none.
+        The command-line option that names an entry; empty if there is no option for it.
     """
 
     formats: str

@@ -1,4 +1,4 @@
-"""The configuration of a build, which consists of model, workload and target.
+"""The configuration of a build, which consists of three parts: model, workload and target.
 
 Each part of the configuration is a frozen dataclass that validates its own fields. A workload derives its own class
 from `BuildConfig`, which validates fields of several parts against each other.

@@ -22,13 +22,14 @@ class TextEncoderConfig:
         Size of the vocabulary, width, attention heads, channels of a head, hidden width of the feed-forward, number of
         layers.
     buckets, max_distance : int
-        Relative position bias: number of buckets, and the distance in tokens from which all share the last bucket.
+        Relative position bias: number of buckets, and the distance in tokens from which all distances share the last
+        bucket.
     norm_eps : float
         Epsilon of every RMSNorm of the encoder.
     pad_id : int
         Id of the padding token after a prompt, whose embedding is zeros.
     truncate : bool
-        Whether a prompt that is too long is cut, as in Wan's pipeline, or refused.
+        Whether a prompt that is too long is cut, as in Wan's pipeline; otherwise the prompt is refused.
 
     Raises
     ------
@@ -136,7 +137,7 @@ class HubertConfig:
         Raises
         ------
         UsageError
-            If the window has fewer frames.
+            If the window has fewer than ``count`` frames.
         """
         frames = self.feature_count(WINDOW)
         if count > frames:
@@ -153,8 +154,8 @@ class ClipConfig:
     Parameters
     ----------
     dim, layers, heads, ffn_dim : int
-        Width, number of blocks that are run, attention heads, hidden width of the feed-forward. The file has one more
-        block, which is not run.
+        Width, number of blocks that are run, attention heads, hidden width of the feed-forward. The file of the encoder
+        has one more block, which is not run.
     patch, side : int
         Number of pixels along a patch, and along the square picture that the encoder takes.
     norm_eps : float
@@ -209,7 +210,7 @@ class VaeConfig(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Name of the VAE in words, for people: in the manifest, the notes of a build, `inspect`."""
+        """Name of the VAE in words, for people. The manifest, the notes of a build and `inspect` show this name."""
 
     @property
     @abstractmethod
@@ -228,22 +229,22 @@ class VaeConfig(ABC):
 
     @property
     def computes_fp8(self) -> bool:
-        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for that."""
+        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for fp8."""
         return False
 
     def with_fp8(self) -> VaeConfig | None:
-        """Return this VAE with fp8 in its decoder; None: there is no such decoder."""
+        """Return the config of this VAE with fp8 in its decoder; None if the decoder cannot use fp8."""
         return None
 
     def video_frames(self, frames: int, *, first: bool) -> int:
-        """Return the number of video frames to which ``frames`` latent frames decode, at the start of a stream or
-        later."""
+        """Return the number of video frames to which ``frames`` latent frames are decoded, at the start of a stream or
+        later in it."""
         return self.temporal_stride * frames - (self.temporal_stride - 1) * first
 
     def decode_parts(self, frames: int, rows: int, columns: int, itemsize: int) -> int:
-        """Return in how many equal parts a chunk of ``frames`` latent frames is decoded, one call after the other, so
-        that the memory of a call is bounded. A latent frame has ``rows`` times ``columns`` cells, a number ``itemsize``
-        bytes.
+        """Return the number of equal parts in which a chunk of ``frames`` latent frames is decoded, one call after the
+        other, so that the memory of a call is bounded. A latent frame has ``rows`` times ``columns`` cells, and a
+        number of an activation has ``itemsize`` bytes.
         """
         del frames, rows, columns, itemsize
         return 1

@@ -16,7 +16,7 @@ HEAD_UNIT = 16
 class ModelConfig(ModelIdentity):
     """Dimensions of a Wan-family causal video DiT.
 
-    A family whose models have further sizes derives a frozen dataclass from this class, and names it in
+    A family whose models have further sizes derives a frozen dataclass from `ModelConfig`, and names this dataclass in
     `Recognised.kind`.
 
     Parameters
@@ -90,7 +90,7 @@ class ModelConfig(ModelIdentity):
 
     @property
     def sound_width(self) -> int | None:
-        """Width of the audio features that the model takes; None if it takes no audio."""
+        """Width of the audio features that the model takes; None if the model takes no audio."""
         return None
 
     @property
@@ -100,6 +100,6 @@ class ModelConfig(ModelIdentity):
 
     @property
     def picture_features(self) -> tuple[int, int] | None:
-        """Number and width of the picture features that the model takes beside the text; None if the model takes
-        none."""
+        """Number and width of the picture features that the model takes beside the text; None if the model takes no
+        picture features."""
         return None

@@ -30,7 +30,7 @@ def find_named(what: str, name: str, known: Collection[str], home: str, kind: ty
     Raises
     ------
     UsageError
-        If the name is not known, or no object has it.
+        If the name is not known, or ``MODULE:ATTRIBUTE`` names no object of class ``kind``.
     """
     if ":" not in name and name not in known:
         raise UsageError(f"{what} {name!r} is not known: expected one of {', '.join(known)}")

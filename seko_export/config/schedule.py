@@ -41,9 +41,11 @@ class Schedule:
     timesteps : tuple of float
         Timestep of each denoise pass, 0..1000, descending. Self-Forcing: 1000, 750, 500, 250 warped with shift 5.
     context_timestep : float
-        Timestep of the context pass, which writes the clean K and V, and of conditioning frames in every pass.
+        Timestep of the context pass, which writes the keys and values of the clean chunk. Conditioning frames have this
+        timestep in every pass.
     shift : float or None
-        Shift of the warp from which the timesteps result, if any. A session with another number of passes uses it.
+        Shift of the warp from which the timesteps result; None if they result from no warp. A session with another
+        number of passes uses the same shift.
     own_sigmas : tuple of float
         Noise level of each pass, for a model whose timesteps are rounded. If empty: timesteps / 1000.
     renoise_sigmas : tuple of float
@@ -99,13 +101,14 @@ class Schedule:
     def warped(
         cls, steps: tuple[float, ...] = USUAL_STEPS, shift: float = 5.0, first_steps: tuple[float, ...] = ()
     ) -> Schedule:
-        """Return the schedule of `warped_timesteps`, the formula that sessions use for passes of their own;
-        ``first_steps`` are the steps of the first chunk if it has its own."""
+        """Return the schedule of `warped_timesteps`, the formula that sessions use for their own number of passes.
+        ``first_steps`` are the steps of a stream's first chunk, if the first chunk has passes of its own."""
         return cls(_warped(steps, shift), shift=shift, first_timesteps=_warped(first_steps, shift))
 
     @classmethod
     def trained(cls, timesteps: tuple[float, ...], shift: float) -> Schedule:
-        """Return a schedule with timesteps as given, each with the noise level of the nearest timestep of training.
+        """Return a schedule with the given timesteps. Each pass has the noise level of the training timestep that is
+        nearest to its timestep.
 
         The timesteps of training are the 1000 warped whole numbers 1 to 1000; schedulers of CausVid and Self-Forcing
         look up a pass's noise level among them.
@@ -122,7 +125,8 @@ class Schedule:
 
     @property
     def every_timestep(self) -> tuple[float, ...]:
-        """Timesteps of a chunk's passes, then those of the first chunk if it has passes of its own."""
+        """Timesteps of a chunk's passes and, if the first chunk has passes of its own, the timesteps of the first chunk
+        behind them."""
         return self.timesteps + self.first_timesteps
 
     @property
@@ -131,7 +135,7 @@ class Schedule:
         return self.own_sigmas or sigmas_of(self.timesteps)
 
     def passes_of(self, chunk: int) -> int:
-        """Number of denoise passes of a chunk, by its number in the stream."""
+        """Number of denoise passes of the chunk with a given number in its stream."""
         return len(self.timesteps if chunk else self.first_timesteps or self.timesteps)
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:

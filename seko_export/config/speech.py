@@ -25,7 +25,7 @@ class SpeechModel(ModelIdentity):
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Number of token ids in the vocabulary: all ids are below it."""
+        """Number of token ids in the vocabulary: all ids are below this number."""
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class SpeechConfig(WorkloadConfig):
     voice_patches : int
         Number of patches of a voice that one call encodes.
     tokenizer : bool
-        Whether the artifact includes a tokenizer; without one the artifact takes token ids.
+        Whether the artifact includes a tokenizer. An artifact without a tokenizer takes token ids.
 
     Raises
     ------
@@ -149,8 +149,8 @@ class SpeechBuild(BuildConfig):
 
     @property
     def step_lengths(self) -> tuple[int, ...]:
-        """Numbers of positions that a step can read, ascending; one number for fused layers, which read exactly a row's
-        cached tokens.
+        """Numbers of positions that a step can read, ascending. With fused layers there is one number, because a fused
+        layer reads exactly a row's cached tokens.
         """
         return self.workload.read_lengths[-1:] if self.target.fused else self.workload.read_lengths
 
@@ -161,7 +161,8 @@ class SpeechBuild(BuildConfig):
 
     @property
     def as_exact(self) -> SpeechBuild:
-        """Return the same build with exact caches and weights, with which builds that quantise are compared."""
+        """Return the same build with exact caches and weights. Builds with quantised caches or weights are compared
+        with the exact build."""
         return self.changed(kv_scheme=self.exact_scheme, fp8=False)
 
     @property

@@ -23,8 +23,8 @@ class StreamConfig:
     sink_frames : int
         Number of latent frames at the start of the stream that are never evicted from the cache.
     ring_frames : int
-        Number of reusable slots of the cache behind the sink, at least ``chunk_frames``. Once all are full, a new frame
-        takes the slot of the oldest frame.
+        Number of reusable slots of the cache behind the sink, at least ``chunk_frames``. Once all reusable slots are
+        full, a new frame takes the slot of the oldest frame.
     batch : int
         Number of rows that one engine call carries.
     fps : int
@@ -35,24 +35,26 @@ class StreamConfig:
         Ring sizes of the layers, repeated from the first layer on; the largest is ``ring_frames``. Empty: all layers
         use ``ring_frames``.
     window_positions : bool
-        Whether RoPE counts frames from the oldest one in the cache, sink first (Seko-Talk), instead of from the start
+        Whether RoPE counts frames from the oldest frame in the cache, sink first (Seko-Talk), instead of from the start
         of the stream.
     rope_max_frames : int
-        If not 0, RoPE positions are frame numbers from the start of the stream (only with window positions). Frames
-        after the sink are then shifted back so that the newest frame has this number, counted from 1. The shift is the
-        same in all layers, whatever their rings. If 0, RoPE counts the frames in the cache.
+        If not 0, RoPE positions are frame numbers from the start of the stream (only with window positions). If the
+        newest frame's number, counted from 1, exceeds ``rope_max_frames``, the positions of frames after the sink are
+        shifted back so that the newest frame has the number ``rope_max_frames``. The shift is the same in all layers,
+        whatever their rings. If 0, RoPE counts the frames in the cache.
     references_apart : bool
-        With window positions: whether reference frames are not counted. Reference frames and the oldest other frame
-        then have position 0 (the first weights of Seko-Talk).
+        Whether RoPE does not count reference frames; only with window positions. Reference frames and the oldest other
+        frame then both have position 0 (the first weights of Seko-Talk).
     offload_cache : bool
         Whether the KV cache is in host memory and is copied to the device layer by layer.
     reference_frames : int
-        Number of latent frames that are kept in the cache before the sink. A session supplies these reference frames;
-        they are not part of its video.
+        Number of latent frames that are kept in the cache before the sink. A session supplies the reference frames,
+        which are not part of its video.
     spatial_stride : int
         Number of pixels along one side of a latent, in the VAE whose latents the model makes.
     temporal_stride : int
-        Number of video frames in a latent frame of that VAE, except the first latent frame.
+        Number of video frames in a latent frame, except the first latent frame, in the VAE whose latents the model
+        makes.
 
     Raises
     ------
@@ -201,7 +203,7 @@ class LayerGroup:
     layers: tuple[int, ...]
 
     def own(self, name: str) -> str:
-        """Return the name of a tensor or engine of this layer group: the plain name with the group's name appended, if
-        that is not empty.
+        """Return the name of a tensor or engine of this layer group: the plain name, with the group's name appended
+        unless the group's name is empty.
         """
         return f"{name}.{self.name}" if self.name else name

@@ -26,8 +26,8 @@ class TargetConfig:
     archs : tuple of str
         Architectures of the target GPUs, such as ``sm_89``, which need not be present; empty: this machine's device.
     ranks : int
-        Number of ranks: processes, one for each GPU, that run each call together. Each has a share of the tokens and,
-        in attention and in its KV cache, of the heads.
+        Number of ranks: processes, one for each GPU, that run each call together. Each rank has a share of the tokens;
+        in attention and in the KV cache, each rank has a share of the heads.
     fused : bool
         Whether the layers run in Seko's own kernels (`families.layers.fused_block`); otherwise they run in plain torch.
     fp8 : bool
@@ -41,7 +41,7 @@ class TargetConfig:
         Architecture of the GPU, such as ``sm_90``, for which the VAE runs in Seko's own convolutions where they were
         measured to be faster (`seko_kernels.tuned_conv`); empty: all convolutions are torch's.
     resident_window : bool
-        Whether cached frames are converted to 8 bits once for all passes over the same tokens, for all layers at once,
+        Whether the cached frames of all layers are converted to 8 bits once for all passes over the same tokens,
         instead of in every pass.
 
     Raises
@@ -75,8 +75,8 @@ class TargetConfig:
 
     @property
     def eager_device(self) -> str:
-        """The device on which results are recorded (goldens): the CPU if the target's GPUs need not be in this
-        machine."""
+        """The device on which the results of the eager model (goldens) are recorded: the CPU, if the target's GPUs need
+        not be in this machine."""
         return "cpu" if self.archs else self.device
 
     @property
@@ -88,5 +88,5 @@ class TargetConfig:
 
     @property
     def plain(self) -> TargetConfig:
-        """Return the same target machine, for one rank and with transformer layers in plain torch."""
+        """Return this target for one rank, with transformer layers in plain torch."""
         return TargetConfig(self.device, self.archs, convolutions=self.convolutions)

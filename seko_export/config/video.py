@@ -39,17 +39,18 @@ class VideoConfig(WorkloadConfig):
         Name of the KV scheme (`seko_kernels.kv_schemes.KvScheme`): ``bf16`` and ``fp32`` are exact, all others
         quantised.
     text : TextEncoderConfig, optional
-        Dimensions of the prompt encoder; without one the artifact takes text embeddings.
+        Dimensions of the text encoder. An artifact without a text encoder takes text embeddings.
     vae : VaeConfig, optional
-        Dimensions of the VAE, which decodes latents and encodes start pictures; without one the artifact returns
+        Dimensions of the VAE, which decodes latents and encodes start pictures; an artifact without a VAE returns
         latents.
     pool : PoolConfig, optional
         Number of sessions that share engine calls; without a pool every call carries the whole batch.
     audio : HubertConfig, optional
-        Dimensions of the audio encoder; without one an artifact of a model with audio input takes audio features.
+        Dimensions of the audio encoder. Without an audio encoder, an artifact of a model with audio input takes audio
+        features.
     image : ClipConfig, optional
-        Dimensions of the image encoder for the portrait; without one an artifact of a model with a picture branch takes
-        CLIP's features.
+        Dimensions of the image encoder for the pictures of a picture branch. Without an image encoder, an artifact of a
+        model with a picture branch takes CLIP's features.
     vae_encoder : VaeConfig, optional
         Dimensions of the VAE that encodes pictures, where ``vae`` only decodes.
 
@@ -99,7 +100,8 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def vaes(self) -> tuple[VaeConfig, ...]:
-        """The VAEs of the build: the one that decodes, then the one that encodes, if it is another."""
+        """The VAEs of the build: the VAE that decodes and, if pictures are encoded by another VAE, the VAE that
+        encodes."""
         return tuple(vae for vae in (self.vae, self.vae_encoder) if vae is not None)
 
     @property
@@ -241,7 +243,7 @@ class VideoBuild(BuildConfig):
 
     @property
     def as_batch(self) -> VideoBuild:
-        """Return the same model without a pool, as one batch with the rows of the largest call, for one rank. The
+        """Return the same build without a pool, as one batch with the rows of the largest call, for one rank. The eager
         results of a build (goldens) are recorded with this configuration.
         """
         stream = replace(self.workload.stream, batch=self.workload.call_rows)
@@ -265,7 +267,8 @@ class VideoBuild(BuildConfig):
         return None if vae.shares_rows else f"the VAE {vae.kind!r} has no decoder for a part of them"
 
     def no_attention(self, kind: Attention) -> str | None:
-        """Return the reason why an attention does not support this build on any GPU; None if it does."""
+        """Return the reason why an attention does not support this build on any GPU; None if the attention supports the
+        build."""
         size = self.model.head_dim
         if kind.own_kernel and not self.target.fused:
             return "it is of fused layers, and this build's are plain"
@@ -292,7 +295,8 @@ class VideoBuild(BuildConfig):
 
     @property
     def no_resident_window(self) -> str | None:
-        """The reason why this build cannot keep cached frames in 8 bits for all passes of a chunk; None if it can."""
+        """The reason why this build cannot keep cached frames in 8 bits for all passes of a chunk; None if the build
+        can."""
         if not self.target.attention_kind.past_in_8_bits:
             return (
                 "it holds what 8-bit attention reads (--attention fp8, over an FP4 cache), and this build's attention "
@@ -319,8 +323,8 @@ class VideoBuild(BuildConfig):
 
     @property
     def as_exact(self) -> VideoBuild:
-        """Return the same model with an exact KV cache, in plain torch. Builds that quantise are calibrated on the
-        exact model and compared with it.
+        """Return the same build with an exact KV cache, in plain torch. Builds with a quantised cache or fp8 weights
+        are calibrated on the exact model, and compared with the exact model.
 
         The exact model runs during the build only, so its cache may be on the host or the device.
         """
@@ -372,7 +376,7 @@ class VideoBuild(BuildConfig):
         )
 
     def of_layer_group(self, group: LayerGroup) -> VideoBuild:
-        """Return the same build as if all layers were in one group."""
+        """Return the same build as if all layers had the ring size of this layer group."""
         stream = replace(self.workload.stream, ring_frames=group.ring_frames, layer_rings=())
         return self.changed(stream=stream)
 

@@ -1,8 +1,8 @@
-"""Functions that compute the bits of float32 numbers by arithmetic, for ONNX. In an ONNX model the functions replace
-``x.view(torch.int32)`` and its inverse.
+"""Functions that compute the bits of float32 numbers by arithmetic, for ONNX. In an ONNX model these functions replace
+``x.view(torch.int32)`` and the inverse of this view.
 
-The references of the quantised formats read and build floats by their bits. ONNX has an op that reinterprets bits
-(BitCast) only from opset 26 on, and few runtimes support it. Every step of this computation is exact: comparisons,
+The Python references of the quantised cache formats read and write the bits of floats. ONNX has an op that reinterprets
+bits (BitCast) only from opset 26 on, and few runtimes support it. Every step of this computation is exact: comparisons,
 products with powers of two, and operations on integers.
 """
 
@@ -58,7 +58,7 @@ def bits_of_float(x: Tensor) -> Tensor:
 
 
 def float_of_bits(bits: Tensor) -> Tensor:
-    """Return the float32 numbers that have these bits (int32)."""
+    """Return the float32 numbers with the bits ``bits`` (int32)."""
     # The power of two of each exponent: subnormals have that of the smallest normal numbers, and the last entry is
     # infinity. The table is computed, because a literal tensor inside a decomposition would not give a functional
     # graph.

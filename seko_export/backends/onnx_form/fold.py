@@ -23,7 +23,7 @@ _GROWING = frozenset(
 
 
 def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: str) -> ExportedProgram:
-    """Return the graph with every value that depends on no input replaced by a constant.
+    """Return the graph in which every value that depends on no input is replaced by a constant.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""Checks of a finished ONNX model, which are ONNX's own rules, known shapes, versions of ops, no names without a
-value."""
+"""Checks of a finished ONNX model: ONNX's own rules hold, all shapes are known, no op is newer than the opset, and
+every name that a node uses has a value."""
 
 from __future__ import annotations
 

@@ -16,16 +16,16 @@ from seko_runtime.format.manifest import Call
 
 
 def functional_piece(piece: Piece) -> Piece:
-    """Return the same engine with each tensor that it writes as an additional output, whose value a program stores
-    back.
+    """Return the same engine without in-place writes. Each tensor that the engine would write is an additional output,
+    which programs store in the tensor's buffer.
     """
     written = tuple(a for a in piece.inputs if a.name in piece.mutates)
     return replace(piece, outputs=piece.outputs + written, mutates=())
 
 
 def functional_graph(graph: ModelGraph) -> ModelGraph:
-    """Return the graph of a build whose engines return the tensors that they would write in place; its programs store
-    the returned tensors."""
+    """Return the graph of a build whose engines return the tensors that they would write in place. The programs of the
+    returned graph store these tensors."""
     written = {
         name: [at for at, argument in enumerate(piece.signature) if argument.name in piece.mutates]
         for name, piece in graph.pieces.items()
@@ -43,12 +43,13 @@ def functional_graph(graph: ModelGraph) -> ModelGraph:
 
 
 class FunctionalModule(nn.Module):
-    """An engine's module as a function of a flat list of tensors that changes none of them.
+    """An engine's module as a function of a flat list of tensors. The function changes none of its arguments.
 
     Parameters
     ----------
     piece : Piece
-        The engine, from `make_pieces`. In the new module its outputs come first, then the tensors that it would write.
+        The engine, from `make_pieces`. The new module returns the outputs of the engine, and then the tensors that the
+        engine would write.
     """
 
     def __init__(self, piece: Piece) -> None:

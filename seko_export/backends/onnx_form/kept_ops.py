@@ -2,7 +2,7 @@
 
 A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that name.
 A function's body is traced from the reference in `seko_kernels` or from the sampler. The body of attention is written
-out in standard ops. If a number format changes, `kept_ops` changes only where the tensors of an op change.
+out in standard ops. If a number format changes, the module `kept_ops` changes only where the tensors of an op change.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class KeptOp:
 
 
 class KeptOps:
-    """A context manager in which tracing keeps these ops as one node each; afterwards `ops` holds each of them by
-    name.
+    """A context manager in which tracing keeps Seko's ops and torch's attention as one node each. Afterwards `ops` has
+    the kept ops by name.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def nvfp4_write(
 
 
 def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, with zeros where that op writes nothing.
+    """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, with zeros where `fp8_expand` writes nothing.
 
     The function takes the arguments of the op, without the scratch buffer and with the tensors of the rotation. The op
     `fp8_expand` has no ONNX form: only TensorRT plans use it, as a function without a body.

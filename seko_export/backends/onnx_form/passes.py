@@ -1,4 +1,5 @@
-"""A whole program, such as a pass, as one ONNX file: all calls in one graph, with the weights in the artifact's files.
+"""Writer of a whole program, such as a pass, as one ONNX file. The file has all engine calls in one graph, and refers
+to weights in the artifact's files.
 
 In the file of a whole program each engine is a function in the ONNX domain ``seko.piece``. An engine's function is
 stored once and called for each layer, so the file does not grow with depth. In the file of a whole program the cache of
@@ -26,13 +27,14 @@ PIECE_DOMAIN = "seko.piece"
 
 
 def write_program(folder: Path, manifest: Manifest, calls: Sequence[ResolvedCall], file: str) -> None:
-    """Write a whole program of an artifact as one ONNX file, and check it together with the weights that it refers to.
+    """Write a whole program of an artifact as one ONNX file, and check the file together with the weights to which it
+    refers.
 
     Parameters
     ----------
     folder : Path
-        Folder of the artifact, with engines and weights. The ONNX file is written into it, because ONNX permits no
-        paths that lead upwards.
+        Folder of the artifact, with engines and weights. The ONNX file is written into this folder, because ONNX
+        permits no paths to weights outside the folder of the ONNX file.
     manifest : Manifest
         The manifest of an artifact whose backend is ``onnx``.
     calls : sequence of ResolvedCall

@@ -56,7 +56,8 @@ def require_onnx() -> None:
 
 
 def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()) -> ModelProto:
-    """Return an engine as an ONNX model with all shapes known; its inputs are the engine's, weights first.
+    """Return an engine as an ONNX model in which all shapes are known. The inputs of the model are those of the engine,
+    weights first.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()
     opset : int
         Version of the ONNX opset for the standard ops.
     bodiless : collection of str
-        Names of functions that get no body, for a builder that has kernels of its own for them.
+        Names of functions that get no body, for a builder that has kernels of its own for these functions.
 
     Returns
     -------

@@ -96,8 +96,8 @@ def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: 
 def form_of(piece: Piece) -> ModelProto:
     """Return the ONNX form of an engine from which its TensorRT plan is built.
 
-    Only the attention of the transformer layers is left to TensorRT, which refuses heads of other widths, such as a
-    VAE's.
+    Only the attention of the transformer layers is left to TensorRT. TensorRT's attention refuses heads of other
+    widths, such as the heads of a VAE.
     """
     from seko_export.backends.tensorrt_plans.form import REPLACED
 
@@ -185,7 +185,7 @@ def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
 
 
 def cache_rows(config: VideoBuild) -> CacheRows | None:
-    """Return the layout of exact caches if no chunk crosses the end of the ring; otherwise None."""
+    """Return the layout of exact caches, if no chunk crosses the end of the ring; None if a chunk may cross the end."""
     from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
 
     stream = config.workload.stream
@@ -203,8 +203,8 @@ def cache_writers(config: VideoBuild) -> str:
 
 
 def timing_cache_file(library: TensorRt, piece: str, archs: tuple[str, ...]) -> Path:
-    """Return the file with this user's kernel timings for an engine and GPU; each version of TensorRT has a file of its
-    own."""
+    """Return the path of the file with this user's kernel timings for an engine and GPU. Each version of TensorRT has
+    its own file."""
     return user_cache() / library.backend / f"{library.require()}-{'-'.join(archs)}" / f"{piece}.timing"
 
 

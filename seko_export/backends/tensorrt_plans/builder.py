@@ -45,7 +45,7 @@ class Plan:
     content : bytes
         The serialised TensorRT plan.
     timing_cache : bytes
-        The kernel times that the builder measured, for the next build; empty if it measures none.
+        The kernel times that the builder measured, for the next build; empty if the builder measures no times.
     """
 
     content: bytes
@@ -163,12 +163,12 @@ def configure(
 
 
 def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
-    """Compare the tensors that TensorRT read with those of the form: names, order, shapes, dtypes.
+    """Compare the tensors that TensorRT read with the tensors of the ONNX form: names, order, shapes, dtypes.
 
     Raises
     ------
     LoweringError
-        If there is a difference; the message names the first.
+        If the tensors differ; the message names the first difference.
     """
     inputs = [network.get_input(place) for place in range(network.num_inputs)]
     outputs = [network.get_output(place) for place in range(network.num_outputs)]
@@ -192,7 +192,7 @@ def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: M
     Raises
     ------
     LoweringError
-        If this is not true for an output; the message names the first such output.
+        If an aliased output comes from another layer; the message names the first of these outputs.
     """
     layers = [network.get_layer(place) for place in range(network.num_layers)]
     makers = {layer.get_output(place).name: layer for layer in layers for place in range(layer.num_outputs)}

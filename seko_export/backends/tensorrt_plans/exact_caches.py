@@ -21,7 +21,7 @@ class CacheRows:
     Parameters
     ----------
     rows : int
-        Number of streams in a call; each has its own part of the cache.
+        Number of streams in a call. Each stream has its own part of the cache.
     row_tokens : int
         Number of tokens in the part of one stream.
     chunk_tokens : int
@@ -41,8 +41,8 @@ def write_in_place(model: ModelProto, rows: CacheRows | None) -> dict[str, str]:
     model : ModelProto
         The ONNX form of an engine, which the function changes.
     rows : CacheRows or None
-        The layout of exact caches, as `plan_form` takes it. With it, the input and output of a cache become [rows, 1,
-        row_tokens, heads * dim], which is the same memory: TensorRT's layer takes no other shape.
+        The layout of exact caches, as `plan_form` takes it. If ``rows`` is set, the input and output of a cache get the
+        shape [rows, 1, row_tokens, heads * dim] of the same memory, because TensorRT's layer takes no other shape.
 
     Returns
     -------

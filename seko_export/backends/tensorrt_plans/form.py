@@ -34,7 +34,7 @@ class PlanForm:
     Parameters
     ----------
     model : ModelProto
-        The ONNX model. Its nodes of the domain ``seko`` are those that kernels replace, and attention.
+        The ONNX model. Its nodes of the domain ``seko`` are attention, and the ops that kernels replace.
     plugins : mapping of str to Plugin
         Plugins, by the name of the node that each plugin replaces.
     compute : str

@@ -30,8 +30,8 @@ def tensorrt_headers(library: TensorRt) -> Path:
     Raises
     ------
     MachineError
-        If there are no headers, or they are of another major version than `library` needs: a plugin compiled with them
-        would end the process that loads it.
+        If there are no headers, or the headers are of another major version than `library` needs. A plugin that was
+        compiled with headers of another major version would end the process that loads it.
     """
     named = os.environ.get(HEADERS_VARIABLE)
     spec = importlib.util.find_spec(HEADERS_PACKAGE)
