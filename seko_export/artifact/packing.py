@@ -18,7 +18,8 @@ WRITE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Packed:
-    """The result of packing an artifact: the tar, its size, the artifact's digest, and the number of files in it."""
+    """The result of packing an artifact: the tar and its size, the artifact's digest, and the number of files in the
+    tar."""
 
     file: Path
     bytes: int
@@ -34,7 +35,7 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
     folder : Path
         Folder of the artifact; every hash is checked first.
     output_path : Path
-        The tar to write; its name appears when the file is complete.
+        Path of the tar to write. The file gets this name when it is complete.
     replace : bool
         Whether to replace an existing regular file at ``output_path``.
 

@@ -1,4 +1,4 @@
-"""Signing keys, and signing of artifacts. The runtime checks the signatures of artifacts."""
+"""Making of signing keys, and signing of artifacts. The runtime checks the signatures of artifacts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Signed:
-    """The result of signing an artifact: the signature file, the artifact's digest, the key and time, and all keys with
-    a valid signature now.
+    """The result of signing an artifact: the signature file, the artifact's digest, the key and the time of the new
+    signature, and all keys that now have a valid signature.
 
     ``dropped`` are the keys whose signatures belonged to another manifest and were removed.
     """
@@ -67,7 +67,7 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
     Raises
     ------
     UsageError
-        If one of the files exists (a key is never replaced), or the passphrase is empty.
+        If one of the two files exists, because a key is never replaced, or if the passphrase is empty.
     MachineError
         If `cryptography` is not installed.
     DiskError
@@ -112,8 +112,8 @@ def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None 
     key_file : Path
         File of the private key, which only its owner may read.
     ask : callable, optional
-        Function that returns the passphrase of an encrypted key if the variable ``SEKO_SIGN_PASSPHRASE_FILE`` names no
-        file with it.
+        Function that returns the passphrase of an encrypted key, if the environment variable
+        ``SEKO_SIGN_PASSPHRASE_FILE`` names no file with the passphrase.
 
     Raises
     ------

@@ -1,5 +1,5 @@
-"""Writing of weights as safetensors files of limited size (shards) into an artifact's folder, and hashes of its
-files."""
+"""Writing of weights as safetensors files of limited size (shards) into an artifact's folder, and hashing of the
+artifact's files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[
     folder : Path
         Folder of the artifact.
     tensors : iterable of str and Tensor
-        CPU tensors by name, in order of use. They are consumed shard by shard, so that memory holds one shard at a
-        time.
+        CPU tensors by name, in order of use. The tensors are consumed shard by shard, so that memory holds one shard at
+        a time.
 
     Returns
     -------

@@ -102,7 +102,7 @@ def sign(artifact: Path, key: Path, as_json: bool) -> None:
 
 
 def on_terminal() -> bool:
-    """Return whether there is a user at a terminal who can be asked."""
+    """Return whether stdin is a terminal, so that the command can ask the user."""
     return sys.stdin.isatty()
 
 

@@ -1,4 +1,4 @@
-"""Help in groups: options by subject, commands by the time at which they are used."""
+"""Help in groups: options are grouped by subject, and commands by the stage of work at which they are used."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def write_sections(formatter: click.HelpFormatter, sections: Mapping[str, Sequen
 
 
 def help_all_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator that adds ``--help-all`` to a `GroupedCommand`; ``--help`` then shows the common options."""
+    """Decorator that adds ``--help-all`` to a `GroupedCommand`. ``--help`` of the command then shows the common options
+    only."""
 
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:

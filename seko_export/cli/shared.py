@@ -139,8 +139,8 @@ def say(*lines: str) -> None:
 
 @contextlib.contextmanager
 def drawn() -> Iterator[Console]:
-    """Yield a console; the text that is printed there appears on stdout at the end of the block, in colours on a
-    terminal."""
+    """Yield a console. The text that is printed on the console appears on stdout at the end of the block, in colours if
+    stdout is a terminal."""
     console = Console()
     if not console.is_terminal:
         text = io.StringIO()

@@ -14,7 +14,8 @@ RANK_ARGUMENT = Argument("rank", f"buffer:{RANK}", (1,), torch.int64)
 
 
 def gathered(x: Tensor, ranks: int, group: str) -> Tensor:
-    """Gather the tensor x of every rank as [R, *x.shape], in the order of ranks, through the named process group."""
+    """Gather the tensor x of each of R ranks through the named process group; return the tensors as [R, *x.shape], in
+    the order of ranks."""
     sent = torch.ops._c10d_functional.all_gather_into_tensor(x.unsqueeze(0).contiguous(), ranks, group)
     received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
     return received

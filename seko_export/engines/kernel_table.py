@@ -1,7 +1,7 @@
 """The table of the kernels and tile sizes in a build's layers, which `doctor` shows and an artifact contains.
 
 The tile sizes in the table are compiled into the engines. The table of kernels is for people; opening an artifact does
-not read it.
+not read the table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
 
 
 def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
-    """Return the tile sizes of the 8-bit attention on a GPU, and whether they were measured on that GPU.
+    """Return the tile sizes of the 8-bit attention on a GPU, and whether these tile sizes were measured on the GPU.
 
     The list of tile sizes has an entry for each combination of rows in a call and cache size, because layer groups
     differ in cache size.

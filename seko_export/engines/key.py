@@ -1,5 +1,5 @@
-"""The keys of a build's engines: role, layer group, bucket and variant. An engine's name and file name are made from
-its key in `EngineKey`, and never parsed."""
+"""The keys of a build's engines: role, layer group, bucket and variant. `EngineKey` makes an engine's name and file
+name from the engine's key; no code parses these names."""
 
 from __future__ import annotations
 

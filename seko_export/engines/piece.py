@@ -1,4 +1,4 @@
-"""Pieces: engines before they are compiled, each a torch module with a signature."""
+"""Pieces: engines before they are compiled. A piece is a torch module with a signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _WEIGHTS = "weights."
 
 @dataclass(frozen=True)
 class Argument:
-    """One tensor in an engine's signature, and where the runtime reads or writes it.
+    """One tensor in an engine's signature, with a reference to the buffer, weight or value that the runtime passes for
+    the tensor.
 
     Parameters
     ----------
@@ -26,7 +27,7 @@ class Argument:
         Name of the tensor within the engine; ``group.name`` is the entry ``name`` of the mapping argument ``group``.
     ref : str
         Reference to the tensor as in the manifest's programs: ``weight:``, ``buffer:`` or ``value:``. `Piece.call`
-        replaces ``{layer}`` by a layer's number in the model, and ``{place}`` by its number in its layer group.
+        replaces ``{layer}`` by a layer's number in the model, and ``{place}`` by the layer's number in its layer group.
     shape, dtype
         Shape and dtype of the tensor as the engine sees it.
     """
@@ -56,7 +57,8 @@ class Piece:
     prefix : str
         Prefix of the module's parameter names in the artifact; may contain ``{layer}``.
     layers : int
-        Number of the model's layers, for each of which the engine is called; 0 if it is called once.
+        Number of the model's layers, for each of which the engine is called; 0 if the engine is called once, and not
+        for each layer.
     inputs, outputs : tuple of Argument
         The engine's inputs after the parameters, and its outputs.
     mutates : tuple of str
@@ -66,13 +68,14 @@ class Piece:
     only : tuple of int or None
         The layers that the engine serves; None for all layers.
     among : tuple of int
-        Numbers of the layers in the engine's layer group, if there are several groups: a layer's index here is its
-        index in the group's caches.
+        Numbers of the layers in the engine's layer group, if there are several groups. A layer's index in ``among`` is
+        its index in the group's caches.
     large : bool
         Whether compilation takes long, because the engine has many kernels. Such engines are compiled first, each by
         several processes.
     recorded : bool
-        Whether the recorded results (goldens) cover the engine. The build compares other engines with their modules.
+        Whether the recorded results (goldens) cover the engine. The build compares an engine that they do not cover
+        with the engine's module.
     """
 
     key: EngineKey
@@ -130,7 +133,7 @@ class Piece:
 
 
 class FlatModule(nn.Module):
-    """A piece as a function of a flat list of tensors: the form that is traced, compiled and called."""
+    """A piece as a function of a flat list of tensors. In this form a piece is traced, compiled and called."""
 
     def __init__(self, piece: Piece) -> None:
         super().__init__()
@@ -169,7 +172,7 @@ def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the manifest's name of a dtype: torch's own, without the module."""
+    """Return the manifest's name of a dtype, which is torch's name without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,2 +1,2 @@
-"""The eager model with which goldens (results for later comparison) are recorded: its engines, their rounding, and the
-device of its buffers."""
+"""The eager model with which goldens (results for later comparison) are recorded: its engines, the effect of rounding
+on its results, and the device of its buffers."""

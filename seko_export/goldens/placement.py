@@ -1,4 +1,5 @@
-"""Placement of the KV caches while results are recorded: on the device as far as they fit, the others on the host.
+"""Placement of the KV caches while results are recorded. Caches are on the device as far as they fit, and all other
+caches on the host.
 
 A build with a quantised cache also records the model with an exact cache, which is several times larger than the
 artifact's cache and may not fit.
@@ -34,7 +35,7 @@ def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
 def placed(
     buffers: Sequence[Buffer], offloaded: Iterable[Buffer], room: int, *, what: str, advice: str
 ) -> tuple[Buffer, ...]:
-    """Return the table of buffers with as many caches moved to the host as do not fit on the device.
+    """Return the table of buffers in which the caches that do not fit on the device are moved to the host.
 
     Offloaded caches are copied layer by layer, as with ``--offload-cache``, so that every call gives the same bytes as
     without offloading. As many layers of the offloaded caches stay on the device as fit.
@@ -44,7 +45,7 @@ def placed(
     buffers : sequence of Buffer
         The table of buffers, all of them on the device.
     offloaded : iterable of Buffer
-        The same buffers, with their placement if the cache is offloaded to the host.
+        The same buffers, placed as in a build whose cache is offloaded to the host.
     room : int
         Bytes for buffers on the device, as `buffer_room` returns them.
     what : str

@@ -1,11 +1,11 @@
 """The effect of rounding on a stream with a quantised cache, from which the error bounds of its recorded results
 follow.
 
-The last bit of a number near the border between two codes decides its code. If rounding flips a code, the other code is
-a full step away and changes all results computed from it, so that more codes flip with each pass. With random weights
-the effect of a flipped code dies out. A trained model amplifies the effect: in a sample model before distillation, one
-last bit of the input changed the first call's result by a third. No engine can be closer to the eager model than the
-eager model is to itself.
+For a number near the border between two codes of a quantised cache, the last bit decides the code. If rounding flips a
+code, the other code is a full step away and changes all results computed from it, so that more codes flip with each
+pass. With random weights the effect of a flipped code dies out. A trained model amplifies the effect: in a sample model
+before distillation, one last bit of the input changed the first call's result by a third. No engine can be closer to
+the eager model than the eager model is to itself.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""The build machine: what it can build, child processes, their folders, progress."""
+"""The build machine: an examination of what it can build, child processes, temporary folders, and progress
+callbacks."""

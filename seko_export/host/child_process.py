@@ -15,9 +15,9 @@ _CRASH = "Current thread"  # begins the line before a crashed thread's frames, t
 def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
     """Run ``python -m MODULE ARGUMENTS`` and return its output; the caller checks the exit code.
 
-    With ``shown``, the child's stderr goes to the stderr of this process. If native code ends the child process by a
-    signal, Python writes the place in the code to stderr. Strings hash alike in every child process, so that sets keep
-    their order and equal builds give equal bytes.
+    If ``shown`` is true, the child's stderr goes to the stderr of this process. If native code ends the child process
+    by a signal, Python writes the place in the code to stderr. Python's hashes of strings are the same in every child
+    process, so that sets have the same order and equal builds give equal bytes.
     """
     environ = os.environ | {
         "PYTHONHASHSEED": "0",

@@ -20,8 +20,8 @@ def use_private_cache() -> None:
 def private_cache() -> str:
     """Return the folder of the compiler cache, owned by this user and reused by later builds.
 
-    Torch's default cache is a folder below /tmp that another user may have created, and the files in the cache are
-    executed. If the user has configured a folder for the compiler cache, that folder is used.
+    Torch's default cache is a folder below /tmp, which another user may have created. torch executes the files in its
+    cache. If the user has configured a folder for the compiler cache, that folder is used.
     """
     chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
     if chosen != default_cache_dir():

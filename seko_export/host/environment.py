@@ -1,4 +1,4 @@
-"""Examination of this machine: what it can build and run. The examination installs and changes nothing."""
+"""Examination of what this machine can build and run. The examination installs and changes nothing."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
     UsageError
         If ``wanted`` names GPUs for which the backend cannot build, or several GPUs for a backend that builds for one.
     MachineError
-        If this machine has another GPU, or no GPU.
+        If this machine has another GPU than the target, or no GPU.
     """
     local = local_gpu_arch()
     if wanted == "cpu" or (wanted == "auto" and local is None):
@@ -226,7 +226,7 @@ def producer() -> dict[str, str]:
 
 
 def examine() -> list[Finding]:
-    """Return the findings of `doctor`, the most basic ones first."""
+    """Return the findings of `doctor`, the most basic findings first."""
     return [
         _python(),
         _torch(),
@@ -250,8 +250,8 @@ def examine() -> list[Finding]:
 
 
 def report(findings: list[Finding]) -> dict[str, object]:
-    """Return the report of `doctor` as plain data: the kinds of builds that are possible on this machine, and each
-    line."""
+    """Return the report of `doctor` as plain data: the kinds of builds that are possible on this machine, and each line
+    of the report."""
     state = {f.subject: f.ok for f in findings}
     basics = state["python"] and state["torch"] and state["C++ compiler"] and state["strip"]
     return {

@@ -30,10 +30,10 @@ class TensorRt:
     header_majors : tuple of int
         Major versions of the C++ headers with which a plugin for this library may be compiled.
     targets : tuple of str
-        GPUs for which the library builds although they are not in this machine; empty if it times kernels on the target
-        GPU.
+        GPUs for which the library builds although they are not in this machine; empty if the library times kernels on
+        the target GPU.
     verifies_with : str or None
-        Name of the package with the TensorRT runtime that opens the plans, if that is another package.
+        Name of the package with the TensorRT runtime that opens the plans, if it is not the package of the builder.
     packages : tuple of str
         Packages of the library, for the bill of materials.
     missing_link : tuple of str, optional

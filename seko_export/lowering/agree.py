@@ -32,7 +32,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
     Parameters
     ----------
     piece : Piece
-        The engine, with its module on the meta device. The module must not write in place.
+        The engine, with its module on the meta device. The module must write no input in place.
     package : Path
         The compiled engine.
     device : str
@@ -65,7 +65,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
 
 
 def random_inputs(piece: Piece, device: str) -> list[Tensor]:
-    """Return seeded random inputs for an engine, chosen so that its activations stay near 1."""
+    """Return seeded random inputs for an engine, chosen so that the engine's activations stay near 1."""
     generator = torch.Generator(device).manual_seed(0)
     vocabulary = min((a.shape[0] for a in piece.parameters if "token_embedding" in a.name), default=_TOKENS)
     tensors = []

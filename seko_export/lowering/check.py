@@ -1,8 +1,8 @@
 """Checks that a traced graph can be replayed. Each finding names the op, the file and the line.
 
-The graph must follow four rules. A replayable graph has no symbolic shapes. No op synchronises with the host or has a
-result whose size depends on data. No part of a cache is selected by Python numbers, which would be right for one call
-only. No op lacks a kernel in the engine. The module `trace` reports what `torch.export` itself refuses.
+A graph can be replayed if it follows four rules. The graph has no symbolic shapes. No op synchronises with the host or
+has a result whose size depends on data. No part of a cache is selected by Python numbers, which would be right for one
+call only. No op lacks a kernel in the engine. The module `trace` reports what `torch.export` itself refuses.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def check_replayable(program: ExportedProgram, piece: str, cache_inputs: Sequenc
     Raises
     ------
     LoweringError
-        If there are findings; the message has one line for each.
+        If a rule is broken; the message has one line for each finding.
     """
     findings = list(find_offenders(program, cache_inputs))
     if findings:

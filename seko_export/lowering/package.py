@@ -1,8 +1,8 @@
 """Reduction of an AOTInductor package to code and metadata: sources, debug data and local paths are removed.
 
-The compiler leaves C++ sources in the package, and the shared object has debug data, five times as large as the code,
-with paths of the build machine. An artifact is copied to other machines and needs neither sources nor debug data nor
-local paths.
+The compiler leaves C++ sources in the package. The shared object has debug data, which is five times as large as the
+code and contains paths of the build machine. An artifact is copied to other machines and needs neither sources nor
+debug data nor local paths.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ def stand_in_group(ranks: int) -> Iterator[None]:
     """Context manager in which a stand-in group of ``ranks`` members is registered under each group name; for one rank
     nothing is registered.
 
-    The stand-in group is torch's own fake group for tests: its collectives return at once with this process's data.
+    The stand-in group is torch's own fake process group for tests. Its collectives return at once, with data of this
+    process.
     """
     if ranks == 1:
         yield

@@ -1,4 +1,4 @@
-"""Search for a tokenizer, and opening of the checkpoint of a build."""
+"""Search for the tokenizer of a build, and opening of the build's checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not v
 
 
 def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
-    """Return the tokenizer's file: the file that the user named; otherwise the file in the usual place beside a
-    published encoder.
+    """Return the tokenizer's file. If the user named no file, the result is the file in the place where published text
+    encoders have their tokenizer.
 
     Parameters
     ----------

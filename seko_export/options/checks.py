@@ -193,8 +193,8 @@ def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str
 
 
 def with_sample(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> tuple[BuildOptions, Path]:
-    """Return the options and the folder of the sample model to build, if any; a checkpoint or model folder in a
-    sample's layout counts as a sample.
+    """Return the options, and the folder of the sample model if the build is of a sample. A checkpoint or model folder
+    in a sample's layout counts as a sample.
     """
     folder = options.checkpoint or options.model_folder
     if folder is None or options.preset not in (None, SAMPLE) or not is_sample(folder):
@@ -221,7 +221,8 @@ def _config_in(folder: Path) -> dict[str, Any]:
 
 
 def check_sink(stream: StreamConfig) -> None:
-    """Refuse a sink larger than the ring, which is likely a mistake by Wan's window, since that includes the sink."""
+    """Refuse a sink that is larger than the ring. Such a sink is likely a mistake: the user passed the size of Wan's
+    window, which includes the sink, as the ring."""
     if stream.sink_frames > stream.ring_frames:
         raise UsageError(
             f"--sink-frames {stream.sink_frames} is larger than --ring-frames {stream.ring_frames}: the ring stands "

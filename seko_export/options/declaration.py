@@ -42,7 +42,8 @@ _OF_STREAM = {
 
 
 class Group(StrEnum):
-    """The subject of an option: the headings of the help and of the table in the docs, in their order."""
+    """The subject of an option. The help, and the table of options in the docs, have the subjects as headings, in this
+    order."""
 
     MODEL = "Model (weights and their settings)"
     MEDIA = "Media (text, pictures and sound in, video out)"
@@ -67,12 +68,12 @@ class Option:
     common : bool
         Whether `build --help` shows the option; ``--help-all`` shows all options.
     off : str, optional
-        Spelling of the negative flag, if a flag has one: ``--resident-cache``.
+        Spelling of the negative flag, such as ``--resident-cache``, if the option is a flag with a negative.
     plan : bool
         Whether `seko-export plan` has the option, too.
     any_workload : bool
-        Whether the option also applies to speech models; options of `Group.SPEECH` apply to these alone, all others to
-        video models.
+        Whether the option applies to both video models and speech models. Other options apply to speech models alone if
+        they are of `Group.SPEECH`, otherwise to video models alone.
     numbers : bool
         Whether the option's value is a comma-separated list of integers.
     decimals : bool
@@ -533,7 +534,7 @@ class BuildOptions:
 
     @property
     def layout(self) -> Mapping[str, Any]:
-        """Fields of `StreamConfig` that override those of the preset."""
+        """Fields of `StreamConfig` that the options set, which override the fields of the preset."""
         asked = {
             option_field.name: getattr(self, option_field.name)
             for option_field, _ in declared()
@@ -581,7 +582,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def decimals(option: str, text: str) -> tuple[float, ...]:
-    """Parse comma-separated numbers; the UsageError names the option."""
+    """Parse comma-separated numbers; the UsageError for other text names the option."""
     try:
         parsed = tuple(map(float, text.split(",")))
     except ValueError:

@@ -31,8 +31,8 @@ class ChosenModel:
     Parameters
     ----------
     model : ModelConfig
-        Dimensions of the model. Its name is that of the preset with these dimensions; without one, family, width and
-        depth.
+        Dimensions of the model. The model's name is that of the preset with these dimensions. Without a preset the name
+        has family, width and depth.
     stream : StreamConfig
         The layout of the stream, with the options applied.
     schedule : Schedule or None
@@ -50,8 +50,8 @@ class ChosenModel:
 def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenModel:
     """Return the model of a named preset; raise an error if the checkpoint's config.json contradicts the preset.
 
-    Shapes of the checkpoint are compared with the preset when the weights are read. The schedule of the model is the
-    preset's; without one, the schedule of config.json.
+    Shapes of the checkpoint are compared with the preset when the weights are read. The schedule of the model is that
+    of the preset; if the preset has no schedule, that of config.json.
 
     Raises
     ------
@@ -187,7 +187,8 @@ class ReadFacts:
     file : ModelFile
         The checkpoint that a family recognised.
     name : str
-        Name of the preset that has all dimensions of the checkpoint; without one, family, width and depth.
+        Name of the preset that has all dimensions of the checkpoint. Without a preset the name has family, width and
+        depth.
     model, stream : mapping of str to Fact
         Fields of `ModelConfig` and `StreamConfig`; fields that were not read have the value of the preset or of the
         family.
@@ -264,8 +265,8 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
 def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Preset]) -> ChosenModel:
     """Return the model that a checkpoint describes.
 
-    Fields that the checkpoint does not state are taken from the preset with the same dimensions, otherwise from the
-    family, and a note says so. The parameters are those of `read_facts`.
+    Fields that the checkpoint does not state are taken from the preset with the same dimensions; without a preset, from
+    the family. A note names these fields and their values. The parameters are those of `read_facts`.
 
     Raises
     ------
@@ -346,7 +347,7 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
     """Return sentences on stream fields that a checkpoint does not state, and on the values that are assumed for these
     fields.
 
-    The fields ``answered`` of the stream need no sentence, because the user's options already determine them.
+    The fields ``answered`` of the stream need no sentence, because the user's options determine their values.
     """
     taken: dict[str, list[str]] = {}
     for name, fact in facts.model.items():

@@ -40,7 +40,8 @@ _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The files that were found in a model folder, by the fields of `BuildOptions`; None: no file of that kind.
+    """The files that were found in a model folder, by the fields of `BuildOptions`. A field is None if the folder has
+    no file of its kind.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
     Raises
     ------
     CheckpointError
-        If the folder holds no model, or two of one kind.
+        If the folder holds no model, or two models of one kind.
     """
     if options.model_folder is None:
         return options, ()
@@ -117,7 +118,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
 
 
 def with_pipeline(options: BuildOptions) -> BuildOptions:
-    """Return the options; a diffusers pipeline that was passed as CHECKPOINT becomes ``--model-folder``."""
+    """Return the options. If a diffusers pipeline was passed as CHECKPOINT, it is moved to ``--model-folder``."""
     folder = options.checkpoint
     if folder is None or options.model_folder is not None or not is_pipeline(folder):
         return options
@@ -125,7 +126,7 @@ def with_pipeline(options: BuildOptions) -> BuildOptions:
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Return whether a folder is that of a diffusers pipeline: it has a subfolder with a transformer beside other
+    """Return whether a folder is a diffusers pipeline, that is, has a subfolder with a transformer beside other
     subfolders."""
     beside = any((folder / name).is_dir() for name in ("vae", "text_encoder", "image_encoder"))
     return (folder / "transformer").is_dir() and beside

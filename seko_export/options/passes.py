@@ -1,4 +1,4 @@
-"""From the options on passes to the schedule of a video build."""
+"""The schedule of a video build, from the options about passes."""
 
 from __future__ import annotations
 

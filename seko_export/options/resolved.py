@@ -28,7 +28,8 @@ class ResolvedBuild(Generic[Build]):
     notes : tuple of str
         Sentences for the user about sizes that were assumed.
     load_options : LoadOptions
-        How the checkpoint is read; `LoadOptions.first_entry` is the entry that the preset's authors run.
+        Options for reading the checkpoint. `LoadOptions.first_entry` is the entry that the preset's authors use for
+        generation.
     """
 
     config: Build

@@ -117,8 +117,8 @@ def _sizes(options: BuildOptions, model: SpeechModel, tokenizer: Path | None, *,
 
 
 def recognised_speech(folder: Path, preset: str | None) -> SpeechModel:
-    """Return the model of a folder, named after the preset with the same sizes; raise an error if the model is not the
-    requested preset's.
+    """Return the model of a folder, named after the preset with the same sizes. Raise an error if a preset was
+    requested and the model has other sizes than the preset.
     """
     recognised = (family.recognise(folder) for family in speech_families().values())
     model = next((model for model in recognised if model is not None), None)

@@ -1,7 +1,8 @@
-"""GPUs that `seko-export plan` knows: vendor figures, and the share of them that was measured on one GPU.
+"""GPUs that `seko-export plan` knows: the vendor's figures of each GPU, and the shares of these figures that were
+measured on one GPU.
 
-Figures are dense (without structured sparsity), with float32 accumulation. A GB of memory counts as 10^9 bytes even
-if the vendor means GiB; the difference of seven percent is left for the CUDA context and other use.
+Figures are dense (without structured sparsity), with float32 accumulation. A GB of memory counts as 10^9 bytes, even if
+the vendor means GiB. The difference of seven percent leaves memory for the CUDA context and for other use.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Gpu:
     memory_bytes : int
         Size of the GPU's memory in bytes.
     measured : bool
-        Whether the measured shares of the peak are from this GPU.
+        Whether the shares of the vendor's figures were measured on this GPU.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Cost of one call of an engine, from its shapes: launches with FLOPs and bytes, and scratch memory.
 
 The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and cache accesses
-are launches of their own. All ops between them are fused as far as their data allows; each tensor that passes between
-launches is written once and read once. The module `seconds` turns the counts into time.
+are launches of their own. All other ops are fused as far as their data allows. Each tensor that passes between launches
+is written once and read once. The module `seconds` turns the counts into time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Launch:
     Parameters
     ----------
     kind : str
-        Kind of the launch, one of this module's constants; `ROWS` are all fused ops between the others.
+        Kind of the launch, one of this module's constants. A launch of the kind `ROWS` has fused ops between launches
+        of other kinds.
     dtype : torch.dtype
         Dtype of the launch's first result.
     flops : int

@@ -1,7 +1,8 @@
 """Cost-model stand-ins for the ops on few rows: each records one launch and returns an empty tensor.
 
 The stand-ins replace `few_row_ops.FewRowOps` while `op_count` counts. Linear layers of more rows than the kernels take
-are counted as torch's ops, as which they run; weights in e4m3 are converted before by a launch of its own.
+run as torch's ops, and are counted as torch's ops. A separate launch before such a linear layer converts weights in
+e4m3.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class CountedFewRowOps(FewRowOps):
         write_index: Tensor,
         tickets: Tensor,
     ) -> Tensor:
-        """Count the cost of `few_tokens.decode_attention` without what it reads of the cache, which depends on the
+        """Count the cost of `few_tokens.decode_attention` without the reads of the cache, whose number depends on the
         rows."""
         del starts, positions, write_index, tickets
         return self._of_tokens(qkv, cos, sin, k_cache, v_cache, k_cache.shape[1] * k_cache.shape[2])
@@ -102,7 +103,8 @@ class CountedFewRowOps(FewRowOps):
         positions: Tensor,
         tickets: Tensor,
     ) -> Tensor:
-        """Count the cost of `few_tokens.quantised_decode_attention`, likewise."""
+        """Count the cost of `few_tokens.quantised_decode_attention` without the reads of the cache, whose number
+        depends on the rows."""
         del starts, positions, tickets
         width = keys.codes.shape[1] * keys.codes.shape[2] * 8 // keys.form.code_bits
         return self._of_tokens(qkv, cos, sin, keys.codes, values.codes, width)

@@ -201,7 +201,8 @@ class CountedOps(LayerOps):
         return self._rows(x, [x], fp8=True)[1]
 
     def gelu_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Count the cost of `matmul.gelu_linear`: that of the linear layer, as GELU is part of the same launch."""
+        """Count the cost of `matmul.gelu_linear`, which is the cost of the linear layer, because GELU is part of the
+        same launch."""
         return F.linear(x, weight, bias)
 
     def fp8_linear(

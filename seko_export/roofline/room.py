@@ -30,8 +30,8 @@ class Room:
     Parameters
     ----------
     memory : int
-        Bytes of host memory: the weights (with fp8 also the originals), on a CPU the cache of the recorded stream, the
-        compiling processes, a random checkpoint while it is written.
+        Bytes of host memory, for the weights (with fp8 also the weights before they are quantised), the compiling
+        processes, a random checkpoint while it is written and, on a CPU, the cache of the recorded stream.
     disk : int
         Bytes of disk space for the artifact's folder.
     temporary : int
@@ -61,12 +61,13 @@ def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
 
 
 def check_room(room: Room, output_path: Path) -> str:
-    """Compare the memory and disk space that a build needs with what is free, within the limits of a container.
+    """Compare the memory and disk space that a build needs with the free memory and disk space, within the limits of a
+    container.
 
     Returns
     -------
     str
-        A sentence that states both needs.
+        A sentence that states the memory and the disk space that the build needs.
 
     Raises
     ------

@@ -20,7 +20,7 @@ _SCRATCH = {CONVOLUTION: CONVOLUTION_SCRATCH, OWN_CONVOLUTION: OWN_CONVOLUTION_S
 
 @dataclass(frozen=True)
 class Work:
-    """A build's engines with the FLOPs, bytes and launches of one call of each."""
+    """A build's engines, with the FLOPs, bytes and launches of one call of each engine."""
 
     pieces: Mapping[str, Piece]
     programs: Mapping[str, tuple[Call, ...]]
@@ -34,7 +34,8 @@ class Work:
         return cls(graph.pieces, graph.programs, counts)
 
     def scratch_bytes(self, programs: Collection[str]) -> int:
-        """Return the largest scratch memory of any call of these programs; calls run one at a time."""
+        """Return the largest scratch memory that a call of the given programs needs. Calls run one at a time, so the
+        scratch memory is not added up."""
         asked = (calls for name, calls in self.programs.items() if ProgramKey.parse(name).role in programs)
         return max(map(self._scratch, asked), default=0)
 

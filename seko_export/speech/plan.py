@@ -1,8 +1,8 @@
 """Prediction of a speech build's memory and step times on a GPU, for `seko-export plan`.
 
 The time of a step is the sum of its launches' times (`roofline.seconds`) and of the time for reading the sessions'
-caches. The least time of a step is the longer of two times: for reading weights and caches at full bandwidth, and for
-all arithmetic at full rate.
+caches. The least time of a step is the longer of two times: the time for reading weights and caches at full bandwidth,
+and the time for all arithmetic at full rate.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def predict_speech(
 
 
 def report(config: SpeechBuild, gpu: Gpu) -> dict[str, Any]:
-    """Return memory in bytes by purpose, the number of sessions that fit, and the time of a step of each number of
-    rows."""
+    """Return the memory in bytes by purpose, the number of sessions that fit, and the time of a step for each number of
+    rows that a step can have."""
     work, graph = config.workload, graph_of(config)
     weights = sum(weight_sizes(graph.pieces).values())
     caches = speech_workload(config).kv.pool_bytes

@@ -1,9 +1,10 @@
 """Recording of the goldens of speech: a prompt and steps of the eager model, which `verify` replays with the engines.
 
 The eager model consists of the engines' own torch modules, which the runtime runs with the same programs. In a second
-run the last bits of inputs are changed, because such a change may flip quantised levels of a hidden state. Error bounds
-follow from the effect of this change on the inputs of the networks. A third run changes the last bits in every layer,
-as an engine does that rounds otherwise. The build prints its errors beside the errors of the engines.
+run the last bits of the inputs of the networks are changed, because such a change may flip quantised levels of a hidden
+state. The error bounds follow from the effect of this change on the results. A third run changes the last bits in every
+layer, like an engine that rounds at other places. The build prints the errors of the third run beside the errors of the
+engines.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ class SpeechRecord:
     bounds : GoldenBounds
         Error bounds for `verify`.
     rounding : mapping of str to float
-        How far each result of the eager model moves if the last bits of each layer's output are changed, each step from
-        the same states. A correct engine may differ by as much. Results in which no layer takes part have no entry.
+        Error of each result of the eager model if the last bits of each layer's output are changed, with each step from
+        the same states. The results of a correct engine may have an error of this size. Results that no layer computes
+        have no entry.
     error_vs_exact : mapping of str to float
         For a build with quantised caches or weights, the difference of each result from that of exact caches and
         weights, as ||a - b|| / ||b||, each step from the same states; empty for an exact build.
@@ -143,7 +145,7 @@ def record(
     exact_weights : mapping of str to Tensor
         Weights that are needed only for the model with exact caches and weights.
     tokenizer : Path, optional
-        File of the tokenizer for the recorded text; without one the token ids are random.
+        File of the tokenizer for the recorded text; without a tokenizer the token ids are random.
     progress : callable
         Function that is called before each run, to show progress.
     """
@@ -225,7 +227,7 @@ def run_eager(
     states : mapping of str to array, optional
         States from which each step starts; see `replay`.
     shake : collection of str
-        Roles of the engines whose first output gets other last bits, to measure the effect of rounding.
+        Roles of the engines in whose first output the last bits are changed, to measure the effect of rounding.
     """
     pieces = graph_of(config).pieces
     engines = {name: eager_engine(piece) for name, piece in pieces.items()}

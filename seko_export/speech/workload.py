@@ -41,8 +41,8 @@ class SpeechBuildResult(BuildResult):
     golden_errors : dict or None
         Largest relative error of each recorded result; None where ``golden_error`` is None.
     golden_rounding : dict or None
-        How far each result of the eager model's layers moves if the last bits of each layer's output are changed; None
-        without recorded steps.
+        Error of each result of the eager model if the last bits of each layer's output are changed; None without
+        recorded steps.
     """
 
     kv: dict[str, Any]

@@ -80,10 +80,11 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     dict
         The report as plain data. The entries ``checkpoint`` (name of the checkpoint), ``family``, ``format``, ``part``,
         ``bytes``, ``parameters`` and ``dtypes`` (number of tensors of each) describe the file. ``model`` and ``stream``
-        have ``value`` and ``from`` of each field. ``preset`` is the preset with these dimensions or None, and
-        ``presets`` are all such presets. ``beside`` has further files of a folder, by option. ``needs`` are the parts
-        that no option of the command names. ``gpu`` has the bytes on the GPU, if a GPU is named. ``notes`` are
-        sentences. ``command`` builds the checkpoint; it is None if the model cannot be built yet.
+        have ``value`` and ``from`` of each field. ``preset`` is a preset with the dimensions of the checkpoint, or
+        None, and ``presets`` are all presets with these dimensions. ``beside`` has further files of a folder, by
+        option. ``needs`` are the parts of the model that no option of ``command`` names. ``gpu`` has the bytes on the
+        GPU, if a GPU is named. ``notes`` are sentences. ``command`` builds the checkpoint; it is None if the model
+        cannot be built yet.
 
     Raises
     ------

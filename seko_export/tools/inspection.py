@@ -1,5 +1,5 @@
-"""Reports on a finished artifact: contents, recorded chunks, speed. The reports use only the runtime to open
-artifacts."""
+"""Reports on a finished artifact: contents, errors against recorded results, speed. Only the runtime opens the artifact
+for a report."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _workload(manifest: Manifest) -> dict[str, Any]:
 
 
 def verify_artifact(path: Path) -> dict[str, Any]:
-    """Replay the recorded results (goldens) of an artifact and compare them.
+    """Replay the steps or chunks of an artifact's golden, and compare the results with the recorded results.
 
     Returns
     -------
@@ -139,6 +139,7 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the smallest value that at least a ``share`` of the values does not exceed."""
+    """Return the value at index ``int(share * n)`` of the n values in ascending order; if there is no value at this
+    index, the largest value."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -12,10 +12,10 @@ def preset_report() -> dict[str, dict[str, Any]]:
     """Return every preset by name, as plain data.
 
     The entries of a preset are ``family``, and all fields of its ``model`` and ``stream``. ``passes`` are the timesteps
-    of a chunk, or None for the usual four. ``first_passes`` are the timesteps of the first chunk, or None if they are
-    those of any chunk. ``entry`` is the entry of a `.pt`, and ``files`` are the authors' paths. ``source``, ``needs``
-    and ``unverified`` are sentences. ``missing`` names the features that a build lacks; it is empty if the preset can
-    be built. Speech models have only ``family`` and ``model``.
+    of a chunk, or None for the four timesteps of Self-Forcing. ``first_passes`` are the timesteps of a stream's first
+    chunk, or None if all chunks have the same timesteps. ``entry`` is the entry of a `.pt`, and ``files`` are the
+    authors' paths. ``source``, ``needs`` and ``unverified`` are sentences. ``missing`` names the features that a build
+    lacks; it is empty if the preset can be built. Speech models have only ``family`` and ``model``.
 
     Returns
     -------

@@ -1,4 +1,5 @@
-"""The command `seko-export profile`: opens an artifact and profiles it, for several ranks in one process each.
+"""The command `seko-export profile`, which opens an artifact and profiles it. Each of several ranks is profiled in its
+own process.
 
 Usage: python -m seko_export.tools.profile_ranks DESCRIPTOR
 """
@@ -49,8 +50,8 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     MachineError
         If ``trace`` cannot be written, or the profiler records nothing of the GPU.
     UsageError
-        If ``trace`` is inside the artifact, whose folder must hold only files in its manifest; if several ranks are on
-        a CPU.
+        If ``trace`` is inside the artifact's folder, which must hold only files that the manifest lists; if an artifact
+        of several ranks is for a CPU.
     RankLostError
         If one of several processes dies, hangs or fails while the others do not.
     """

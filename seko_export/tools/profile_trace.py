@@ -1,5 +1,5 @@
-"""Computation of figures from a Chrome trace of profiled chunks: buckets, engines, launches, gaps. The computation of
-figures from a trace imports no torch and runs nothing.
+"""Computation of figures from a Chrome trace of profiled chunks: buckets, engines, launches, gaps. The module imports
+no torch, and runs no engine.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Digest:
     Parameters
     ----------
     on_device : bool
-        Whether times were measured on a GPU. Otherwise the times are of the CPU, each without the time of nested spans.
+        Whether times were measured on a GPU. If not, the times are CPU times, each without the time of nested spans.
     span_ns : int
         Nanoseconds from the call of the chunk until its latents (and video frames, if any) are on the host.
     busy_ns, largest_gap_ns : int
@@ -129,7 +129,8 @@ class Digest:
 
     @property
     def total_ns(self) -> int:
-        """Sum of the nanoseconds of all names, of which shares are fractions."""
+        """Sum of the nanoseconds of all kernels, copies, ops and ranges. A share in the report is a fraction of this
+        sum."""
         return sum(time for _, time in self.names.values())
 
     def report(self, top: int) -> dict[str, Any]:
@@ -157,7 +158,7 @@ class Digest:
         }
 
     def engine_rows(self) -> dict[str, dict[str, Any]]:
-        """Return calls, time and share of each engine, the largest first, and of the time between engines."""
+        """Return calls, time and share of each engine, the largest time first, and also of the time between engines."""
         total = self.total_ns
         rows = sorted(self.engines.items(), key=lambda row: -row[1][1])
         return {name: _row(*figures, total) for name, figures in rows}
@@ -169,8 +170,8 @@ def digest_trace(trace: Mapping[str, Any]) -> Digest:
     Parameters
     ----------
     trace : Mapping[str, Any]
-        The data that `torch.profiler` exports for Chrome, with a range `CHUNK_RANGE` around each chunk. If it has
-        events of a GPU, times are the GPU's.
+        The data that `torch.profiler` exports for Chrome, with a range `CHUNK_RANGE` around each chunk. If the trace
+        has events of a GPU, the times are those of the GPU.
 
     Raises
     ------

@@ -44,7 +44,8 @@ def profile_opened(
         The artifact, opened inside `kineto_settings`. With several ranks each rank calls this function and gets its
         own figures.
     chunks : int
-        Number of chunks to run without the profiler, and again with it. Figures are those of the median chunk.
+        Number of chunks to run without the profiler, and number of chunks to run with it. The figures are those of the
+        median chunk.
     top : int
         Length of the list of the most expensive names.
     trace : Path, optional
@@ -55,7 +56,8 @@ def profile_opened(
     dict
         The entries of `Digest.report`, and ``artifact``, ``digest`` and ``device``. ``chunk_s`` and
         ``chunk_profiled_s`` are medians of seconds on the host, from the call until latents and video frames are on the
-        host, so that nothing runs beside the next chunk. ``notes`` are sentences about what the figures do not show.
+        host. No chunk is queued before the previous chunk is on the host. ``notes`` are sentences about what the
+        figures do not show.
 
     Raises
     ------
@@ -104,7 +106,7 @@ def profile_opened(
 
 
 def check_trace_goal(trace: Path, artifact: Path) -> None:
-    """Check that the file of a trace can be written, before any work; the check leaves nothing behind.
+    """Check that the file of a trace can be written, before any chunk is run. The check leaves no file behind.
 
     Raises
     ------
@@ -288,8 +290,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def kineto_settings() -> Iterator[None]:
-    """Context manager that sets environment variables that Kineto reads, unless the user has set them; at the end they
-    are restored."""
+    """Context manager that sets environment variables that Kineto reads, unless the user has set them. At the end of
+    the context the variables are restored."""
     ours = {name: value for name, value in _KINETO.items() if name not in os.environ}
     os.environ.update(ours)
     try:

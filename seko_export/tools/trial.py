@@ -1,5 +1,5 @@
-"""The command `seko-export try`: builds an artifact into a cache folder, by a key of everything that determines it, and
-shows its video."""
+"""The command `seko-export try`, which builds an artifact into a cache folder and shows a video of it. The name of the
+cache entry is a hash of everything that determines the artifact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _KEY_LETTERS = 16
 def try_artifact(
     options: BuildOptions, build: Callable[[BuildOptions, Path], object], run_options: Collection[str] = ()
 ) -> tuple[Path, bool]:
-    """Return the folder of an artifact with these options in the cache, and whether it was built by this call.
+    """Return the folder in the cache of the artifact with the given options, and whether this call has built the
+    artifact.
 
     The artifact is built unless the cache has one with the same input files (by SHA-256), configuration, backend,
     target and toolchain.
@@ -45,7 +46,7 @@ def try_artifact(
     options : BuildOptions
         The options of `seko-export build`.
     build : callable
-        Function that builds, called with options and folder: `seko_export.build`.
+        Function that builds an artifact: `seko_export.build`, which is called with the options and the folder.
     run_options : collection of str
         Options of the run that will follow, such as ``--prompt``.
 

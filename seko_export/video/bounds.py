@@ -72,17 +72,18 @@ def golden_bound(
     config : VideoBuild
         The configuration of the build.
     recorded, other, exact : EagerChunk
-        The recorded chunk, the chunk with changed last bits, and the chunk with an exact cache. For an exact format all
-        three are equal.
+        The recorded chunk, the chunk with changed last bits, and the chunk with an exact cache. For an exact cache
+        format all three arguments are the same chunk.
 
     Returns
     -------
     GoldenBound
         The error bounds of the chunk, which are at least the bounds of cache format and dtype. With a quantised cache
-        they are also at least twice the effect of the changed last bits. If rounding of the cache dominates, they are
-        at least the expected distance of two independent roundings, sqrt(2) times the distance to the exact chunk.
-        Codes of a token are then compared only loosely enough to detect another token's codes. They are not compared if
-        the last bits change nearly all codes of some token (trained weights with random text).
+        the bounds are also at least twice the effect of the changed last bits. If rounding of the cache dominates, the
+        bounds are at least the expected distance of two independent roundings, sqrt(2) times the distance to the exact
+        chunk. The bound for cached codes is then so loose that it only detects a token with another token's codes.
+        Cached codes are not compared if the last bits change nearly all codes of some token (trained weights with
+        random text).
     """
     kind = "exact" if config.lossless and not ADVANCE[config.workload.schedule.sampler].rounded else "lossy"
     least = tuple(
@@ -99,10 +100,8 @@ def golden_bound(
 
 
 def difference(config: VideoBuild, actual: EagerChunk, wanted: EagerChunk) -> GoldenBound:
-    """Return the errors between two chunks in latents, in the worst cached token and in video, measured as by
-    `verify`.
-
-    Caches of different formats cannot be compared, and are left out.
+    """Return the errors between two chunks in latents, in the worst cached token and in video, measured as `verify`
+    measures errors. Caches of different formats cannot be compared, and are left out.
     """
     cache, video = 0.0, 0.0
     for buffer in graph_of(config).buffers:

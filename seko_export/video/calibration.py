@@ -23,7 +23,7 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
     Parameters
     ----------
     config : VideoBuild
-        The configuration of the build; without fp8 attention there are no such constants.
+        The configuration of the build. Without fp8 attention the result has no constants.
     tensors : mapping of str to Tensor
         Weights of the model and the cache format's constants, by name.
     """
@@ -72,9 +72,10 @@ class _Sums:
 class KvStatistics:
     """Statistics of each channel of keys and values for each layer, collected while the exact model runs.
 
-    Only keys and values that the context pass writes for frames of the stream count. Later chunks read nothing else,
-    and chunks of reference frames may contain padding. If each pass has a cache of its own, all passes count. If the
-    format stores keys before RoPE, the rotation of the recorded keys is undone first.
+    The statistics contain only keys and values that the context pass writes for frames of the stream. Later chunks read
+    no keys and values of other passes, and chunks of reference frames may contain padding. If each pass has a cache of
+    its own, the statistics contain the keys and values of all passes. If the format stores keys before RoPE, the
+    rotation of the recorded keys is undone first.
 
     Parameters
     ----------

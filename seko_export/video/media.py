@@ -68,7 +68,7 @@ def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | Non
     tokenizer : Path
         A JSON file of the library `tokenizers`.
     config : VideoBuild
-        The build's configuration; without a text encoder the function returns None.
+        The build's configuration. For a build without a text encoder the function returns None.
     prompt : str
         A sentence with no more tokens than the text encoder takes.
 

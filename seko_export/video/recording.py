@@ -2,8 +2,8 @@
 goldens with the engines.
 
 The eager model consists of the engines' own torch modules, which the runtime's session runs with the same programs. For
-a quantised cache the model first runs with an exact cache. The run with an exact cache calibrates the scales, and its
-chunks are recorded in addition.
+a quantised cache the model first runs with an exact cache. The run with an exact cache calibrates the scales, and the
+chunks of this run are recorded, too.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class Record:
     prompt : str or None
         The sentence that was encoded to the text; None if the text is random numbers.
     reference : Tensor or None
-        The reference frames, [B, C, R, h, w] float32; None if the build has none.
+        The reference frames, [B, C, R, h, w] float32; None if the build has no reference frames.
     inputs : mapping of str to Tensor
         The caller's inputs of every chunk up to the last recorded one, by their names in the golden file.
     rounding : float
         Effect of rounding: the relative error of the eager model's latents if the last bits of each pass's input are
-        changed. It is the largest over the recorded chunks; with an exact cache only the first chunk is measured, to
-        save time.
+        changed. The number is the largest error over the recorded chunks; with an exact cache only the first chunk is
+        measured, to save time.
     """
 
     text: Tensor
@@ -143,7 +143,8 @@ class Record:
 def record(
     config: VideoBuild, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
 ) -> Record:
-    """Run the eager model and record two chunks: the first chunk, and the first that evicts a frame.
+    """Run the eager model and record two chunks: the first chunk of the stream, and the first chunk that evicts a frame
+    from the cache.
 
     Parameters
     ----------
@@ -154,7 +155,7 @@ def record(
     progress : callable
         Function that is called for every chunk, to show progress.
     ids : Tensor, optional
-        Token ids of `GOLDEN_PROMPT`, [1, text tokens] int64; without them the text is random numbers.
+        Token ids of `GOLDEN_PROMPT`, [1, text tokens] int64; without token ids the text is random numbers.
 
     Returns
     -------
@@ -266,7 +267,7 @@ def eager_session(
     shake : bool
         Whether the last bits of each pass's input are changed, to measure the effect of rounding.
     reference : Tensor, optional
-        Reference frames, [B, C, R, h, w]; default: the recorded ones, if the build has some.
+        Reference frames, [B, C, R, h, w]; default: those of `golden_reference`, if the build has reference frames.
 
     Yields
     ------
@@ -345,7 +346,8 @@ def golden_inputs(config: VideoBuild, chunk: int | None) -> dict[str, NDArray[An
 
 
 def golden_reference(config: VideoBuild) -> Tensor | None:
-    """Return seeded random latents as reference frames, [B, C, R, h, w] float32; None if the build has none."""
+    """Return seeded random latents as reference frames, [B, C, R, h, w] float32; None if the build has no reference
+    frames."""
     s = config.workload.stream
     if not s.reference_frames:
         return None
@@ -373,8 +375,8 @@ def encoded_text(config: VideoBuild, weights: Mapping[str, Tensor], ids: Tensor)
 
 
 def video_step(config: VideoBuild) -> int:
-    """Return the distance in pixels at which recorded frames are sampled so that they fit into `VIDEO_BYTES`; 0 without
-    a VAE."""
+    """Return the distance in pixels at which recorded frames are sampled, so that the sampled frames fit into
+    `VIDEO_BYTES`; 0 without a VAE."""
     video, batch = video_table(config), config.workload.stream.batch
     if video is None:
         return 0

@@ -46,16 +46,17 @@ class VideoBuildResult(BuildResult):
         Figures of the KV cache: ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a quantised
         scheme also ``error_vs_exact``, the relative error of each recorded chunk.
     golden_error : float or None
-        Largest relative error of the engines against the eager model over the recorded chunks; None if the engines
-        could not run, because the build is for GPUs that are not in this machine or for more ranks than there are GPUs.
+        Largest relative error of the engines against the eager model over the recorded chunks. None if the engines
+        could not run, because the build is for GPUs that are not in this machine, or for more ranks than the machine
+        has GPUs.
     golden_cache_error : float or None
         Largest error of a cached token after the chunks; see `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None
         Relative error of the eager model against a second run of the eager model with changed last bits, with which
-        ``golden_error`` is compared: the largest over the recorded chunks, with an exact cache that of the first chunk.
-        None without recorded chunks.
+        ``golden_error`` is compared. The error is the largest over the recorded chunks; with an exact cache it is that
+        of the first chunk. None without recorded chunks.
     """
 
     kv: dict[str, Any]
@@ -141,7 +142,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return "bf16" if scheme == config.exact_scheme else scheme
 
     def notes(self, config: VideoBuild) -> Iterator[str]:
-        """Yield notes for the user: why ranks do not share decoding, if they do not."""
+        """Yield notes for the user: if ranks do not share decoding, the reason."""
         if config.no_shared_decoding is not None:
             yield f"each rank decodes whole pictures: {config.no_shared_decoding}"
 

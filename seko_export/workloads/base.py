@@ -1,5 +1,5 @@
-"""The interface between the exporter and a workload, that is, one kind of model such as video: everything that the
-workload adds to a build.
+"""The interface between the exporter and a workload, that is, one kind of model such as video. The interface has
+everything that a workload adds to a build.
 
 A workload is a module with a `WORKLOAD`, which is an object of a class derived from `ExportWorkload`. Most code of a
 build is the same for every workload: it compiles engines, and writes weights, the core of the manifest and the folder.
@@ -136,12 +136,14 @@ class ExportWorkload(ABC, Generic[Build]):
         """Return the programs of a manifest of this workload, checked against the workload's contract."""
 
     def needs(self, config: Build) -> Iterable[Need]:
-        """Return the features that a build needs from its backend, in addition to those that its target needs."""
+        """Return the features that a build needs from its backend, in addition to the features that the build's target
+        needs."""
         del config
         return ()
 
     def cache_format(self, config: Build) -> str | None:
-        """Return the format of a build's KV cache as ``--kv`` spells it; None if the cache has no such format."""
+        """Return the format of a build's KV cache, as ``--kv`` spells it; None, the default, for a workload whose
+        caches have no format of ``--kv``."""
         del config
         return None
 
@@ -202,7 +204,7 @@ class ExportWorkload(ABC, Generic[Build]):
         del folder, config, media, measured
 
     def warm_up(self, folder: Path) -> None:
-        """Open an artifact and run each of its programs once, so that a compiler sees all of them."""
+        """Open an artifact and run each of its programs once, so that a compiler compiles all programs."""
         raise NotImplementedError(f"the workload {self.name!r} has no run of every program")
 
     def result(

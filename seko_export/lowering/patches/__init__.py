@@ -1,8 +1,8 @@
 """Patches of private parts of torch and triton, one patch in each module.
 
-Each module of patches describes a fault in its docstring. The `PATCH` of each module fixes the fault and names the
-torch release that does not have the fault. Tests in `tests/export/patches/` compare that release with the installed
-torch, and fail if a patch is no longer needed.
+The docstring of each module describes a fault. The `PATCH` of the module fixes the fault, and names the first torch
+release without the fault. Tests in `tests/export/patches/` compare that release with the installed torch, and fail if a
+patch is no longer needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A patch for the memory of tensor descriptors of Triton kernels in AOTInductor engines (torch 2.11; fixed in 2.13).
 
-A kernel that makes tensor descriptors on the device writes them to global memory, each Triton program to its own part.
-The C++ that torch 2.11 generates allocates the part of one program only, and the other programs write out of bounds
-(pytorch/pytorch#175385). Small grids stay within the allocator's rounding, but a full-size engine gives NaN.
+A kernel that makes tensor descriptors on the device writes the descriptors to global memory. Each Triton program writes
+to its own part of this memory. The C++ that torch 2.11 generates allocates the part of one program only, and the other
+programs write out of bounds (pytorch/pytorch#175385). Small grids stay within the allocator's rounding, but a full-size
+engine gives NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def scratch_of_the_whole_grid() -> Iterator[None]:
     Raises
     ------
     LoweringError
-        While compiling, if torch neither allocates enough itself nor generates code that this patch knows.
+        While compiling, if torch does not allocate enough memory itself, and generates code that the patch cannot
+        change.
     """
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 

@@ -1,8 +1,8 @@
 """A patch that makes torch's compiler fill its table of result dtypes once, instead of once for each op of each
 kernel.
 
-The table is a singleton, but each access fills it again with hundreds of entries, which takes a fifth of the time to
-generate an engine's code.
+The table of result dtypes is a singleton, but each access fills the table again with hundreds of entries. Filling the
+table takes a fifth of the time to generate an engine's code.
 """
 
 from __future__ import annotations

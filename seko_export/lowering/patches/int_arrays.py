@@ -1,11 +1,12 @@
 """A patch for the order of size and stride arrays in the C++ that torch 2.11 generates: each array is declared where
 it is first used.
 
-The compiler writes C++ in two passes into two lists, and remembers by the bound method ``writeline`` which arrays each
-list has. Torch 2.11 identifies the method ``writeline`` by its address in memory. A bound method of Python lives for
-one call, so the second pass may get an address from the first. The pass then uses an array that is declared further
-down, and the C++ does not compile. Torch 2.13 identifies a list of code by the list's own address, and does not have
-this fault. With the patch every list has one method object, which lives as long as the compiler's object.
+The compiler writes C++ code in two passes into two lists. For each list the compiler remembers which arrays are
+declared in it, with the list's bound method ``writeline`` as the key. Torch 2.11 identifies the method ``writeline`` by
+its address in memory. A bound method of Python lives for one call, so in the second pass ``writeline`` may get an
+address that it had in the first pass. The second pass then uses an array that is declared further down in the C++ code,
+which does not compile. Torch 2.13 identifies a list of code by the list's own address, and does not have this fault.
+With the patch every list has one method object, which lives as long as the compiler's object.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A patch that puts Gluon kernels into AOTInductor engines in place of their outlines.
 
-Torch's compiler copies a Triton kernel's source to a file and compiles it there, but does not support Gluon. The
+Torch's compiler copies a Triton kernel's source to a file and compiles this file, but does not support Gluon. The
 exporter therefore passes an outline: a Triton kernel with the same parameters, reads and writes. When torch compiles
 the outline, the patch compiles the Gluon kernel instead, with the same signature, constants and alignments. The package
 of the engine then contains and launches the Gluon kernel.

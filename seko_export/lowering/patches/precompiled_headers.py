@@ -1,7 +1,7 @@
 """A patch that keeps torch's precompiled headers in the configured compiler cache, and removes old ones.
 
-Torch writes precompiled headers into a folder below /tmp, whatever the configured cache. Another user may have created
-this folder, and files in it are compiled into engines. Torch never removes a precompiled header.
+Torch writes precompiled headers into a folder below /tmp, whatever cache is configured. Another user may have created
+the folder below /tmp, and files in the folder are compiled into engines. Torch never removes a precompiled header.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ HEADERS_KEPT = (
 
 @contextmanager
 def headers_in_the_cache() -> Iterator[None]:
-    """Context manager in which precompiled headers are in the compiler's cache; older headers are removed from it.
+    """Context manager in which precompiled headers are in the compiler's cache. Older headers are removed from the
+    cache.
 
     With a torch release that names the folder of headers differently, no headers are precompiled.
     """

@@ -41,9 +41,9 @@ class PlanRequest:
     gpu : str
         Name of a GPU in `gpus.GPUS`.
     steps : int or None
-        Number of denoise passes; default: the preset's.
+        Number of denoise passes; default: the number of passes in the preset.
     fps : int or None
-        Video frames per second that playback needs; default: the preset's.
+        Video frames per second that playback needs; default: the frame rate of the preset.
     """
 
     build: BuildOptions
@@ -61,11 +61,12 @@ def predict(request: PlanRequest) -> dict[str, Any]:
 
     The entries for memory are in bytes, for the GPU of each rank. ``weight_bytes`` are shared by all sessions,
     ``call_bytes`` are allocated once in a pool, and ``session_bytes`` once for each session. ``peak_bytes`` is the sum
-    for one session or for the whole pool, and ``memory_bytes`` the size of the GPU's memory. ``fits`` and
-    ``sessions_fit`` compare both. ``would_fit`` is the result of `what_fits` for a build that does not fit.
+    for one session or for the whole pool, and ``memory_bytes`` the size of the GPU's memory. ``fits`` states whether
+    ``peak_bytes`` fit in ``memory_bytes``, and ``sessions_fit`` is the number of sessions that fit. ``would_fit`` is
+    the result of `what_fits` for a build that does not fit.
 
-    For an offloaded cache ``host_bytes`` is its size in host memory, for all ranks together. ``stream_bytes`` are the
-    bytes of the cache that a chunk moves over one GPU's link.
+    For an offloaded cache ``host_bytes`` is the size of the cache in host memory, for all ranks together.
+    ``stream_bytes`` are the bytes of the cache that a chunk moves over one GPU's link.
 
     The entries for time are in seconds, for the largest call of a pool. ``step`` is the mean of a chunk's passes, by
     kind of launch. ``stream_s`` is the time of ``stream_bytes`` over the host link, which runs in parallel with the
