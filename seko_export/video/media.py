@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from seko_export.checkpoints.errors import naming_option
 from seko_export.config.media import TOKENIZER_FILE
 from seko_export.config.video import VideoBuild
+from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.media.clip.files import clip_weights
@@ -19,6 +22,8 @@ from seko_export.media.load import load_text_encoder, vae_weights
 from seko_export.media.pieces import text_table
 from seko_export.media.sources import MediaSources
 from seko_runtime.video.text import PromptIds, clean_prompt
+
+_Config = TypeVar("_Config")
 
 
 def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
@@ -32,32 +37,32 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
     CheckpointError
         If a file does not hold the expected model.
     """
-    for what, wanted, named in (
-        ("a VAE", config.workload.vae, media.vae),
-        ("a VAE that encodes", config.workload.vae_encoder, media.vae_encoder),
-        ("a text encoder", config.workload.text, media.text_encoder),
-        ("an audio encoder", config.workload.audio, media.audio_encoder),
-        ("an image encoder", config.workload.image, media.image_encoder),
-    ):
-        if (wanted is None) != (named is None):
-            raise UsageError(f"the build has {what}: {wanted is not None}, a file of it is named: {named}")
-    text = vae = audio = image = vae_encoder = None
-    if config.workload.text is not None and media.text_encoder is not None:
-        with naming_option("--text-encoder", media.text_encoder):
-            text = load_text_encoder(media.text_encoder, config.workload.text)
-    if config.workload.vae is not None and media.vae is not None:
-        with naming_option("--vae", media.vae):
-            vae = vae_weights(media.vae, config.workload.vae)
-    if config.workload.vae_encoder is not None and media.vae_encoder is not None:
-        with naming_option("--vae-encoder", media.vae_encoder):
-            vae_encoder = vae_weights(media.vae_encoder, config.workload.vae_encoder)
-    if config.workload.audio is not None and media.audio_encoder is not None:
-        with naming_option("--audio-encoder", media.audio_encoder):
-            audio = load_hubert(media.audio_encoder, config.workload.audio)
-    if config.workload.image is not None and media.image_encoder is not None:
-        with naming_option("--image-encoder", media.image_encoder):
-            image = clip_weights(media.image_encoder, config.workload.image)
-    return MediaTensors(text, vae, audio, image, vae_encoder)
+    work = config.workload
+    return MediaTensors(
+        text=_opened("--text-encoder", "a text encoder", media.text_encoder, work.text, load_text_encoder),
+        vae=_opened("--vae", "a VAE", media.vae, work.vae, vae_weights),
+        vae_encoder=_opened(
+            "--vae-encoder", "a VAE that encodes", media.vae_encoder, work.vae_encoder, vae_weights
+        ),
+        audio=_opened("--audio-encoder", "an audio encoder", media.audio_encoder, work.audio, load_hubert),
+        image=_opened("--image-encoder", "an image encoder", media.image_encoder, work.image, clip_weights),
+    )
+
+
+def _opened(
+    option: str,
+    what: str,
+    path: Path | None,
+    config: _Config | None,
+    load: Callable[[Path, _Config], WeightSource],
+) -> WeightSource | None:
+    """Return the weights of a model around the transformer; None if the build does not include it."""
+    if (config is None) != (path is None):
+        raise UsageError(f"the build has {what}: {config is not None}, a file of it is named: {path}")
+    if config is None or path is None:
+        return None
+    with naming_option(option, path):
+        return load(path, config)
 
 
 def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | None:
