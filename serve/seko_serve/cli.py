@@ -132,7 +132,8 @@ def _snapshots(chosen: str, environment: Mapping[str, str]) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``seko-serve`` (serve until a signal ends the process), ``seko-serve load`` (put a load on a server),
-    ``seko-serve fleet`` (serve from many processes) or ``seko-serve simulate`` (simulate these); return the exit code.
+    ``seko-serve fleet`` (serve from many processes) or ``seko-serve simulate`` (simulate such a fleet); return the exit
+    code.
     """
     words = sys.argv[1:] if arguments is None else arguments
     try:

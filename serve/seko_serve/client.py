@@ -35,7 +35,8 @@ ResultT = TypeVar("ResultT")
 class AsyncClient:
     """One session of a server, used as an asynchronous context. Leaving the context ends the session.
 
-    A session whose socket was lost, or closed by `drop`, stays on the server for its lease.
+    A session whose socket was lost, or was closed by `drop`, stays open on the server for the length of the session's
+    lease.
 
     Parameters
     ----------
@@ -119,8 +120,9 @@ class AsyncClient:
         return self
 
     async def resume(self) -> None:
-        """Reconnect after the socket was lost; the server sends the missed messages again. A gateway of several
-        servers is asked first which of them has the session, or can continue it.
+        """Reconnect after the socket was lost; the server sends the missed messages again. If the session was opened
+        through a gateway of several servers, the client first asks the gateway which server has the session or can
+        continue the session.
         """
         if self._stream.startswith("ws"):  # a gateway gave the whole address, of another server
             self._stream = str((await self._ask("GET", f"/v1/sessions/{self._id}"))["url"])
@@ -132,7 +134,7 @@ class AsyncClient:
         Raises
         ------
         ServeError
-            If the server closed the socket with an error, after all messages that came before it.
+            If the server closed the socket with an error. All messages before the error are yielded first.
         """
         with suppress(ConnectionClosed):
             async for received in self._opened():

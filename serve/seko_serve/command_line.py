@@ -1,5 +1,5 @@
-"""What the command lines of `seko-serve` share: a parser whose errors are one sentence, and sentences for errors of the
-operating system.
+"""Helpers of all command lines of `seko-serve`: a parser that prints errors as one sentence, and sentences for errors
+of the operating system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def sentence(error: Exception) -> str:
-    """Return an error as a sentence, which names the file of an operating system's error in place of its number."""
+    """Return an error as a sentence. For an error of the operating system the sentence names the file, and leaves the
+    error's number out."""
     reason = getattr(error, "reason", None)  # of an address that cannot be reached
     if isinstance(reason, OSError):
         return sentence(reason)

@@ -22,7 +22,7 @@ class Kind:
     close : int
         Close code of a socket that this error ends.
     retryable : bool
-        Whether the same request may succeed later.
+        Whether the refused request may succeed if the client repeats it later.
     meaning : str
         One sentence for the documentation that says what the error means.
     """
@@ -140,8 +140,8 @@ class ServeError(Exception):
 
     @classmethod
     def of_answer(cls, status: int, content: bytes) -> ServeError:
-        """Return the error in an HTTP answer; ``internal`` if the answer has none, because a proxy before the server or
-        another server sent it.
+        """Return the error in an HTTP answer. If the answer was sent by a proxy or by another server, so that the
+        answer has no error of this server, return the error ``internal``.
 
         Parameters
         ----------

@@ -1,5 +1,5 @@
-"""Video jobs of the server: they wait, run one after another while the live sessions leave time, and their files
-expire."""
+"""Video jobs of the server. Jobs wait, and run one after another while the live sessions leave time. The files of
+finished jobs expire."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Video:
     status: str = "queued"
     """queued, in_progress, completed or failed."""
     written: int = 0
-    """Video frames in the file."""
+    """Number of video frames in the video's file."""
     ended: float | None = None
-    """When it was completed or failed, in seconds since 1970."""
+    """Time at which the video was completed or failed, in seconds since 1970."""
     error: ServeError | None = None
-    """Why it failed."""
+    """The error with which the video failed."""
 
     @property
     def expires(self) -> float | None:

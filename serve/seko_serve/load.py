@@ -57,8 +57,8 @@ class Load:
     api_key : str, optional
         API key; required if the server has keys.
     at_once : bool
-        Whether viewers acknowledge a chunk when it arrives, not when it was shown. This measures the server's
-        greatest speed.
+        Whether viewers acknowledge a chunk when the chunk arrives, not when it was shown. A load test with ``at_once``
+        measures the server's greatest speed.
 
     Raises
     ------
@@ -155,14 +155,14 @@ class Report:
     refused : mapping of str to int
         Number of viewers that were refused, by the error's code.
     chunks, late : int
-        Number of chunks after the first ``buffer`` chunks of each viewer, and number of late chunks among them.
+        Number of chunks after the first ``buffer`` chunks of each viewer, and number of late chunks among these chunks.
     cpr : float or None
         Continuous playback rate: the share of the counted chunks that arrived on time, as the mean over viewers.
     ttfc_ms_p50, ttfc_ms_p99 : float or None
         Median and 99th percentile of the milliseconds from a viewer's request to the first decoded frame.
     rtf, rtf_spread : float or None
-        Real-time factor: seconds that a viewer waited and watched for each second of video, as the mean over viewers.
-        The spread is the difference between the largest and the smallest factor.
+        Real-time factor: seconds in which one second of video arrived, from a viewer's first chunk to the last chunk,
+        as the mean over viewers. The spread is the difference between the largest and the smallest factor of a viewer.
     worst_ms : float
         Milliseconds by which the latest chunk was late.
     underruns, stall_s : int, float

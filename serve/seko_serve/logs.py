@@ -15,7 +15,7 @@ FRAMES = 12  # of a traceback, the innermost
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object a line: time, level, message, and the record's extra fields.
+    """Formats each log record as one line with a JSON object: time, level, message, and the record's extra fields.
 
     For an exception the log line has the exception's type and the place in the code where it was raised. The text of an
     exception is left out of the log line, because it may quote a client's data.

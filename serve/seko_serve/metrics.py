@@ -31,10 +31,10 @@ class Metrics:
     ttfc : Histogram
         Seconds from a session's opening to its first encoded chunk.
     opening : Histogram
-        Seconds of the device's thread in which a session gets its row, such as those of encoding its prompt.
+        Seconds for which opening a session occupies the device's thread, for example to encode the session's prompt.
     snapshot : Histogram
-        Seconds of a step of a snapshot: ``capture`` on the device's thread, ``write`` to the store, ``read`` from it
-        into a row.
+        Seconds of a step of a snapshot: ``capture`` on the device's thread, ``write`` to the store, ``read`` from the
+        store into a row.
     sent_bytes : Counter
         Number of bytes of media and JSON that were handed to sockets.
     snapshots : Counter

@@ -140,7 +140,7 @@ class Control:
     type : str
         Type of the control, one of `CONTROLS`.
     id : str
-        Id that the client gave the control, which the server's receipts name; empty without one.
+        Id that the client gave the control, which the server's receipts name; empty if the control has no id.
     fields : mapping of str to object
         The other fields of the control, by name.
     """
@@ -304,8 +304,8 @@ def shape_of(kind: object) -> Shape:
 
 
 def sound_message(pcm16: bytes, count: int, number: int, *, last: bool) -> bytes:
-    """Return a client's binary message with ``count`` voice samples of each speaker, as `parse_sound` reads it; its
-    number is the id of the control."""
+    """Return a client's binary message with ``count`` voice samples of each speaker, in the form that `parse_sound`
+    reads. The message's serial ``number`` is the id of the control."""
     return Media(Codec.PCM, number, 0, 0, 0, count, pcm16, last=last).pack()
 
 

@@ -28,7 +28,7 @@ class Settings:
     host, port : str, int
         Address on which the server listens; a host that is no loopback address needs API keys.
     uds : Path or None
-        Path of a Unix socket on which the server listens instead.
+        Path of a Unix socket on which the server listens instead of ``host`` and ``port``.
     keys : tuple of str
         API keys of the server; without keys, anyone who reaches the address may call.
     allowed_origins : frozenset of str

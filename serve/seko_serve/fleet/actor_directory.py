@@ -1,5 +1,5 @@
-"""The directory of a fleet on one machine: a Ray actor that holds it in memory, and that all boxes and gateways
-call."""
+"""The directory of a fleet on one machine: a Ray actor that holds the directory in memory, and that all boxes and
+gateways call."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ READ_BYTES = 16 << 20
 def artifact_folder(source: str, cache: Path | None) -> Path:
     """Return the folder of an artifact.
 
-    A tar is unpacked below the cache, in a folder that is named by the artifact's digest. Its signature and every byte
-    are checked first, as ``seko-run unpack`` checks them; the environment variable ``SEKO_TRUST`` names the trust file.
+    A tar is unpacked below the cache, in a folder that is named by the artifact's digest. The artifact's signature and
+    every byte are checked first, as ``seko-run unpack`` does; the environment variable ``SEKO_TRUST`` names the trust
+    file.
 
     Parameters
     ----------

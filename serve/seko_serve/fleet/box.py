@@ -34,8 +34,8 @@ _LOG = logging.getLogger("seko_serve")
 class Box:
     """One server of a fleet.
 
-    If the directory does not answer, the box continues its sessions and refuses new ones. The store of snapshots
-    ensures that no other box saves these sessions meanwhile.
+    If the directory does not answer, the box continues its sessions and refuses new sessions. If another box takes over
+    a session meanwhile, the store of snapshots ensures that only the newest owner of the session can save it.
 
     Parameters
     ----------

@@ -45,7 +45,8 @@ class KnownBoxes:
         self._sent[box].append(now)
 
     def promised(self, now: float) -> dict[str, int]:
-        """Return for each box the number of sessions that were sent to it and that its entry does not count yet."""
+        """Return for each box the number of sessions that were sent to the box and that the box's entry does not count
+        yet."""
         oldest = now - 2 * BEAT_S
         return {name: sum(at > oldest for at in times) for name, times in self._sent.items()}
 
@@ -80,13 +81,14 @@ def in_order(
     kind : str, optional
         Output of the artifact, as in `BoxFacts.kind`; None: any output.
     digest : str, optional
-        SHA-256 of the artifact of a session that is resumed, which retired boxes take too; None for a new session.
+        SHA-256 of the artifact of a session that is resumed; None for a new session. Retired boxes also take resumed
+        sessions.
     retired : collection of str
         Groups of boxes that take no new sessions.
     dice : random.Random, optional
         If given, boxes with free rows are drawn instead of sorted: the probability of a box to be first is proportional
-        to its share of free rows. Gateways do not see each other's requests, so if all of them chose the emptiest box,
-        it would be full before its entry shows it.
+        to its share of free rows. Gateways do not see each other's requests. So if all gateways chose the emptiest box,
+        the box would be full before the box's entry in the directory shows this.
     """
 
     def rank(box: BoxFacts) -> tuple[bool, float, str]:

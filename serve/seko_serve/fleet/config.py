@@ -26,8 +26,8 @@ class ModelConfig:
     Parameters
     ----------
     artifact : str
-        The artifact's folder on each machine, or its packed tar: a file, or the URL of an object such as
-        ``s3://bucket/name.tar``. Another artifact needs another name.
+        The artifact's folder on each machine, or the artifact's packed tar: a file, or the URL of an object such as
+        ``s3://bucket/name.tar``. Another artifact needs another file name or URL.
     boxes : int
         Number of boxes; the smallest number if ``max_boxes`` is set.
     max_boxes : int
@@ -119,7 +119,7 @@ class FleetConfig:
     opens_per_second : float
         Mean number of sessions and videos that a key may open from an address in a second at each gateway.
     shrink_after : float
-        Seconds for which one box less must have been enough before a box ends.
+        Seconds for which a model must have had one box more than needed before a box is ended.
     lease, snapshot_every, queue, videos
         Options of each box, as ``seko-serve`` takes them.
 

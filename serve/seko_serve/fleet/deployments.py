@@ -1,4 +1,5 @@
-"""The fleet as applications of Ray Serve: one for each artifact, whose replicas are boxes, and one for the gateways.
+"""The fleet as applications of Ray Serve: one application for each artifact, whose replicas are boxes, and one
+application for the gateways.
 
 Ray starts, places and watches the processes. Only requests to gateways go through Ray's proxies; gateways and clients
 connect to boxes directly.
@@ -105,8 +106,8 @@ class Replica:
         return await asyncio.wrap_future(self._box.admit(takes))
 
     async def __del__(self) -> None:
-        """Save all sessions and end the server; Ray calls this before it ends the replica, also if it has no server
-        yet."""
+        """Save all sessions and end the server. Ray calls this method before Ray ends the replica, also if the replica
+        has no server yet."""
         if self._thread.is_alive():
             self._box.stop()
         while self._thread.is_alive():
@@ -192,7 +193,7 @@ class RayBoxes:
         )
 
     async def admit(self, box: str, takes: bool) -> int | None:
-        """Make a box accept or refuse new sessions; return None if it does not answer."""
+        """Make a box accept or refuse new sessions; return None if the box does not answer."""
         try:
             async with asyncio.timeout(ADMIT_S):
                 handle = await asyncio.to_thread(serve.get_app_handle, box)
@@ -240,7 +241,7 @@ class ScalerReplica:
             raise RuntimeError("the thread that watches the boxes has ended")
 
     async def __del__(self) -> None:
-        """Stop the scaler; Ray calls this before it ends the replica."""
+        """Stop the scaler. Ray calls this method before Ray ends the replica."""
         self._stopped.set()
         while self._thread.is_alive():
             await asyncio.sleep(0.05)
@@ -343,8 +344,8 @@ def _config_of(arguments: Mapping[str, str], names: tuple[str, ...]) -> FleetCon
 def apply(config: FleetConfig) -> None:
     """Start and end boxes in the connected Ray cluster until the fleet is as in a configuration.
 
-    Boxes of new artifacts are started first, then the gateways. Boxes that are not in the configuration any more save
-    their sessions and end.
+    Boxes of new artifacts are started first, then the gateways. Boxes of artifacts that are not in the configuration
+    any more save their sessions and end.
 
     Raises
     ------
@@ -388,7 +389,7 @@ def _is_complete(status: Any, model: ModelConfig) -> bool:
 
 
 def fault() -> str:
-    """Return the last line of what Ray says of an application that did not start; empty if it says nothing."""
+    """Return the last line of Ray's message about an application that did not start; empty if Ray has no message."""
     for status in serve.status().applications.values():
         for deployment in status.deployments.values():
             lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]

@@ -32,10 +32,10 @@ class BoxFacts:
     model, digest : str
         The artifact's name and SHA-256.
     capacity, free, waiting, sessions : int
-        Number of rows, of further sessions that the box would admit by measured call times, of requests in its queue,
-        and of open sessions.
+        Number of rows of the box's pool; number of further sessions that the box would admit by measured call times;
+        number of requests in the box's queue; number of open sessions.
     accepts : bool
-        Whether the box accepts sessions; False while it ends, or if it ends after its last session.
+        Whether the box accepts new sessions; False while the box ends, or if the box is to end after its last session.
     application : str
         Name of the box's application in Ray; empty outside Ray.
     kind : str
@@ -64,7 +64,7 @@ class BoxFacts:
 
 @dataclass(frozen=True)
 class Place:
-    """A session as the directory stores it, also while no box has its lease.
+    """The directory's stored facts about a session, which are kept also while no box has the session's lease.
 
     Parameters
     ----------
@@ -101,7 +101,8 @@ class DirectoryError(Exception):
 
 
 class RefusalError(DirectoryError):
-    """The error of a directory that refuses, such as a password or a database that it does not have.
+    """The error of a directory that refuses a connection, for example because the password is wrong or the database
+    does not exist.
 
     Parameters
     ----------
@@ -162,7 +163,7 @@ class Directory(Protocol):
         """
 
     async def release(self, session: str, tenant: str, lease: Lease) -> None:
-        """End a session's lease, if it is still this one."""
+        """End a session's lease, if ``lease`` is still the session's lease."""
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
         """Return a session's stored facts and its lease; None for what is missing."""

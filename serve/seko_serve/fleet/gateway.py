@@ -1,7 +1,8 @@
-"""The gateway: one address for all boxes, which forwards requests and tells clients at which box their session is.
+"""The gateway of a fleet: one address for all boxes. The gateway forwards requests to boxes, and tells clients which
+box has their session.
 
-Sockets go to the boxes directly. A gateway has no state of its own, so a fleet may have several gateways, and each
-may be killed.
+Sockets go to the boxes directly. A gateway has no state of its own, so a fleet may have several gateways, and killing a
+gateway loses no session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The scaler: it starts boxes of a model when the load needs them, and ends surplus boxes that have no session."""
+"""The scaler, which starts boxes of a model when the load needs more boxes, and ends surplus boxes that have no
+session."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from seko_serve.fleet.scaling import Bounds, Scaling
 
 
 class ScaledBoxes(Protocol):
-    """The boxes of a model, as the scaler uses them: it can start, close to new sessions, and end each box."""
+    """The interface by which the scaler starts boxes of a model, makes boxes refuse new sessions, and ends boxes."""
 
     async def names(self) -> list[str]:
         """Return the names of all boxes, including those that are starting."""
@@ -20,8 +21,8 @@ class ScaledBoxes(Protocol):
         """Start a box, without waiting for it."""
 
     async def admit(self, box: str, takes: bool) -> int | None:
-        """Make a box accept or refuse new sessions; return the number of its sessions and videos, or None if it does
-        not answer.
+        """Make a box accept or refuse new sessions; return the number of the box's sessions and videos, or None if the
+        box does not answer.
         """
 
     async def end(self, box: str) -> None:
@@ -29,8 +30,8 @@ class ScaledBoxes(Protocol):
 
 
 class Scaler:
-    """The scaler of one model. To remove a box (one `seko-serve` process), the scaler makes it refuse new sessions, and
-    ends it once it has no session or video left.
+    """The scaler of one model. To remove a box (one `seko-serve` process), the scaler makes the box refuse new
+    sessions, and ends the box once the box has no session or video left.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """The number of boxes that a model needs, computed from the boxes' entries, the bounds, and the times of the last
 changes.
 
-The number grows at once, by as many boxes as the load needs. It shrinks by one box at a time, after a time in which one
-box less would always have been enough.
+The number of boxes grows at once, by as many boxes as the load needs. The number of boxes shrinks by one box at a time,
+after a time in which one box less would always have been enough.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def wanted_boxes(
 ) -> tuple[int, Changes]:
     """Return the wanted number of boxes that take sessions, and the times for the next call.
 
-    The load is the number of sessions, including those of boxes that take no new ones, and of requests that wait. The
-    rows of a box are its sessions and the further ones that it would admit: a measured number, perhaps below that of
-    its pool. If load and rows are constant, the number grows or shrinks to its final value and then stays, because
-    SHRINK_ABOVE is larger than GROW_BELOW.
+    The load is the number of sessions and of requests that wait, including sessions of boxes that take no new sessions.
+    The rows of a box are its sessions plus the further sessions that the box would admit by measured call times, which
+    may be fewer than the rows of the box's pool. If load and rows are constant, the number grows or shrinks to its
+    final value and then stays, because SHRINK_ABOVE is larger than GROW_BELOW.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class Plan:
     resume : tuple of str
         Names of boxes that must accept sessions again.
     close : tuple of str
-        Names of all boxes that must refuse sessions; each may be ended as soon as it has none.
+        Names of all boxes that must refuse new sessions; each of these boxes may be ended as soon as it has no session.
     """
 
     start: int
@@ -140,10 +140,11 @@ class Scaling:
         self._resumed: set[str] = set()  # boxes that were told so since they were last closed
 
     def plan(self, rows: Sequence[BoxFacts], boxes: Collection[str], now: float) -> Plan:
-        """Return the changes that are due now; the caller makes all of them.
+        """Return the changes that are due now; the caller must make all these changes.
 
-        A box that refuses sessions is reopened before another box is started. If its entry does not show within
-        `KNOWN_S` that it accepts sessions, its process is about to end, and another box is started.
+        A box that refuses sessions is reopened before another box is started. If the reopened box's entry does not show
+        within `KNOWN_S` seconds that the box accepts sessions, the box's process is about to end, and another box is
+        started.
 
         Parameters
         ----------

@@ -42,7 +42,7 @@ class Access:
     controls : Rate
         Rate limit of the control messages of one socket.
     links : Links
-        Links, which stand for a key in one request; a request has its link's ticket in the query.
+        The server's links. A link replaces the API key of one request, which has the link's ticket in its query.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -67,7 +67,8 @@ class Access:
 
     def check_page(self, connection: HTTPConnection) -> None:
         """Raise a ServeError if a page of another site sent the request, or if the request's ``Host`` is not this
-        server. A request without ``Host``, such as a check of HTTP/1.0, is no browser's.
+        server. A request without ``Host``, such as a health check in HTTP/1.0, is accepted, because browsers always
+        send ``Host``.
         """
         headers: Mapping[str, str] = connection.headers
         host = headers.get("host")
@@ -83,14 +84,14 @@ class Access:
         return "*" in self._allowed or origin in self._allowed
 
     def tenant(self, connection: HTTPConnection, purpose: str = "") -> str:
-        """Return the tenant of a request; ServeError if the server has keys and the request has none of them.
+        """Return the tenant of a request; ServeError if the server has API keys and the request has no valid API key.
 
         Parameters
         ----------
         connection : HTTPConnection
             The request.
         purpose : str
-            Purpose of the link that the request may have instead of a key; empty: it may have none.
+            Purpose of the link that the request may have instead of an API key; if empty, the request may have no link.
         """
         ticket = connection.query_params.get(TICKET) if purpose else None
         if ticket is not None:

@@ -1,4 +1,4 @@
-"""The ASGI application of the server: all routes, their start and their stop."""
+"""The ASGI application of the server, with all routes and with the start and stop of the server's parts."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class HttpConnection(H11Protocol):
             self._wait_for_headers()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Begin a socket, without the request's cookies: they are other servers' of this machine, and may be longer
-        than a line that `StreamConnection` takes."""
+        """Begin a socket, without the request's cookies. The cookies belong to other servers of this machine, and may
+        be longer than a line that `StreamConnection` takes."""
         self.headers = [(name, value) for name, value in self.headers if name != b"cookie"]
         super().handle_websocket_upgrade(event)
 

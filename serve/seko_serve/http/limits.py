@@ -1,4 +1,5 @@
-"""The limits of a session, as the answers of ``POST /v1/sessions`` and ``/v1/models`` tell them."""
+"""The limits of a session, in the form of the object ``limits`` in the answers of ``POST /v1/sessions`` and
+``/v1/models``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web page: the HTML of each kind of artifact, and the files that it loads."""
+"""The server's web page: the HTML for each kind of artifact, and the files that the HTML loads."""
 
 from __future__ import annotations
 

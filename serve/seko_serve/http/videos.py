@@ -1,4 +1,4 @@
-"""Videos through OpenAI's API: jobs that run while the live sessions leave time for them."""
+"""Videos through OpenAI's API: jobs that run while the live sessions leave time for the jobs."""
 
 from __future__ import annotations
 

@@ -74,10 +74,11 @@ class Admission:
     is at most the shortest period of these sessions. The first session is always admitted, since no other session can
     be late.
 
-    Rows are given by max-min fairness. The next waiting request is one whose tenant holds the fewest rows; among equal
-    tenants, it is the request that has waited longest. A request that cannot be admitted now because its viewer plays
-    chunks too fast is passed over. If the queue is full, a new request may replace the last request of the tenant with
-    the most waiting requests, if that makes the tenants' numbers more equal.
+    Rows are given by max-min fairness. The next waiting request is one whose tenant holds the fewest rows; among
+    tenants with equally many rows, it is the request that has waited longest. A request that cannot be admitted now
+    because its viewer plays chunks too fast is passed over. If the queue is full, a new request may replace the last
+    request of the tenant with the most waiting requests, if the numbers of waiting requests per tenant become more
+    equal.
 
     Parameters
     ----------
@@ -117,8 +118,9 @@ class Admission:
 
     @property
     def free(self) -> int:
-        """Number of further sessions that would be admitted if no request waited, each with the shortest period of the
-        running sessions; if none runs, with the period of the last session.
+        """Number of further sessions that would be admitted if no request waited. Each further session is assumed to
+        have the shortest period of the running sessions. If no session runs, each further session is assumed to have
+        the period of the last session.
         """
         running = list(self._running.values())
         period = min((demand.period_s for demand in running), default=self._last_period_s)
@@ -145,8 +147,8 @@ class Admission:
         demand : Demand
             The session's tenant, and the period in which its viewer plays a chunk.
         token : str or None
-            Name of the request's place in the queue, the same in each call for this request. A request that does not
-            call again in time loses its place. With None the request does not wait.
+            Name of the request's place in the queue, which is equal in all calls of `ask` for this request. A request
+            for which `ask` is not called again in time loses its place. With None the request does not wait.
         session : str
             Id of the session, which is later passed to `finish`.
 

@@ -98,8 +98,8 @@ class VideoBehind:
     workers : Executor
         A thread pool of one thread that reads and encodes frames.
     report : callable
-        Function that is called from any thread with the number of frames written so far, and at the end with an error
-        or None.
+        Function that any thread calls with the number of frames written so far, whether the video has ended, and the
+        error or None.
     wake : callable
         Function that tells the device's thread that the next chunk may be requested.
     """

@@ -30,8 +30,8 @@ MAX_POSES_AHEAD = 4_096  # latent frames
 
 
 class ViewersCamera:
-    """A camera that follows the poses that a viewer has sent in advance; when none are left, the keys that the viewer
-    holds.
+    """A camera that follows the poses that a viewer has sent in advance. When no pose is left, the keys that the viewer
+    holds steer the camera.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ class ViewersCamera:
         self._intrinsics: NDArray[np.float64] | None = None
 
     def hold(self, codes: Sequence[str]) -> None:
-        """Hold exactly these keys down, named by `KeyboardEvent.code`; keys that do not steer the camera are
-        ignored."""
+        """Set the keys that are held, named by `KeyboardEvent.code`; all other keys are released. Keys that do not
+        steer the camera are ignored."""
         keys = frozenset(KEYS[code] for code in codes if code in KEYS)
         self._keyboard.press(keys - self._held)
         self._keyboard.release(self._held - keys)

@@ -1,4 +1,4 @@
-"""One socket of a session, as the session uses it: the messages to be sent, and the error with which it ends."""
+"""The session's side of one socket: the messages to be sent, and the error with which the socket ends."""
 
 from __future__ import annotations
 

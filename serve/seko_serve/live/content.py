@@ -28,7 +28,7 @@ class Opening:
         Number of video frames that the viewer shows in a second.
     image : numpy.ndarray, optional
         The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3]; for a model of
-        first and last picture both, [2, H, W, 3].
+        first and last picture, both pictures: [2, H, W, 3].
     inputs : mapping of str to numpy.ndarray
         Further model inputs that the caller supplies for the session, by name.
     voice : numpy.ndarray, optional
@@ -122,8 +122,8 @@ class Piece(Protocol):
         """Wait for the result, and return its length in units of the viewer's clock: video frames or sound samples."""
 
     def encode(self, number: int, first: int) -> Iterable[Media]:
-        """Return the encoded messages in the order in which they are sent, each as soon as it is encoded; the caller
-        sets the serial numbers.
+        """Return an iterator of encoded messages in sending order, which yields each message as soon as the message is
+        encoded. The caller sets the serial numbers.
 
         Parameters
         ----------
@@ -155,7 +155,8 @@ class Content(Protocol):
         supports."""
 
     def attach(self, codecs: Sequence[Codec]) -> None:
-        """Begin or continue the stream with these codecs; the viewer's decoder can begin with the next message."""
+        """Begin or continue the stream with the codecs ``codecs``; the viewer's decoder can begin with the next
+        message."""
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
         """Return the fields that describe the stream in the message ``ready``."""
@@ -166,7 +167,8 @@ class Content(Protocol):
         """Open a session of the pool; errors of the pool are raised unchanged."""
 
     def check_with(self, row: Any, control: Control) -> None:
-        """Raise the error of the runtime with which `apply` refuses a control, if it is known now; nothing changes."""
+        """Raise the error of the runtime with which `apply` would refuse a control, if the error is already known. The
+        content does not change."""
 
     def apply(self, row: Any, control: Control) -> None:
         """Apply a control: change the stream from the next chunk on. The method raises errors of the runtime
@@ -182,8 +184,8 @@ class Content(Protocol):
         """Take the chunk that was requested, once it is made."""
 
     def state(self) -> dict[str, Any]:
-        """Return the part of the session's state that a snapshot of its row in the pool does not contain, as a JSON
-        value."""
+        """Return, as a JSON value, the part of the session's state that a snapshot of the session's row in the pool
+        does not contain."""
 
     def load(self, row: Any, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned, with a session of the pool that was restored from the snapshot

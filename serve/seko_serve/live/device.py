@@ -46,7 +46,7 @@ def step_seconds(pool: ServedPool) -> Mapping[int, float]:
     """Return the measured seconds, by number of rows, of the calls that make a session's chunks.
 
     Calls that run the model over a part of a prompt are not counted. A call over a part of a prompt carries one
-    session, once a sentence, whatever the number of rows.
+    session, whatever the number of rows, and occurs only once per sentence.
     """
     return pool.call_times.slowest(but=(PREFILL,))
 
@@ -69,7 +69,8 @@ class Streamed(Protocol):
         """Return whether the stream's next chunk may be made now."""
 
     def request(self, now: float) -> RowSession | None:
-        """Apply waiting controls, request the next chunk from the pool, and return the pool's session that makes it.
+        """Apply waiting controls, request the next chunk from the pool, and return the pool's session that makes the
+        chunk.
 
         The result is None if the stream needs no chunk now.
         """
@@ -107,7 +108,7 @@ class Behind(Streamed, Protocol):
 
 
 class Device:
-    """The thread that owns the device: it opens the artifact's pool and runs the pool's calls.
+    """The thread that owns the device. The thread opens the artifact's pool and runs the pool's calls.
 
     Parameters
     ----------
@@ -159,7 +160,7 @@ class Device:
         return variant_starts(self.manifest) if isinstance(self.manifest, VideoManifest) else ()
 
     async def start(self) -> None:
-        """Open the artifact; errors of opening it, such as an ArtifactError, are raised unchanged."""
+        """Open the artifact. Errors of opening the artifact, such as an ArtifactError, are raised unchanged."""
         self._thread.start()
         await asyncio.wrap_future(self._opened)
 
@@ -201,7 +202,8 @@ class Device:
             self._desk.notify()
 
     def add(self, stream: Watched) -> None:
-        """Serve a live session from now on, unless it is served already; only for calls on the device's thread."""
+        """Serve a live session from now on, unless the session is served already. Call `add` only on the device's
+        thread."""
         if all(other is not stream for other in self._streams):
             self._streams.append(stream)
 
@@ -219,8 +221,8 @@ class Device:
         self._behind = stream
 
     def make_room(self, pool: ServedPool) -> None:
-        """If no row of the pool is free and the stream of `run_behind` has one, free that row for a live session; only
-        for calls on the device's thread.
+        """If no row of the pool is free and the stream of `run_behind` has a row, free this row for a live session.
+        Call `make_room` only on the device's thread.
         """
         if not pool.free and self._behind is not None and self._behind.holds_row:
             self._behind.yield_row()

@@ -44,5 +44,5 @@ def content_of_state(manifest: Served, state: Mapping[str, Any]) -> Content:
 
 
 def facts_of(manifest: Served) -> dict[str, object]:
-    """Return the facts about a model that a page needs before it opens a session."""
+    """Return the facts about a model that a web page needs before the page opens a session."""
     return described_speech(manifest) if isinstance(manifest, SpeechManifest) else described(manifest)

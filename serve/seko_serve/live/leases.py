@@ -1,4 +1,4 @@
-"""The interface by which the servers of a fleet agree which one of them runs a session."""
+"""The interface by which the servers of a fleet agree which server runs a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ class Leases(Protocol):
 
     @property
     def artifact(self) -> str:
-        """SHA-256 of the server's artifact, by which a fleet tells its artifacts apart; empty outside of fleets."""
+        """SHA-256 of the server's artifact, by which a fleet distinguishes artifacts; empty for a server outside of
+        fleets."""
 
     async def claim(self, session: str, tenant: str) -> None:
         """Take the lease of a session before the session gets a row of the pool.

@@ -68,7 +68,7 @@ class SessionManager:
     Attributes
     ----------
     admission : Admission
-        The sessions that hold a row of the pool and the requests that wait for one, available once `start` has
+        The sessions that hold a row of the pool, and the requests that wait for a row; available once `start` has
         returned.
     sessions : dict of str to LiveSession
         The sessions that hold a row of the pool, by id.
@@ -164,7 +164,7 @@ class SessionManager:
         *,
         resumable: bool = True,
     ) -> LiveSession:
-        """Open a live session, or queue the request for it.
+        """Open a live session, or queue the request for the session.
 
         Parameters
         ----------
@@ -173,9 +173,9 @@ class SessionManager:
         opening : Opening
             The conditions with which the session begins.
         queue_token : str
-            Token of the request's place in the queue. `JOIN` asks for a place if the server is full. In later calls it
-            is the token that came with the first refusal, which keeps the place. If it is empty, the request does not
-            wait.
+            Token of the request's place in the queue. With `JOIN` the request gets a place in the queue if the server
+            is full. In later calls pass the token of the first refusal, which keeps the place. With an empty token the
+            request does not wait.
         resumable : bool
             Whether a client may come back to the session; otherwise the session is never saved.
 
@@ -203,9 +203,10 @@ class SessionManager:
         return session
 
     async def check_prompt(self, prompt: str | None) -> None:
-        """Raise the ServeError with which `open` refuses a prompt of a video, such as one of too many tokens.
+        """Raise the ServeError with which `open` refuses a prompt of a video, such as a prompt of too many tokens.
 
-        A call of `open` needs no check before it, and would wait for another call of the pool.
+        Do not call `check_prompt` before `open`: `open` makes this check itself, and `check_prompt` waits for a further
+        call of the pool to end.
         """
 
         def check(pool: ServedPool) -> None:
@@ -223,11 +224,11 @@ class SessionManager:
 
     @property
     def takes(self) -> bool:
-        """Whether new sessions, and saved ones, are taken."""
+        """Whether the server opens new sessions and saved sessions."""
         return not (self.stopping or self.closed)
 
     def check_takes(self) -> None:
-        """Raise a ServeError unless new sessions, and saved ones, are taken."""
+        """Raise a ServeError unless the server opens new sessions and saved sessions."""
         if self.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
         if self.closed:
@@ -250,8 +251,8 @@ class SessionManager:
         Raises
         ------
         ServeError
-            If there is no such session, the token is not one of the session's newest, no row is free, or the session's
-            snapshot is lost.
+            If there is no such session, the token is not among the session's valid resume tokens, no row is free, or
+            the session's snapshot is lost.
         """
         if name not in self.sessions:
             self.check_takes()
@@ -282,7 +283,7 @@ class SessionManager:
 
     async def find_saved(self, name: str, tenant: str) -> Record:
         """Return the record of a tenant's session that is saved and has no row of the pool; ServeError if there is no
-        such session, or it needs another artifact.
+        such session, or the session needs another artifact.
         """
         record = None if name in self.sessions else await self.saving.find(name)
         if record is None or record.tenant != tenant:

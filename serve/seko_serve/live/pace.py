@@ -23,23 +23,23 @@ class Pace:
     fps: float
     buffer: int = 1
     chunks: int = 0
-    """Chunks made."""
+    """Number of chunks that were made."""
     frames: int = 0
-    """Video frames in them."""
+    """Number of video frames in all chunks that were made."""
     last_frames: int = 0
-    """Video frames in the last one."""
+    """Number of video frames in the last chunk that was made."""
     shown: int = 0
-    """Chunks that the viewer acknowledged."""
+    """Number of chunks that the viewer acknowledged."""
     due_chunks: int = 0
-    """Chunks that the viewer waited for while it played."""
+    """Number of chunks with a due time, because the viewer was playing when they were made."""
     late: int = 0
-    """Chunks of these that came after they were due."""
+    """Number of late chunks among the chunks with a due time."""
     begun: float | None = None
-    """When frame 0 was shown, or would have been without the viewer's stalls; None while it collects chunks."""
+    """Time at which frame 0 was shown, shifted by all stalls since; None while the viewer collects chunks."""
     collected: int = 0
-    """Chunks that the viewer has collected since it last stopped."""
+    """Number of chunks that the viewer has received since the viewer's clock last stopped."""
     first: int = 0
-    """The first frame that it shows when it plays again."""
+    """Number of the first video frame that the viewer shows when the viewer plays again."""
 
     def may_run(self, pending: int = 0) -> bool:
         """Return whether the next chunk may be made, when ``pending`` chunks are finished but not yet counted by
@@ -62,7 +62,7 @@ class Pace:
         return now if self.begun is None else self.begun + frames / self.fps
 
     def made(self, frames: int, now: float) -> float:
-        """Count a chunk that is ready now; return the seconds by which the chunk is late, 0 if it is on time."""
+        """Count a chunk that is ready now; return the seconds by which the chunk is late, 0 if the chunk is on time."""
         lateness = 0.0
         if self.begun is not None:
             lateness = max(0.0, now - self.due(now))

@@ -127,8 +127,8 @@ class LiveSession:
         return self.viewer.end
 
     def finish(self, error: ServeError) -> None:
-        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call
-        `finish`; only the first call has an effect.
+        """End the session: no further chunk is made, and the socket closes with the error ``error``. Any thread may
+        call `finish`; only the first call has an effect.
         """
         self.viewer.finish(error)
 
@@ -181,7 +181,7 @@ class LiveSession:
         self._wake()
 
     def hold(self, on: bool = True) -> None:
-        """Stop making chunks if ``on`` is True; continue if it is False."""
+        """Stop making chunks if ``on`` is True; continue if ``on`` is False."""
         with self._lock:
             self._held = on
         self._wake()
@@ -242,8 +242,8 @@ class LiveSession:
         self._row = restored
 
     def check(self, control: Control) -> None:
-        """Raise the error with which a control would be rejected, as far as it is known before the next chunk; nothing
-        changes."""
+        """Raise the error with which a control would be rejected, if the error is known before the next chunk. The
+        session does not change."""
         self.content.check(control)
         self.content.check_with(self._own_row(), control)
 
@@ -279,7 +279,7 @@ class LiveSession:
 
     def ready(self) -> bool:
         """Return whether the device's thread may try the session's next chunk now. If the chunk lacks something that
-        the viewer must send, any waiting control suffices, because it may be what is lacking.
+        the viewer must send, any waiting control suffices, because the control may contain what is lacking.
         """
         starved = self.content.starved()
         with self._lock:
@@ -298,11 +298,11 @@ class LiveSession:
         return self.viewer.due(0.0, self._made) if self.viewer.plays and not self._paused else None
 
     def request(self, now: float) -> RowSession | None:
-        """Apply waiting controls, request the next chunk, and return the pool's session that makes it.
+        """Apply waiting controls, request the next chunk, and return the pool's session that makes the chunk.
 
-        For a viewer that does not play yet, the chunk is due when it was first requested, not when the request is
-        repeated: otherwise viewers that play, but get no chunk in time, would always be due before it. The result is
-        None if the chunk lacks something that the viewer must still send.
+        For a viewer that does not play yet, the chunk is due at the time of the first request, not at the time of a
+        repeated request. Otherwise the chunks of late viewers that play would always be due earlier. The result is None
+        if the chunk lacks something that the viewer must still send.
         """
         row = self._own_row()
         self._apply_waiting(row)

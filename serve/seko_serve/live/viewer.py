@@ -49,7 +49,8 @@ class Timing:
 class Viewer:
     """The viewer of one session, who may lose the socket and reconnect. Any thread may call the methods of `Viewer`.
 
-    Messages about a chunk are kept until the viewer has shown the chunk, so that a resumed socket gets them again.
+    Messages about a chunk are kept until the viewer has shown the chunk, so that the messages can be sent again on a
+    resumed socket.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ class Viewer:
             The connection that `enter` returned.
         begin : callable
             Function that makes the next media decodable by this client, and returns the message ``ready``. No chunk is
-            sent meanwhile.
+            sent while ``begin`` runs.
         last_serial : int or None
             Serial number of the last message that a resumed client received. Chunks up to that message count as shown,
             because acknowledgements may have been lost.
@@ -175,7 +176,7 @@ class Viewer:
             self._acknowledge(chunk)
 
     def stop_clock(self) -> None:
-        """Stop the viewer's clock for a pause; no chunk is late meanwhile."""
+        """Stop the viewer's clock for a pause; no chunk is late during the pause."""
         with self._lock:
             self._pace.stop()
 
@@ -215,7 +216,8 @@ class Viewer:
             return Timing(first, self._pace.made(units, time.monotonic()), awaited)
 
     def send(self, chunk: int, messages: Iterable[str | Media]) -> None:
-        """Send a chunk's messages, each as soon as it comes, and keep them until the chunk is shown.
+        """Send each of a chunk's messages as soon as ``messages`` yields it, and keep all messages until the chunk is
+        shown.
 
         Parameters
         ----------

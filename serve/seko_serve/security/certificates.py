@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def check_certificate(certificate: Path | str, key: Path | str, names: str) -> None:
-    """Raise a ValueError, which begins with ``names``, if two files are no TLS certificate and its key in PEM."""
+    """Raise a ValueError, which begins with ``names``, unless the two files are a TLS certificate and the certificate's
+    key in PEM."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except OSError as error:

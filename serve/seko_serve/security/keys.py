@@ -50,7 +50,7 @@ class ApiKeys:
         Raises
         ------
         ServeError
-            If the server has API keys and the header contains none of them.
+            If the server has API keys and the header contains no valid API key.
         """
         if not self._digests:
             return ANYONE

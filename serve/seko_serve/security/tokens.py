@@ -39,7 +39,8 @@ class _Secrets(Generic[MeaningT]):
         self._open: dict[str, _Secret[MeaningT]] = {}  # by the secret's hash, the oldest first
 
     def issue(self, meaning: MeaningT) -> str:
-        """Return a new secret; secrets that are too old are forgotten, and the oldest one if there are `MOST_OPEN`."""
+        """Return a new secret. Secrets that are too old are forgotten; if there are `MOST_OPEN` secrets, the oldest
+        secret is forgotten, too."""
         now = self._clock()
         for hashed in list(self._open):
             if len(self._open) < MOST_OPEN and self._open[hashed].expires > now:
@@ -54,7 +55,8 @@ class _Secrets(Generic[MeaningT]):
         self._open = {hashed: entry for hashed, entry in self._open.items() if entry.meaning != meaning}
 
     def take(self, secret: str) -> MeaningT | None:
-        """Return what a secret stands for, and forget the secret; None if it is unknown, was taken, or is too old."""
+        """Return what a secret stands for, and forget the secret; None if the secret is unknown, was taken, or is too
+        old."""
         entry = self._open.pop(digest(secret), None)
         return None if entry is None or entry.expires <= self._clock() else entry.meaning
 

@@ -1,4 +1,5 @@
-"""A simulation of a fleet, from which its size is chosen: viewers, gateways, boxes and failures as events of SimPy.
+"""A simulation of a fleet, with viewers, gateways, boxes and failures as events of SimPy. Users choose a fleet's size
+by the simulation's results.
 
 All decisions are made by the server's own code: admission and its queue (`live.admission`), the viewer's clock
 (`live.pace`), the choice of a box (`fleet.choice`) and the scheduler of calls (`seko_runtime`). Whatever takes time is

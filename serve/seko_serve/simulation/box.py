@@ -121,14 +121,16 @@ class Box:
     # -- sessions ----------------------------------------------------------------------------------------------
 
     def open(self, session: Session, token: str | None) -> Steps:
-        """Give a new session a row; return False if the box ends meanwhile. Errors are those of `Admission.ask`."""
+        """Give a new session a row; return False if the box ends before the session has its row. Errors are those of
+        `Admission.ask`."""
         self._check_open()
         self.admission.ask(session.demand, token, session.name)
         self._claim(session)
         return bool((yield self._do(self._draw(self._times.open_s))))
 
     def reopen(self, session: Session) -> Steps:
-        """Give a saved session a row; return False if the box ends meanwhile. Errors are those of `Admission.ask`."""
+        """Give a saved session a row; return False if the box ends before the session has its row. Errors are those of
+        `Admission.ask`."""
         self._check_open()
         self.admission.ask(session.demand, f"session {session.name}", session.name)
         self._claim(session)
@@ -162,7 +164,8 @@ class Box:
     # -- its end -----------------------------------------------------------------------------------------------
 
     def kill(self, *, silent: bool = False) -> None:
-        """End the process at once. If ``silent``, the machine is lost too: connections to it are not even refused."""
+        """End the process at once. If ``silent``, the box's machine is lost, too: connections to the machine are not
+        even refused."""
         if not self.alive:
             return
         self.finish()

@@ -29,7 +29,8 @@ class Rows:
         self.enter(box)
 
     def enter(self, box: BoxFacts) -> None:
-        """Write the first entry of a box. It is not counted as a command, because a running fleet has it already."""
+        """Write the first entry of a box. Writing the first entry is not counted as a command, because the directory of
+        a running fleet already has the entry."""
         self._rows[box.name] = box, self._clock() + LEASE_S
 
     def withdraw(self, box: str) -> None:

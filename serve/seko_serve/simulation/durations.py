@@ -43,11 +43,13 @@ class BoxTimes:
     connect_s : Seconds
         Time of network and client when a session is opened.
     ack_s : Seconds
-        Time by which an acknowledgement comes later than the chunk was shown: a message to the client and one back.
+        Time from the moment at which a chunk was shown until its acknowledgement arrives: a message to the client and a
+        message back.
     capture_s : Seconds
         Time for which a snapshot occupies the device.
     write_s, read_s : Seconds
-        Time to write a snapshot to the store, and to restore a session from it. The device goes on meanwhile.
+        Time to write a snapshot to the store, and time to restore a session from a snapshot. The device continues to
+        make chunks during both.
     start_s : Seconds
         Time from the end of a box's process until the process that replaces it takes sessions.
 
@@ -131,7 +133,7 @@ def as_json(times: BoxTimes) -> str:
 
 
 def scaled(times: BoxTimes, factor: float) -> BoxTimes:
-    """Return the durations with those of calls multiplied by ``factor``."""
+    """Return the durations, with the durations of calls multiplied by ``factor``."""
     calls = {rows: tuple(factor * value for value in values) for rows, values in times.call_s.items()}
     return replace(times, call_s=calls)
 

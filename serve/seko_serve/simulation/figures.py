@@ -23,7 +23,7 @@ class Figures:
     refused : mapping of str to int
         Number of viewers that were refused, by the error's code.
     lost, resumes : int
-        Number of sessions that were lost with their box because they had no snapshot, and number of sockets that ended
+        Number of sessions without a snapshot that were lost because their box was lost; number of sockets that ended
         and were resumed.
     cpr : float or None
         Continuous playback rate as ``seko-serve load`` defines it. A viewer whose socket ended begins to play again;
@@ -33,8 +33,8 @@ class Figures:
     resume_s_p50, resume_s_p99 : float or None
         Seconds from a socket's end to the next frame.
     repeated_chunks : int
-        Largest number of chunks that a viewer received twice after a socket's end, because they were made after the
-        last snapshot.
+        Largest number of chunks that a viewer received twice after a socket's end, because the chunks were made after
+        the last snapshot.
     gpu_use : float
         Share of the boxes' time in which their device was busy.
     mean_boxes, mean_sessions : float

@@ -14,11 +14,11 @@ class Scenario:
     Parameters
     ----------
     boxes : int
-        Number of boxes; with ``max_boxes`` the number at the beginning, and the smallest one.
+        Number of boxes; with ``max_boxes`` the number of boxes at the beginning, which is also the smallest number.
     max_boxes : int
-        The largest number of boxes, if their number changes with the load; 0: it does not change.
+        Largest number of boxes, if the number of boxes changes with the load; 0: the number does not change.
     shrink_after_s : float
-        Seconds for which there must have been a box too many before a box ends.
+        Seconds for which there must have been one box more than needed before a box is ended.
     sessions : int
         Number of viewers that arrive.
     arrivals : float
@@ -34,7 +34,7 @@ class Scenario:
     queue : int
         Largest number of requests that wait at a box.
     snapshot_every : int
-        Number of chunks between two snapshots of a session; 0: no snapshots while it runs.
+        Number of chunks between two snapshots of a session; 0: no snapshots while the session runs.
     gateways : int
         Number of gateways.
     box_failure_h : float

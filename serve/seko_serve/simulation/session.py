@@ -45,9 +45,9 @@ class Session:
     lease, place : str
         Name of the box that has the session, and of the box in whose queue its viewer waits; empty if there is none.
     refused : str
-        Code of the error with which the viewer was refused; empty if it was not.
+        Code of the error with which the viewer was refused; empty if the viewer was not refused.
     lost : bool
-        Whether the session was lost with its box, because it had no snapshot.
+        Whether the session was lost because its box was lost and the session had no snapshot.
     views : list of View
         The viewer's records, one for each socket.
     waits : list of float
@@ -96,7 +96,8 @@ class Session:
         return 0 if chunks == 0 else self._first + (chunks - 1) * self._times.chunk_frames
 
     def attach(self, ready: Callable[[Session], None]) -> None:
-        """Begin to receive chunks; ``ready`` is called with the session each time its next chunk may be made."""
+        """Begin to receive chunks; ``ready`` is called with the session each time the session's next chunk may be
+        made."""
         self.over, self._socket, self._ready = self._env.event(), self._socket + 1, ready
         self._end, self._collected = None, []
         self.asked = self.held = False
@@ -129,16 +130,16 @@ class Session:
     def due(self) -> float:
         """Return the time at which the viewer needs the next chunk, as the server knows it.
 
-        A chunk that is being encoded is not on the viewer's clock yet. So the chunk behind a stream's first one is due
-        at once, if the device asks before the first one is encoded.
+        A chunk that is being encoded is not on the viewer's clock yet. So a stream's second chunk is due at once, if
+        the device asks before the first chunk is encoded.
         """
         if self._waits_since is None:
             self._waits_since = self._env.now
         return self._pace.due(self._waits_since, self._encoding)
 
     def made(self, encode_s: float, ack_s: float) -> None:
-        """Take a chunk that the device has made; it arrives when it is encoded, and is acknowledged ``ack_s`` after it
-        was shown.
+        """Take a chunk that the device has made. The chunk arrives when the chunk is encoded, and is acknowledged
+        ``ack_s`` seconds after the chunk was shown.
         """
         self.asked, self._waits_since = False, None
         if self.over.triggered:

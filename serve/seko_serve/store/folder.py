@@ -14,7 +14,7 @@ from seko_serve.store.base import Content, ExistsError, StoreError, checked_name
 
 
 class FolderStore:
-    """The files of one folder, which only this user may read.
+    """The files of one folder, which only the user of the server's process may read.
 
     Parameters
     ----------

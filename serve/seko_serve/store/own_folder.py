@@ -16,7 +16,8 @@ YOUNG_S = 60.0  # a folder that was made within this time may not be locked yet
 
 
 class OwnFolder:
-    """A folder that one process uses alone: a chosen one, or a temporary one that is made when it is first needed.
+    """A folder that one process uses alone: a chosen folder, or a temporary folder that is made when it is first
+    needed.
 
     The process holds a lock of the folder, which ends with the process. So what a killed process has left can be told
     from what another process uses.
@@ -24,7 +25,7 @@ class OwnFolder:
     Parameters
     ----------
     chosen : Path or None
-        The folder; None: a temporary one.
+        Path of the folder; None: a temporary folder is made.
     name : str
         Beginning of a temporary folder's name.
     option : str
@@ -37,7 +38,7 @@ class OwnFolder:
         self._lock: int | None = None
 
     def claim(self) -> Path | None:
-        """Make, lock and return the folder, if it is a chosen one; None for a temporary one, which is not made yet.
+        """Make, lock and return a chosen folder; return None for a temporary folder, which is not made yet.
 
         Raises
         ------
@@ -72,7 +73,7 @@ class OwnFolder:
         return self._path
 
     def close(self) -> None:
-        """Remove a temporary folder, and let other processes use a chosen one."""
+        """Remove a temporary folder, or let other processes use a chosen folder."""
         if self._chosen is None and self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
         self._path = None

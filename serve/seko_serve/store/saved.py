@@ -1,5 +1,5 @@
-"""Saved sessions: for each a snapshot, and a small record with the snapshot's name, the session's owner and hashes of
-its resume tokens.
+"""Saved sessions. For each session the store has a snapshot, and a small record with the snapshot's name, the session's
+owner and hashes of the session's resume tokens.
 
 Records are written to two files in turn: the older record is removed before the new one is written, so that a complete
 record exists at every moment. Each snapshot has a new name, and is removed once a record names the next snapshot.
@@ -79,7 +79,7 @@ class Saved:
     messages : sequence of bytes-like
         Sent messages that the viewer may not have received, oldest first.
     row : sequence of bytes-like
-        The runtime's snapshot of the session's row, in pieces; it has a hash of its own.
+        The runtime's snapshot of the session's row, in pieces. The runtime's snapshot contains a hash of its own.
     """
 
     state: Mapping[str, Any]
@@ -121,7 +121,7 @@ class SavedSessions:
 
     def take_over(self, record: Record) -> Record:
         """Make this process the owner of a saved session, and return the session's newest record, which is now the
-        process's own. Earlier owners can neither change the record any more nor remove its snapshot.
+        process's own. Earlier owners can no longer change the record or remove the record's snapshot.
 
         Parameters
         ----------
@@ -133,8 +133,8 @@ class SavedSessions:
         TakenError
             If another process takes the session over at the same time, or the session is gone.
         VainError
-            If `VAIN_OWNERS` processes ended after they had taken over from the same snapshot, so that the session may
-            be what ends them.
+            If `VAIN_OWNERS` processes in a row took the session over from the same snapshot and ended before they saved
+            the session, so that the session may be the cause.
         StoreError
             If the store cannot be read or written.
         """
