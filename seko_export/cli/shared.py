@@ -90,7 +90,10 @@ class SekoGroup(click.Group):
                 print_lines([])  # what was printed so far
         except (ExportError, SekoRuntimeError) as error:
             failed, code, report = str(error), error.exit_code, getattr(error, "report", {})
-            if not isinstance(error, RunError):  # its process has said it
+            if isinstance(error, RunError):  # its process has said the sentence
+                for advice in getattr(error, "__notes__", ()):
+                    note(f"  hint: {advice}")
+            else:
                 note(f"seko-export: {failed}")
         except _EndedError as ended:
             failed, code = str(ended), ended.code

@@ -22,6 +22,8 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.model_folder import companion_names
 from seko_export.options.resolve import resolve_build
 from seko_export.options.resolved import ResolvedBuild
+from seko_runtime.errors import ArtifactError
+from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.video.files import check_output
@@ -67,7 +69,12 @@ def try_artifact(
     folder = home / _key(options, resolved, _Digests(home / _DIGESTS))
     if (folder / MANIFEST_FILE).is_file():
         return folder, False
-    build(options, folder)
+    try:
+        build(options, folder)
+    except RuntimeUsageError:
+        if (folder / MANIFEST_FILE).is_file():  # another process built the same meanwhile
+            return folder, False
+        raise
     return folder, True
 
 
@@ -138,6 +145,8 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
         ended = f"the run ended with exit code {done.returncode}"
         fault = RunError(str(report["error"])) if "error" in report else ExportError(ended)
         fault.exit_code = done.returncode
+        if fault.exit_code == ArtifactError.exit_code:
+            fault.add_note(f"{artifact} is damaged: remove this folder, and try builds it again")
         raise fault
     return report
 

@@ -110,6 +110,19 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     assert try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build)[1]
 
 
+def test_two_processes_that_build_the_same(tmp_path: Path) -> None:
+    """The one that ends later takes what the other one built."""
+    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
+
+    def late(options: BuildOptions, folder: Path) -> None:
+        build(options, folder)
+        raise UsageError("exists already")
+
+    folder, built = try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), late)
+    assert not built
+    assert (folder / MANIFEST_FILE).is_file()
+
+
 def test_what_cannot_be_shown_is_told_before_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +185,9 @@ def test_a_failed_run_says_why_once(
     done = CliRunner().invoke(main, ["try", "-o", str(tmp_path / "a.npy"), "--json"])
     sentence = f"{tmp_path / 'none'} was not found"
     assert done.exit_code == 4
-    assert done.stderr == ""
+    assert (
+        done.stderr
+        == f"  hint: {tmp_path / 'none'} is damaged: remove this folder, and try builds it again\n"
+    )
     assert sentence in json.loads(done.stdout)["error"]
     assert capfd.readouterr().err.count(sentence) == 1
