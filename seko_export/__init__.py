@@ -3,7 +3,8 @@
     from seko_export import BuildOptions, build
     result = build(BuildOptions(preset="tiny", fp4_kv=True, target="cpu"), "artifacts/tiny")
 
-Importing `seko_export` imports neither torch nor the compiler; its functions import both when called.
+Importing `seko_export` imports neither torch nor the compiler. The functions of `seko_export` import torch and the
+compiler when they are called.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def build(
     room_check : bool
         Whether to refuse, before any work, a build that needs more memory or disk space than is free.
     compiler_cache : bool
-        Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
-        open.
+        Whether an artifact of the backend ``compile`` includes the compiler's cache. Without the cache every machine
+        compiles the engines when it first opens the artifact.
     progress : callable
         Function that is called at every step of the build, to show progress.
     note : callable
@@ -57,7 +58,7 @@ def build(
     Returns
     -------
     BuildResult
-        The result of the build, of the workload's subclass of `BuildResult`.
+        The result of the build. Its class is the workload's subclass of `BuildResult`.
 
     Raises
     ------
@@ -154,8 +155,8 @@ def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
     path : str or Path
         File or folder of the artifact, checkpoint or LoRA.
     gpu : str, optional
-        Name of a GPU in `seko_export.roofline.gpus.GPUS`; adds the GPU memory in bytes that a build of the checkpoint
-        needs on this GPU.
+        Name of a GPU in `seko_export.roofline.gpus.GPUS`. If ``gpu`` is set, the description has the GPU memory in
+        bytes that a build of the checkpoint needs on this GPU.
 
     Raises
     ------

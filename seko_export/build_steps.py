@@ -49,7 +49,8 @@ def build_artifact(
     replace: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build one artifact, verify it in a separate process, then give it its name.
+    """Build one artifact in a hidden folder, verify the artifact in a separate process, then rename the folder to
+    ``output_path``.
 
     Parameters
     ----------
@@ -64,13 +65,13 @@ def build_artifact(
     backend : str
         Name of the backend, one of `BACKENDS`.
     load_options : LoadOptions
-        How the checkpoint is read: its entry, further files, LoRAs.
+        Options for reading the checkpoint: its entry, further files, LoRAs.
     compiler_cache : bool
-        Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
-        open.
+        Whether an artifact of the backend ``compile`` includes the compiler's cache. Without the cache every machine
+        compiles the engines when it first opens the artifact.
     goldens : bool
-        Whether results for later comparison (goldens) are recorded; only a build for GPUs that are not in this machine
-        can be without them. The scales of a quantised cache are then not calibrated, so the build must have random
+        Whether results for later comparison (goldens) are recorded. Only a build for GPUs that are not in this machine
+        can be without goldens. The scales of a quantised cache are then not calibrated, so the build must have random
         weights.
     replace : bool
         Whether to replace an artifact at ``output_path``.
@@ -164,8 +165,8 @@ def _on_codes(source: Checkpoint, config: BuildConfig) -> Iterator[str]:
 
 
 def too_few_devices(config: BuildConfig) -> bool:
-    """Return whether this machine can compile a build for several ranks but not run it: one GPU is enough to
-    compile."""
+    """Return whether this machine has too few GPUs to run a build for several ranks. One GPU is enough to compile such
+    a build."""
     return (
         config.target.device == "cuda"
         and not config.target.archs

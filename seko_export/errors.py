@@ -26,7 +26,7 @@ class CheckpointError(ExportError):
 
 
 class MachineError(ExportError):
-    """This machine lacks something: compiler, GPU, library, disk space."""
+    """This machine lacks something that the command needs: a compiler, GPU, library, disk space."""
 
     exit_code = 5
 
@@ -38,7 +38,7 @@ class NumericError(ExportError):
 
 
 class RunError(ExportError):
-    """A process of ``seko-run`` failed, and has printed this sentence to the same stderr."""
+    """A process of ``seko-run`` failed, and has already printed its error message to the stderr of this process."""
 
 
 class LoweringError(ExportError):

@@ -64,7 +64,8 @@ def admit(
     device: str = "cuda",
     full: tuple[int, int, int] | None = None,
 ) -> Admission:
-    """Run the 8-bit attention kernel on every test case; compare its error with that of the same arithmetic in torch.
+    """Run the 8-bit attention kernel on every test case; compare the kernel's error with the error of the same
+    arithmetic in torch.
 
     Parameters
     ----------

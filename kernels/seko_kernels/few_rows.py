@@ -1,12 +1,13 @@
-"""Linear layers on few rows, with the norm before them or the residual behind them in the same launch.
+"""Linear layers on few rows. One launch computes a linear layer together with the norm before the layer, or with the
+residual sum behind the layer.
 
 For up to `FEW_ROWS` rows, reading the weights takes nearly all of the time of a linear layer. A step of speech
 synthesis has one or a few rows for each session. Calls with more rows use torch's matmuls, and torch's compiler fuses
-the ops between them. A linear layer of few rows has two kernels: `few_rows_kernel` is the usual one, and
+the ops between these matmuls. A linear layer of few rows has two kernels: `few_rows_kernel` is the usual one, and
 `warpgroup_rows_kernel` runs where the table of `tuned_rows` has it, for up to `MOST_ROWS` rows.
 
-*Tickets* are int32 counters that tell the programs of a launch which of them finishes a shared sum last. Tickets
-are zero between launches; the first op of a layer allocates them.
+*Tickets* are int32 counters that tell the programs of a launch which of them finishes a shared sum last. Tickets are
+zero between launches. The first op of a layer allocates the layer's tickets.
 """
 
 from __future__ import annotations

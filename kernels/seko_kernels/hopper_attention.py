@@ -58,8 +58,8 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
     OWN_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Outline of `gluon.attention_fp8.attention_hopper_kernel`: it reads and writes the same tensors, and is never
-    compiled itself."""
+    """Outline of `gluon.attention_fp8.attention_hopper_kernel`: the outline declares the same reads and writes as the
+    Gluon kernel, which is compiled in its place."""
     x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(K_SCALE) + tl.load(V_T).to(tl.float32)
     x += tl.load(K_OWN).to(tl.float32) + tl.load(V_OWN).to(tl.float32) + tl.load(V_SCALE)
     x += tl.load(VALID_TOKENS).to(tl.float32)

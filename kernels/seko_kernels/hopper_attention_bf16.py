@@ -47,8 +47,8 @@ def attention_bf16_outline(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Outline of `gluon.attention_bf16.attention_bf16_kernel`: it reads and writes the same tensors, and is never
-    compiled itself."""
+    """Outline of `gluon.attention_bf16.attention_bf16_kernel`: the outline declares the same reads and writes as the
+    Gluon kernel, which is compiled in its place."""
     x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(V).to(tl.float32)
     x += tl.load(VALID_TOKENS).to(tl.float32)
     tl.store(OUT, x.to(OUT.dtype.element_ty))

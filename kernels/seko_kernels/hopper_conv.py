@@ -39,8 +39,8 @@ def causal_conv_outline(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     REGISTERS: tl.constexpr,
 ):
-    """Outline of `gluon.causal_conv.causal_conv_hopper_kernel`: it reads and writes the same tensors, and is never
-    compiled itself."""
+    """Outline of `gluon.causal_conv.causal_conv_hopper_kernel`: the outline declares the same reads and writes as the
+    Gluon kernel, which is compiled in its place."""
     x = tl.load(X).to(tl.float32) + tl.load(EARLIER).to(tl.float32) + tl.load(W).to(tl.float32)
     x += tl.load(SCALE).to(tl.float32) + tl.load(BIAS).to(tl.float32) + tl.load(RESIDUAL).to(tl.float32)
     tl.store(OUT, x.to(OUT.dtype.element_ty))

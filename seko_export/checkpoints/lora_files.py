@@ -1,7 +1,7 @@
 """Opening of LoRA files of any trainer, which sorts the tensors of a file by module and role. The reader has no code
 for any model.
 
-One low-rank pair has these spellings, behind the module's name: the forms are PEFT's ``.lora_A.weight`` and
+The keys of a low-rank pair have one of these endings, behind the module's name: PEFT's ``.lora_A.weight`` and
 ``.lora_B.weight`` (with an adapter's name in between, or without ``.weight``), kohya's and ComfyUI's
 ``.lora_down.weight`` and ``.lora_up.weight``, older diffusers' ``_lora.down.weight``, ``.lora.down.weight`` and
 ``.lora_linear_layer.down.weight``.
@@ -84,7 +84,7 @@ class Scaling:
     Parameters
     ----------
     origin : str
-        Source of alpha and rank, for reports; empty if no file states them.
+        Source of alpha and rank, for reports; empty if no file states alpha or rank.
     alpha, rank : float and int, or None
         Alpha and rank of all modules.
     alphas, ranks : mapping of str to number

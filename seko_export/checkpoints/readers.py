@@ -56,7 +56,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
         File layout of this kind of model's weights.
     companion : Path, optional
         A further file with weights of the model (the layout's companion); default: the companion file in the
-        checkpoint's folder, if it exists. A layout without a companion ignores it.
+        checkpoint's folder, if it exists. For a layout without companions ``companion`` is ignored.
 
     Returns
     -------

@@ -170,7 +170,7 @@ class TensorSource:
     dtype_name : str
         Dtype of the tensor in the file, as the file spells it.
     dtype : torch.dtype or None
-        Dtype of the tensor in the file, as a torch dtype; None if the loader does not support it.
+        Dtype of the tensor in the file, as a torch dtype; None if the loader does not support the dtype.
     read : Callable[[], torch.Tensor]
         Function that returns the tensor on the CPU, mapped from the file.
     copy : callable or None

@@ -47,7 +47,7 @@ def inspect(path: Path, gpu: str | None, as_json: bool) -> None:
 def presets(as_json: bool) -> None:
     """List the presets of `build --preset`: sizes, streams, their sources, and the facts that nobody has checked.
 
-    Presets that cannot be built yet are listed with the features that they lack, and a build refuses them.
+    Presets that cannot be built yet are listed with the features that they lack. A build of such a preset is refused.
     """
     from seko_export.tools.preset_report import preset_report
 

@@ -18,8 +18,8 @@ class Attention:
     own_kernel : bool
         Whether the attention runs in one of Seko's kernels, which need fused layers.
     past_in_8_bits : bool
-        Whether cached frames are expanded to 8 bits. Such an attention needs further constants, and allows a resident
-        window.
+        Whether cached frames are expanded to 8 bits. An attention to frames in 8 bits needs further constants, and
+        allows a resident window.
     fp8_numbers : bool
         Whether the attention computes with fp8 numbers, which not every GPU supports.
     arch : str or None

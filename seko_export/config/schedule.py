@@ -111,7 +111,7 @@ class Schedule:
         nearest to its timestep.
 
         The timesteps of training are the 1000 warped whole numbers 1 to 1000; schedulers of CausVid and Self-Forcing
-        look up a pass's noise level among them.
+        look up a pass's noise level among the noise levels of these timesteps.
         """
         levels = [time / LAST_TIME for time in _warped(tuple(map(float, range(1, 1001))), shift)]
         nearest = (min(levels, key=lambda level: abs(LAST_TIME * level - time)) for time in timesteps)

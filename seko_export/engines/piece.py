@@ -71,8 +71,8 @@ class Piece:
         Numbers of the layers in the engine's layer group, if there are several groups. A layer's index in ``among`` is
         its index in the group's caches.
     large : bool
-        Whether compilation takes long, because the engine has many kernels. Such engines are compiled first, each by
-        several processes.
+        Whether compilation takes long, because the engine has many kernels. Large engines are compiled first, and each
+        by several processes.
     recorded : bool
         Whether the recorded results (goldens) cover the engine. The build compares an engine that they do not cover
         with the engine's module.

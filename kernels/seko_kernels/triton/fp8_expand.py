@@ -260,9 +260,9 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     values. Keys are converted from their codes to int8 in fp16 arithmetic, in units of the int8 scale
     (`seko_kernels.fused_reference.key_codes`). Scales of values are powers of two, so dividing by a scale is exact and
     only the cast to e4m3 rounds. KEY_TILE tokens share a key scale. All programs of a tile compute the same scale from
-    the scale bytes of the whole tile (an eighth of the codes' bytes, mostly in L2), and the first program stores it.
-    The output has no gaps where slots are left out, so that attention needs no mask for them. A program handles a range
-    of output positions, so that its stores are aligned, whichever cached tokens it reads.
+    the scale bytes of the whole tile (an eighth of the codes' bytes, mostly in L2), and the first program of the tile
+    stores the scale. The output has no gaps where slots are left out, so that attention needs no mask for these slots.
+    A program handles a range of output positions, so that its stores are aligned, whichever cached tokens it reads.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
         Cosines and sines, ``[B * slots, SLOT_PAIRS, 2]`` and ``[FRAME_TOKENS, D/2 - SLOT_PAIRS, 2]``. The first table
         is for the first channel pairs by slot, the second for the other pairs by the token's position in a latent
-        frame. Both are read if SLOT_PAIRS is not 0.
+        frame. Both tables are read if SLOT_PAIRS is not 0.
     WRITE_SLOTS : pointer to int64
         Slots of FRAME_TOKENS tokens that are left out, ``[B, CHUNK_FRAMES]``, all below VALID_TOKENS.
     VALID_TOKENS : pointer to int64

@@ -1,4 +1,5 @@
-"""RMS norm over a pixel's channels, and SiLU behind it. The module `norm_silu` checks the arguments of this kernel."""
+"""The kernel that computes RMS norm over a pixel's channels, and then SiLU. The module `seko_kernels.norm_silu` checks
+the arguments of the kernel."""
 
 from __future__ import annotations
 

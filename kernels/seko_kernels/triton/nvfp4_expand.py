@@ -1,5 +1,5 @@
-"""The kernel that expands NVFP4 values, or keys that need no rotation, to bf16 or fp32. The module `kv_ops` checks
-arguments."""
+"""The kernel that expands NVFP4 values, or keys that need no rotation, to bf16 or fp32. The module `kv_ops` checks the
+kernel's arguments."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
         written.
     Q_OUT : pointer to bf16 or fp32
         Normalised and rotated queries, ``[B * T, H * D]``.
-    K_OUT : pointer to the same
+    K_OUT : pointer to bf16 or fp32
         The cache of keys, ``[B, N, H * D]``.
     K_PLAIN : pointer to bf16 or fp32
         Unquantised keys, ``[B * T, H * D]``, written if PLAIN is not 0.

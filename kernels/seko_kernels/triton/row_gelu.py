@@ -81,7 +81,7 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     OUT_SCALE : pointer to fp32
         Scale of each row, ``[M]``.
     WIDTH, PART_0, PART_1, PART_2 : constexpr int
-        Number of values in a row, and the three parts that `gelu_parts` returns for it.
+        Number of values in a row, and the three numbers that `gelu_parts` returns for WIDTH.
     INTEGER : constexpr bool
         Whether fp8 casts use integer operations; see `to_e4m3`.
     """

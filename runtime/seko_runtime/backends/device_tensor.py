@@ -47,7 +47,7 @@ class DeviceTensor:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the tensor's numbers, without gaps between them."""
+        """Number of bytes of the tensor's numbers, without the gaps between rows or layers."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -149,7 +149,7 @@ def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Seq
 
 
 def host_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype for a manifest's dtype; an integer dtype of the same size if numpy lacks it."""
+    """Return the numpy dtype for a manifest's dtype; if numpy lacks the dtype, an integer dtype of the same size."""
     return np.dtype({BFLOAT16: "uint16", **_RAW}.get(name, name))
 
 

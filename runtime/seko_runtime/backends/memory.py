@@ -147,7 +147,7 @@ class Upload(Protocol):
         Parameters
         ----------
         tensors : mapping of str to MappedTensor
-            The same tensors as when the upload began, as the hashed files have them.
+            The tensors with which the upload began, with the places that they have in the hashed files.
 
         Raises
         ------
@@ -241,7 +241,8 @@ class Memory(Protocol):
         for the end of the copies. The tensors may be used once `after` was called with this object."""
 
     def after(self, end: object) -> None:
-        """Make all later work wait for the copies whose end ``end`` stands for; the host does not wait."""
+        """Make all later work on the device wait for the end of some copies. ``end`` is the object that `park` or
+        `unpark` returned for the copies. The host does not wait."""
 
     def copy_queue(self) -> CopyQueue:
         """Return a queue of copies for the session's life; UsageError if this memory has no queue of copies."""
@@ -250,8 +251,8 @@ class Memory(Protocol):
         """Approximate number of bytes of device memory that could be allocated now."""
 
     def lane(self, *, beside: bool) -> Lane:
-        """Return a lane for work beside calls: a queue in parallel to the memory's own if the device can, otherwise
-        the same queue."""
+        """Return a lane for work beside calls. On a device with parallel queues the lane is a queue of its own,
+        otherwise the queue of the memory."""
 
     def wait(self) -> None:
         """Wait for all queued work, including the work of lanes."""

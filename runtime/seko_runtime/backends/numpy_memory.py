@@ -166,7 +166,7 @@ def bytes_of(array: Array) -> NDArray[np.uint8]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype for a manifest's dtype name; ArtifactError if numpy lacks it."""
+    """Return the numpy dtype for a manifest's dtype name; ArtifactError if numpy lacks the dtype."""
     if (
         name in NOT_NUMPYS
     ):  # checked by name, since another package may have registered such a dtype with numpy

@@ -30,9 +30,9 @@ def join_ranks(
     group, since another artifact has other processes. Settings of NCCL are left to NCCL and the environment variables.
 
     A further group has the same members as the first group, but its own connections: its collectives need no fixed
-    order relative to the collectives of the first group. On a GPU, kernels of the first and of a further group may wait
-    for other ranks at the same time. The kernels of two groups cannot deadlock: they fit on the device together, and
-    every rank queues the two groups' collectives on different CUDA streams.
+    order relative to the collectives of the first group. On a GPU, a kernel of the first group and a kernel of a
+    further group may wait for other ranks at the same time. The kernels of two groups cannot deadlock: they fit on the
+    device together, and every rank queues the two groups' collectives on different CUDA streams.
 
     Parameters
     ----------

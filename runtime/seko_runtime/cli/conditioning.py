@@ -44,8 +44,8 @@ class PromptAt:
     """One entry of a prompt schedule: a prompt, and the time from which it is used.
 
     The entry's prompt is used from the first chunk that begins at ``at_s`` (seconds of video) or later. With
-    ``at_frame``, the number of a video frame, the prompt is used from the first chunk that begins with this frame's
-    latent frame or a later one. A latent frame is four video frames.
+    ``at_frame``, the number of a video frame, the prompt is used from the first chunk whose first latent frame is the
+    latent frame of this video frame, or a later latent frame. A latent frame is four video frames.
     """
 
     at_s: float

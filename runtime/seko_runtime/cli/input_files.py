@@ -75,7 +75,7 @@ def fit_inputs(
     voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
     """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the golden
-    (recorded results), and a line on stderr says so. A run with ``voices`` does not use recorded values of inputs,
+    (recorded results); a line on stderr names this input. A run with ``voices`` does not use recorded values of inputs,
     since the recorded values are noise.
 
     Raises

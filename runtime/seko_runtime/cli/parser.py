@@ -312,7 +312,8 @@ def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]])
     Raises
     ------
     UsageError
-        If the command line is invalid; for an unknown command or option the message names the most similar known one.
+        If the command line is invalid. For an unknown command or option the message names the most similar known
+        command or option.
     """
     parser, commands = parsers(functions)
     _check_names(arguments, commands)

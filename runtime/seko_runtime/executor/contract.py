@@ -52,7 +52,7 @@ class Contract:
     programs : mapping of str to ProgramRule
         Every program that the workload knows, by name, with its rule.
     together : tuple of tuple of str
-        Groups of programs: an artifact has all programs of a group or none.
+        Groups of programs. An artifact has either all programs of a group or no program of it.
     units : tuple of tuple of str
         For each kind of call, the programs that run one after another in the call. Only the programs in ``units`` may
         use an offloaded cache, layer after layer.

@@ -156,7 +156,7 @@ class InputSpec(TensorSpec):
         How often the input may change, as a word defined by the workload.
     source : str
         Who supplies the input. ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the
-        session supplies it.
+        session supplies the input.
     default : str
         What happens if the caller supplies no value for a row. ``zeros``: the value is zeros. ``hold``: the row keeps
         the last supplied value, zeros before the first. ``required``: an error is raised.

@@ -54,12 +54,12 @@ class ManifestTable:
 
     @property
     def workload_kind(self) -> str:
-        """Name of the artifact's workload; ManifestError if the manifest names none."""
+        """Name of the artifact's workload; ManifestError if the manifest names no workload."""
         return self._table_of("workload").text("kind")
 
     @property
     def target_device(self) -> str:
-        """Kind of device for which the artifact was built; ManifestError if the manifest names none."""
+        """Kind of device for which the artifact was built; ManifestError if the manifest names no kind of device."""
         return self._table_of("target").text("device")
 
     def manifest(self, kind: type[ManifestT], checks: Mapping[type, Check] | None = None) -> ManifestT:

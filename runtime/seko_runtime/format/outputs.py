@@ -87,9 +87,9 @@ class OutputWriter(ABC):
     own writer.
 
     The output file appears when the ``with`` block ends without an error. If a signal ends the block
-    (`KeyboardInterrupt`) after something was written, the file appears with what was written, and the exception gets a
-    note that says so. After any other exception there is no new file, and an existing file is kept. A pipe gets what
-    is written at once.
+    (`KeyboardInterrupt`) after something was written, the file appears with the output written so far, and the
+    exception gets a note that states the amount. After any other exception there is no new file, and an existing file
+    is kept. A pipe gets what is written at once.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ class RankedEngines:
     workload, manifest
         The artifact's workload and manifest.
     group : RankGroup
-        The processes of the ranks; closing the engines ends them.
+        The processes of the ranks; closing the engines ends these processes.
     """
 
     def __init__(self, workload: RuntimeWorkload[Any], manifest: Manifest, group: RankGroup) -> None:

@@ -1,9 +1,10 @@
-"""The caller's side of a rank group: starts a process for each rank, sends commands, watches, and ends all of them.
+"""The caller's side of a rank group. The caller starts a process for each rank, sends commands to the processes,
+watches them, and ends them.
 
 Each command to the ranks has a number, which the ranks' answers repeat. A thread for each rank reads that rank's
 answers, and the heartbeats that every process sends twice a second. Another thread watches for processes that hang,
 also in the middle of an answer. If a process ends, hangs, or fails at a command at which other processes do not fail,
-the whole group is killed. Every later call then raises the same error.
+the whole group is killed. Every later command to the ranks then raises the error for which the group was killed.
 """
 
 from __future__ import annotations

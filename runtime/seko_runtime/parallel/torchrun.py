@@ -1,5 +1,5 @@
-"""Ranks (one process for each GPU) whose processes torchrun started: rank 0's process is the caller, and the others
-connect to it.
+"""Ranks (one process for each GPU) whose processes torchrun started: the process of rank 0 is the caller, and the
+processes of the other ranks connect to rank 0.
 
 All processes meet at a Unix socket in a private folder. Each process derives the folder's name from torchrun's
 environment variables.

@@ -70,7 +70,7 @@ class CallLock:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is not the one that made the lock."""
+        """Whether this process was forked from the process that made the lock."""
         return os.getpid() != self._process
 
 

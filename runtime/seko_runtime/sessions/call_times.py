@@ -17,8 +17,9 @@ class CallTimes:
     buckets : sequence of int
         Numbers of rows that an engine call can carry, one for each bucket.
     proportional : bool
-        Whether the expected time of a bucket that has not run grows with its number of rows. Otherwise the expected
-        time equals that of the nearest smaller bucket that has run, so that each bucket is tried.
+        Whether the expected time of a bucket that has not run grows with its number of rows. If false, the expected
+        time of a bucket that has not run equals that of the nearest smaller bucket that has run, so that each bucket is
+        tried.
     """
 
     def __init__(self, buckets: Sequence[int], *, proportional: bool = True) -> None:

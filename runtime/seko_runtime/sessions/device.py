@@ -77,8 +77,8 @@ class Device:
     def prepare(self) -> None:
         """Run every program once, zero the buffers that it wrote, and capture the calls if the memory can.
 
-        These first runs load each engine's kernels, which is not permitted during a CUDA graph capture, and check the
-        results of the engines.
+        The first runs of the programs load each engine's kernels, which is not permitted during a CUDA graph capture,
+        and check the results of the engines.
         """
         raise NotImplementedError
 

@@ -146,7 +146,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         in_one: bool = False,
     ) -> list[tuple[SessionT, ResultT]]:
         """Run the engine call that the scheduler chooses among the sessions that have requested a result, and wait for
-        it.
+        the end of the call.
 
         The pool is unlocked while the device works, so that other threads can open and close sessions and request
         results. The call's duration is recorded in `call_times`, which the scheduler uses. If the call of `serve_next`
@@ -176,7 +176,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         SekoRuntimeError
             If the call that the scheduler chose fails: the error that this call raised. If a single session is refused,
             for example because its row is inconsistent, the message names that session and the session's request is
-            dropped, so that the next call serves the others.
+            dropped, so that the next call serves the other sessions.
         """
         queued = self._queue_next(now, among, in_one)
         if queued is None:

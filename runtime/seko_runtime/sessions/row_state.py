@@ -17,7 +17,7 @@ from seko_runtime.format.manifest import TensorSpec
 @dataclass(frozen=True)
 class RowState:
     """The whole state of a row of a pool, on the host. A row into which a `RowState` is loaded makes the same further
-    results, byte for byte, as the row that it was copied from.
+    results, byte for byte, as the row from which the `RowState` was copied.
 
     Parameters
     ----------

@@ -49,7 +49,8 @@ class Snapshot:
     digests : sequence of str
         The artifact's digest and its `content_digest`.
     key : bytes, optional
-        A secret. If it is set, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
+        A secret. If ``key`` is set, the snapshot file ends in the HMAC-SHA256 of its content, and only a pool with the
+        same key restores the file.
     """
 
     def __init__(self, state: RowState, digests: Sequence[str], key: bytes | None = None) -> None:
@@ -134,7 +135,8 @@ def read_snapshot(
     form : StateForm
         How the state of a row is written to files, as the workload defines it.
     key : bytes, optional
-        A secret. If it is set, only files written with the same key are read; otherwise only files without a key.
+        A secret. If ``key`` is set, only files written with the same key are read. Without ``key``, only files written
+        without a key are read.
 
     Returns
     -------

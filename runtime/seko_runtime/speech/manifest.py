@@ -114,7 +114,7 @@ class SpeechLimits:
         Number of patches before which a stop flag of the model is ignored.
     patches_a_token, further_patches, most_patches : int
         A text of n tokens ends after ``patches_a_token * n + further_patches`` patches, and at most after
-        ``most_patches``, even if the model has not ended it.
+        ``most_patches``, even if the model has not ended the text.
     """
 
     least_patches: int = 4
@@ -149,7 +149,7 @@ class Golden:
 
     The tensors ``prompt.ids`` [T] int64, ``prompt.is_audio`` [T] uint8 and ``prompt.patches`` [T, P, C] float32 are
     every row's prompt. The tensors ``state.base`` and ``state.residual`` [N + 1, B, d] and ``state.patch`` [N + 1, B,
-    P, C], float32, are the states before each step and after the last one. The states before the first step are the
+    P, C], float32, are the states before each step and after the last step. The states before the first step are the
     prefill's results. The tensors ``patches`` [N, B, P, C], ``stop_logits`` [N, B, 2] and ``samples`` [N, B, n] are the
     results of each step. The tensors ``voice.samples`` [K, m] and ``voice.latents`` [K, l, C] float32 are consecutive
     stretches of a voice.

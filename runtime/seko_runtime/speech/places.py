@@ -23,7 +23,7 @@ def gaps(taken: Iterable[tuple[int, int]], places: int) -> Iterator[tuple[int, i
 
 
 def free_start(taken: Iterable[tuple[int, int]], count: int, places: int) -> int | None:
-    """Return the first place of the first free stretch that has at least ``count`` places; None if there is none. The
-    parameters ``taken`` and ``places`` are those of `gaps`.
+    """Return the first place of the first free stretch that has at least ``count`` places; None if no free stretch has
+    ``count`` places. The parameters ``taken`` and ``places`` are those of `gaps`.
     """
     return next((start for start, room in gaps(taken, places) if room >= count), None)

@@ -137,8 +137,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         reference : array, optional
             A recording [n] of the voice to imitate: float32 in -1..1, at `VoiceEncoder.sample_rate` of the manifest.
         continued : array, optional
-            A recording [n] in the same format, which the spoken text continues; ``text`` has the words of the
-            recording.
+            A recording [n] in the format of ``reference``, which the spoken text continues; ``text`` has the words of
+            the recording.
         text : str
             The words that are spoken in ``continued``.
 
@@ -197,7 +197,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         in_one: bool = False,
     ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the engine call that the scheduler chooses among the sessions that have requested a patch, and wait for
-        it.
+        the end of the call.
 
         The call either makes a patch for the sessions that are due, or runs the model over a part of one session's
         prompt. After a part of a prompt the next call is a step, if a session waits for a step. After a call for a part
@@ -322,8 +322,8 @@ def _read_flags(patches: Sequence[Patch | None]) -> None:
 
 
 def speech_content(manifest: SpeechManifest) -> str:
-    """Return a SHA-256 over the weights and sizes on which a snapshot depends. The SHA-256 is equal for pools of any
-    size, and "" if the manifest has no hashes.
+    """Return a SHA-256 over the weights and sizes on which a snapshot depends. Pools of all sizes have the same
+    SHA-256; it is "" if the manifest has no hashes.
     """
     workload = manifest.workload
     return content_digest(

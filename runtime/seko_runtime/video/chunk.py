@@ -30,7 +30,8 @@ class FrameReader(Protocol):
 
 
 class ChunkMaker(Protocol):
-    """The interface through which a `Chunk` reads its latents and frames, implemented by the rows that made it."""
+    """The interface through which a `Chunk` reads its latents and frames, implemented by the rows that made the
+    chunk."""
 
     call_lock: CallLock
 
@@ -47,8 +48,8 @@ class Chunk:
     """One chunk of a session's video. On a CPU the chunk is finished when it is returned; with CUDA it is queued on the
     GPU.
 
-    A chunk can be read until its session makes the next chunk; other sessions do not affect it. Any thread may read a
-    chunk, also while other threads call the session.
+    A chunk can be read until its session makes the next chunk, whatever other sessions do. Any thread may read a chunk,
+    also while other threads call the session.
 
     Parameters
     ----------

@@ -92,8 +92,9 @@ class RowClock:
 class RowClocks:
     """Two frame counts for each stream of a pool, and the order of the chunks whose latents are kept.
 
-    ``first`` counts the frames of the video stream; RoPE and noise use it. ``slot_first`` counts the frames written
-    since the stream's cache was last emptied; cache slots use it. The two counts differ after a cache was rebuilt.
+    ``first`` counts the frames of the video stream, and determines RoPE positions and noise. ``slot_first`` counts the
+    frames written since the stream's cache was last emptied, and determines cache slots. The two counts differ after a
+    cache was rebuilt.
 
     A row that cuts to another scene adds frames to its positions and pins its next chunk. The ring does not evict a
     pinned chunk until the next cut, but evicts the oldest other chunk.

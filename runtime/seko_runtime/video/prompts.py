@@ -109,7 +109,8 @@ class RowPrompts:
         self._ids.ids(clean_prompt(prompt))
 
     def set(self, device: VideoDevice, row: int, prompt: str) -> None:
-        """Set a row's prompt: encode a new prompt, copy a cached one. Nothing changes until the prompt is encoded.
+        """Set the prompt of a row. A new prompt is encoded, and a cached prompt is copied from the prompt cache.
+        Nothing changes until the prompt is encoded.
 
         Parameters
         ----------

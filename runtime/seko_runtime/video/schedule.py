@@ -255,7 +255,8 @@ def rescheduled(
     manifest : VideoManifest
         The artifact's manifest.
     steps : int or None
-        Number of denoise passes; default: the artifact's number. Passes that only the first chunk has stay the same.
+        Number of denoise passes; default: the artifact's number. The number of passes of a first chunk with passes of
+        its own does not change.
     shift : float or None
         Warp of the timesteps (see `warped_timesteps`); default: the warp that the artifact was built with.
 

@@ -253,8 +253,8 @@ class Session(RowSession):
             self._pool._rows.cut(row, frames)
 
     def rewind(self, chunk: int) -> None:
-        """Go back to the state before a chunk was made. The next chunk that the session makes replaces this chunk, with
-        the same noise.
+        """Go back to the state before chunk number ``chunk`` was made. The next chunk that the session makes replaces
+        this chunk, and is made from the same noise.
 
         `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the voice. The prompt and inputs
         per session keep their present values after `rewind`. Until the cache evicts its first frame, `rewind` can reach
@@ -326,7 +326,7 @@ class Session(RowSession):
         Parameters
         ----------
         seed : int, optional
-            New seed of the noise; default: the same seed.
+            New seed of the noise; default: the stream keeps its seed.
         image : array, optional
             Start picture, uint8 [H, W, 3]; default: the stream begins without conditioning frames.
         reference : array, optional

@@ -81,7 +81,7 @@ class Voices:
         return None if voice is None else voice.copy()
 
     def put(self, row: int, voice: Voice | None) -> None:
-        """Set the voice of a stream, or with None remove it."""
+        """Set the voice of a stream. If ``voice`` is None, remove the voice."""
         self._of_row.pop(row, None)
         if voice is not None:
             self._of_row[row] = voice

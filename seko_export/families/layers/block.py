@@ -315,7 +315,7 @@ def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:
 
 
 def fill_bias(valid_tokens: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf for the others.
+    """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf for all other tokens.
 
     Slots are filled in order, so the number of filled tokens determines which tokens are filled.
     """

@@ -58,14 +58,14 @@ def fit_start_pictures(
     manifest : VideoManifest
         The artifact's manifest.
     pictures : sequence of array
-        The first picture, and the last one for a model that takes one.
+        The first picture; for a model that takes a last picture, the first picture and the last picture.
     names : sequence of str
         The pictures' names in messages.
 
     Raises
     ------
     UsageError
-        If the model takes another number of pictures, or `fit_start_picture` refuses one.
+        If the model takes another number of pictures, or `fit_start_picture` refuses a picture.
     """
     count = start_pictures(manifest)
     if len(pictures) > count:
