@@ -39,29 +39,39 @@ POLICY, LATER, RESTART, BROKEN = 1008, 1013, 1012, 1011  # close codes of RFC 64
 _KINDS = (
     Kind("bad_request", 400, POLICY, False, "A field is missing, of another type, or out of range."),
     Kind("unauthorized", 401, POLICY, False, "The API key, ticket or resume token is missing or wrong."),
-    Kind("forbidden", 403, POLICY, False, "The origin or the key may not do this."),
+    Kind("forbidden", 403, POLICY, False, "The page's origin or the API key does not allow the request."),
     Kind("not_found", 404, POLICY, False, "There is no such session, video or model."),
-    Kind("not_allowed", 405, POLICY, False, "The path is there, the method is another one."),
+    Kind("not_allowed", 405, POLICY, False, "The path exists, but not with this HTTP method."),
     Kind("timeout", 408, POLICY, True, "The request took too long to arrive."),
-    Kind("conflict", 409, POLICY, False, "The session is not in a state in which this can be done."),
+    Kind("conflict", 409, POLICY, False, "The session's state does not allow the request."),
     Kind("too_large", 413, POLICY, False, "A message, text, picture or sound is larger than the limit."),
     Kind(
         "unsupported",
         415,
         POLICY,
         False,
-        "The artifact does not take this, or no codec is common to both sides.",
+        "The artifact does not take this input, or client and server share no codec.",
     ),
     Kind(
-        "too_many_requests", 429, POLICY, True, "More controls, sessions or sockets a second than the limit."
+        "too_many_requests",
+        429,
+        POLICY,
+        True,
+        "More controls, sessions or sockets per second than the limit allows.",
     ),
-    Kind("internal", 500, BROKEN, True, "The server failed; its log has an entry with the error's number."),
+    Kind(
+        "internal",
+        500,
+        BROKEN,
+        True,
+        "The server failed; the server's log has an entry with the error's number.",
+    ),
     Kind(
         "full",
         503,
         LATER,
         True,
-        "No row is free, or another session would make others late; see retry_after.",
+        "No row of the pool is free, or a further session would make other sessions late; see retry_after.",
     ),
     Kind(
         "stopping",
@@ -70,7 +80,9 @@ _KINDS = (
         True,
         "The server is shutting down; resume at the same address after a moment.",
     ),
-    Kind("lost", 410, POLICY, False, "The session's lease is over and no snapshot of it is left."),
+    Kind(
+        "lost", 410, POLICY, False, "The session's lease has ended, and no snapshot of the session is left."
+    ),
 )
 KINDS = {kind.code: kind for kind in _KINDS}
 

@@ -17,11 +17,11 @@ _LOG = logging.getLogger("seko_serve")
 
 
 class BoxGoneError(Exception):
-    """The error of a box at whose address nothing listens, because its process has ended."""
+    """Error: no process listens at the box's address, because the box's process has ended."""
 
 
 class BoxSilentError(Exception):
-    """The error of a box that does not answer in time, or breaks off its answer."""
+    """Error: the box does not answer in time, or breaks off its answer."""
 
 
 @dataclass(frozen=True)

@@ -107,14 +107,15 @@ async def _check_directory(url: str) -> None:
 
 
 def check_room(config: FleetConfig, resources: Mapping[str, float]) -> None:
-    """Check that a machine has room for the boxes and gateways, for which Ray would wait without end.
+    """Check that a machine has enough GPUs and CPU cores for the boxes and gateways. Without enough of them Ray would
+    wait without end.
 
     Parameters
     ----------
     config : FleetConfig
         The fleet's configuration.
     resources : mapping of str to float
-        What Ray has there: ``GPU`` and ``CPU``.
+        Number of GPUs and of CPU cores that Ray found on the machine, by the names ``GPU`` and ``CPU``.
 
     Raises
     ------

@@ -97,7 +97,7 @@ class Lease:
 
 
 class DirectoryError(Exception):
-    """The error of a directory that does not answer."""
+    """Error: the fleet's directory does not answer."""
 
 
 class RefusalError(DirectoryError):
@@ -116,11 +116,11 @@ class RefusalError(DirectoryError):
 
 
 class HeldError(Exception):
-    """The error of a session whose lease another box has."""
+    """Error: another box has the session's lease."""
 
 
 class TooManyError(Exception):
-    """The error of a tenant that has as many sessions as it may have."""
+    """Error: the tenant already has the largest number of sessions that it may have."""
 
 
 class Directory(Protocol):

@@ -58,8 +58,8 @@ return redis.call('DEL', KEYS[1])
 
 
 class RedisDirectory:
-    """A directory in Redis; see `Directory`. Leases are set by SET NX PX. Scripts prolong or remove a lease only if the
-    stored lease equals the expected lease.
+    """A fleet's directory in Redis; see `Directory`. Leases are set by SET NX PX. Scripts prolong or remove a lease
+    only if the stored lease equals the expected lease.
 
     Parameters
     ----------

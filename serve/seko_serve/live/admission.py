@@ -148,7 +148,8 @@ class Admission:
             The session's tenant, and the period in which its viewer plays a chunk.
         token : str or None
             Name of the request's place in the queue, which is equal in all calls of `ask` for this request. A request
-            for which `ask` is not called again in time loses its place. With None the request does not wait.
+            for which `ask` is not called again in time loses its place. If ``token`` is None, the request does not
+            wait.
         session : str
             Id of the session, which is later passed to `finish`.
 

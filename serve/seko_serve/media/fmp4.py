@@ -60,7 +60,8 @@ def init_segment(frame: bytes, width: int, height: int, fps: int) -> bytes:
 
 
 def media_segment(frame: bytes, number: int, *, key: bool) -> bytes:
-    """Return the segment of one frame, in Annex B, with this number in the stream."""
+    """Return the media segment of one H.264 frame, which is given in Annex B and has the number ``number`` in the
+    stream."""
     sample = b"".join(_sized(unit, ">I") for unit in nal_units(frame) if unit[0] & 31 not in (_SPS, _PPS))
 
     def fragment(offset: int) -> bytes:

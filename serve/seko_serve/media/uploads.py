@@ -120,7 +120,8 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
 def decoded_sound(
     data: bytes, name: str = "voice", *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND_S
 ) -> NDArray[np.float32]:
-    """Return the samples of an uploaded voice, float32 [N] in -1..1 at a given rate, as the mean of its channels.
+    """Return the samples of an uploaded voice, float32 [N] in -1..1 at a given rate, as the mean of the upload's
+    channels.
 
     Raises
     ------
