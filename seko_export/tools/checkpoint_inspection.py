@@ -124,7 +124,8 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     opened, entry = facts.file.opened, None if facts.preset is None else facts.preset.entry
     if entry in opened.other_parts:  # a build reads the entry that the preset's authors run
         opened = open_files(path, keys.layout(None, entry), adapter)
-    notes, preset = [*notes_on(path, facts), *entry_notes(path, opened), *odd], None
+    whole = is_sample(home)  # its config.json states everything, with the files of VAE and encoders
+    notes, preset = [*(() if whole else notes_on(path, facts)), *entry_notes(path, opened), *odd], None
     if recognised.lacking:
         notes.append(f"{path} {lacking_sentence(recognised)}; its keys were not compared")
     else:
@@ -134,7 +135,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     missing = "" if facts.preset is None else facts.preset.missing
     if missing:
         notes.append(f"{facts.name} is not built yet: it needs {missing}")
-    command = _sample_command(home) if is_sample(home) else _command(path, facts, preset, beside)
+    command = _sample_command(home) if whole else _command(path, facts, preset, beside)
     report: dict[str, Any] = {
         "checkpoint": path.name or path.resolve().name,
         "family": recognised.family,
@@ -148,7 +149,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
         "preset": preset,
         "presets": list(facts.alike),
         "beside": {option: str(file) for option, file in beside.items()},
-        "needs": _needs(facts, command, preset),
+        "needs": [] if whole else _needs(facts, command, preset),
         "notes": notes,
         "command": None if missing else command,
     }

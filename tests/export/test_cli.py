@@ -178,6 +178,14 @@ def test_inspect_lists_a_preset_s_fields_in_the_order_of_their_class(invoke, che
     assert of_preset == [field for field in fields if field in of_preset]
 
 
+def test_inspect_of_a_sample_needs_nothing(invoke):
+    """Its config.json states the passes, VAE and text encoder, too."""
+    world = Path(__file__).parents[2] / "artifacts" / "world-sample"
+    report = last_json(invoke("inspect", world, "--json"))
+    assert report["needs"] == report["notes"] == []
+    assert report["command"] == f"seko-export build {world} -o artifacts/sample"
+
+
 def test_inspect_of_a_lora_that_is_refused(invoke, tmp_path):
     """It says why the LoRA is refused, and nothing about a base model."""
     pair = {f"blocks.0.self_attn.q.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
