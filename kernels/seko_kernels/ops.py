@@ -54,8 +54,8 @@ def takes_kernels(*tensors: Tensor) -> bool:
 def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Context manager in which the caller's functions are called instead of ops, after the ops' own checks.
 
-    `stand_ins` is for graphs in another language, such as ONNX, which represent an op as one node. The functions that
-    replace ops write nothing in place.
+    `stand_ins` is for graphs in another language, such as ONNX, in which an op is one node. The functions that replace
+    ops write nothing in place.
 
     Parameters
     ----------

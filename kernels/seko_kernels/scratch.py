@@ -3,7 +3,7 @@ the present chunk.
 
 All layers use the same scratch buffer, one after another. Keys in the scratch buffer are ``[B, P, H, D]`` int8 with a
 scale for each head and tile of tokens, ``[B, H, key_tiles(P)]``. Values in the scratch buffer are transposed, ``[B, H,
-D, v_columns(P)]``, e4m3 with a power of two for each head.
+D, v_columns(P)]`` e4m3, with a scale for each head that is a power of two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tile sizes of the 8-bit attention: which are allowed, safe defaults, and the table of measured tile sizes.
+"""Tile sizes of the 8-bit attention: checks of tile sizes, safe defaults, and the table of measured tile sizes.
 
 `scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand. The table of tile sizes
 has only sizes that passed `admission.admit` on their GPU. Builds read the table of tile sizes. Opening an artifact does

@@ -1,7 +1,7 @@
 """The backend ``compile``: exported programs that `torch.compile` compiles when the artifact is opened.
 
 The backend ``compile`` is for inference machines that have torch and triton in any case. The build opens the artifact
-once and runs every program. This fills the compiler's cache, which the build adds to the artifact.
+once and runs every program. Running the programs fills the compiler's cache, which the build adds to the artifact.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def read_json(file: Path) -> object:
     Parameters
     ----------
     file : Path
-        A regular file, or a link to one; its content is not trusted.
+        A regular file, or a link to a regular file. The content of the file is not trusted.
 
     Raises
     ------

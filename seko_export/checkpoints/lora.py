@@ -60,8 +60,8 @@ def with_loras(
     *,
     partial_match: bool = False,
 ) -> Checkpoint:
-    """Return a checkpoint whose weights are merged with LoRAs when they are read. LoRA files are opened and checked
-    here, before any weight is read.
+    """Return a checkpoint whose weights are merged with LoRAs when they are read. `with_loras` opens and checks the
+    LoRA files, before any weight is read.
 
     Parameters
     ----------

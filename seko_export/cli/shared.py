@@ -188,7 +188,7 @@ def _plain(value: Any) -> str:
 
 
 def completing(names: Callable[[], Sequence[str]]) -> Callable[..., list[CompletionItem]]:
-    """Return a shell completion for a value that is one of these names."""
+    """Return a shell completion for an option or argument whose value is one of ``names``."""
 
     def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in names() if name.startswith(begun)]

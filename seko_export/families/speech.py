@@ -31,7 +31,7 @@ class SpeechFamily(Family[SpeechBuild]):
 
     @abstractmethod
     def tokenizer(self, folder: Path) -> Path:
-        """Return the tokenizer's file; raises CheckpointNotFoundError if the model's folder has none."""
+        """Return the tokenizer's file; raises CheckpointNotFoundError if the model's folder has no tokenizer."""
 
     @abstractmethod
     def moving_steps(self, steps: int) -> int:

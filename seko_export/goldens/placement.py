@@ -38,7 +38,7 @@ def placed(
     """Return the table of buffers in which the caches that do not fit on the device are moved to the host.
 
     Offloaded caches are copied layer by layer, as with ``--offload-cache``, so that every call gives the same bytes as
-    without offloading. As many layers of the offloaded caches stay on the device as fit.
+    without offloading. As many layers of the offloaded caches stay on the device as fit there.
 
     Parameters
     ----------

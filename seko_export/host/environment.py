@@ -177,7 +177,8 @@ def compiler_version() -> str:
 
 
 def probe_compiler() -> None:
-    """Compile a few lines with an engine's options, load the result beside torch in a child process, and run it.
+    """Compile a few lines of C++ with an engine's compiler options, load the compiled library beside torch in a child
+    process, and call it.
 
     Raises
     ------

@@ -19,8 +19,8 @@ class Progress(Protocol):
         done, total : int
             Amount of the step that is done, and its total.
         beside : callable, optional
-            Function for work that continues beside this step and the next ones: any thread may call it, and it returns
-            a sentence on the work's progress, or an empty string once the work is done.
+            Function that reports on work that continues beside this step and later steps. Any thread may call the
+            function. It returns a sentence on the progress of the work, or an empty string once the work is done.
         """
 
 

@@ -197,7 +197,7 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     Raises
     ------
     CheckpointError
-        If the folder does not exist, two files are of one kind, or a file is damaged.
+        If the folder does not exist, two files are models of the same kind, or a file is damaged.
     """
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"--model-folder {folder} is no folder: give that of a model's files")

@@ -194,7 +194,7 @@ CUBLAS_WORKSPACE = 32 << 20  # bytes a stream that runs matmuls, on Hopper; less
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU that ``--gpu`` names; UsageError if the table lacks it."""
+    """Return the GPU that ``--gpu`` names; UsageError if the table of GPUs lacks the name."""
     if name not in GPUS:
         raise UsageError(f"--gpu {name!r} is not known: expected one of {', '.join(GPUS)}")
     return GPUS[name]

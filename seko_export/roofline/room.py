@@ -35,7 +35,7 @@ class Room:
     disk : int
         Bytes of disk space for the artifact's folder.
     temporary : int
-        Bytes of disk space for the folder of temporary files: the random checkpoint.
+        Bytes of disk space that the random checkpoint takes in the folder of temporary files.
     """
 
     memory: int

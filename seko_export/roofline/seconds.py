@@ -1,6 +1,7 @@
 """Time of engines' launches on a GPU, for `seko-export plan`.
 
-The time of a launch is a fixed time plus the longer of the times for its arithmetic and its memory traffic.
+The time of a launch is a fixed time plus the longer of two times: the time for the arithmetic of the launch, and the
+time for its memory traffic.
 """
 
 from __future__ import annotations

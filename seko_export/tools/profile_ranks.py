@@ -28,8 +28,8 @@ LONGEST_S = 1800.0
 
 
 def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
-    """Profile chunks of an artifact whose cache is full. With several ranks (GPUs) all of them run, and the figures are
-    those of rank 0.
+    """Profile chunks of an artifact whose cache is full. For an artifact of several ranks (GPUs) all ranks run, and the
+    figures are those of rank 0.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
 
 def uncalibrated_scales(config: VideoBuild) -> dict[str, Tensor]:
     """Return a cache format's constants for channels whose values are in [-1, 1]. Constants for the range [-1, 1] are
-    only good for random weights."""
+    good enough for random weights only."""
     ones = torch.ones(config.model.heads, config.model.head_dim)
     statistics = ChannelStatistics(-ones, ones, 0 * ones)
     return {

@@ -2,8 +2,8 @@
 everything that a workload adds to a build.
 
 A workload is a module with a `WORKLOAD`, which is an object of a class derived from `ExportWorkload`. Most code of a
-build is the same for every workload: it compiles engines, and writes weights, the core of the manifest and the folder.
-The class variable `workload` of a build's `WorkloadConfig` names the workload of the build.
+build is the same for every workload: the code that compiles engines, and that writes weights, the core of the manifest
+and the folder. The class variable `workload` of a build's `WorkloadConfig` names the workload of the build.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Contexts:
         return self._engine.create_execution_context()
 
     def check_capture(self, context: trt.IExecutionContext, stream: int) -> None:
-        """Raise an error if the engine cannot be captured on a CUDA stream; called after the engine's first call on
-        this stream."""
+        """Raise an error if the engine cannot be captured on a CUDA stream. The method is called after the engine's
+        first call on the CUDA stream."""
 
     def close(self) -> None:
         """Save the kernels that the contexts compiled, for the next process."""

@@ -323,7 +323,7 @@ def _read_flags(patches: Sequence[Patch | None]) -> None:
 
 def speech_content(manifest: SpeechManifest) -> str:
     """Return a SHA-256 over the weights and sizes on which a snapshot depends. Pools of all sizes have the same
-    SHA-256; it is "" if the manifest has no hashes.
+    SHA-256. The result is "" if the manifest has no hashes.
     """
     workload = manifest.workload
     return content_digest(

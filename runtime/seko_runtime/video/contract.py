@@ -60,10 +60,10 @@ def resolve_video(manifest: VideoManifest) -> Programs:
 def video_contract(manifest: VideoManifest) -> Contract:
     """Return the contract of a video artifact.
 
-    A chunk runs the programs begin, denoise and context of its bucket; programs named ``*_full`` are for rows whose
-    caches are full. Without a program ``context`` in the artifact, each denoise pass has a cache of its own. A denoise
-    program is run once for each pass of the chunk, and a decode program once for each row. The prompt program is run
-    once for each row, if the program's calls of engines name a row.
+    A chunk runs the programs ``begin``, ``denoise`` and ``context`` of its bucket. Programs named ``*_full`` are for
+    rows whose caches are full. Without a program ``context`` in the artifact, each denoise pass has a cache of its own.
+    A denoise program is run once for each pass of the chunk, and a decode program once for each row. The prompt program
+    is run once for each row, if the program's calls of engines name a row.
     """
     passes = manifest.workload.schedule.table_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets

@@ -2,8 +2,8 @@
 ``x.view(torch.int32)`` and the inverse of this view.
 
 The Python references of the quantised cache formats read and write the bits of floats. ONNX has an op that reinterprets
-bits (BitCast) only from opset 26 on, and few runtimes support it. Every step of this computation is exact: comparisons,
-products with powers of two, and operations on integers.
+bits (BitCast) only from opset 26 on, and few runtimes support BitCast. Every step of this computation is exact:
+comparisons, products with powers of two, and operations on integers.
 """
 
 from __future__ import annotations

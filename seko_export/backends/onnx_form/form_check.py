@@ -12,7 +12,7 @@ from seko_export.errors import LoweringError
 
 
 def infer_shapes(model: ModelProto) -> ModelProto:
-    """Return the model with the shape of every value of its graph, as far as ONNX can infer them.
+    """Return the model with the shape of every value of its graph, as far as ONNX can infer the shapes.
 
     Raises
     ------

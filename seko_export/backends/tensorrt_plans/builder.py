@@ -140,8 +140,8 @@ class PlanBuilder:
 def configure(
     library: TensorRt, module: Any, config: trt.IBuilderConfig, archs: Sequence[int], timing_cache: bytes
 ) -> trt.ITimingCache | None:
-    """Set the options in which the builders of TensorRT and TensorRT for RTX differ; return the timing cache, if there
-    is one.
+    """Set the options in which the builders of TensorRT and TensorRT for RTX differ; return the timing cache, or None
+    if the library has no timing cache.
 
     A TensorRT library with `targets` builds for named GPUs and measures nothing. A TensorRT library without `targets`
     makes plans for the lean runtime, without native code in them, and keeps its measured times.

@@ -60,8 +60,8 @@ def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Coll
     source : ModelProto
         The engine's ONNX form, from `piece_model`; functions of `REPLACED` need no bodies.
     rows : CacheRows, optional
-        The layout of exact caches, if chunks never cross the end of the ring: TensorRT's own layer then writes them.
-        Otherwise a plugin writes them.
+        The layout of exact caches, if chunks never cross the end of the ring. TensorRT's own layer then writes exact
+        caches. Without ``rows`` a plugin writes exact caches.
     kv_caches : collection of str
         Names of the inputs that must be written in place, because they are too large to be copied.
 

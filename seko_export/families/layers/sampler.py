@@ -1,4 +1,4 @@
-"""The few-step sampler as two engines, with a counter-based random generator inside them.
+"""The few-step sampler as two engines, which contain a counter-based random generator.
 
 Noise depends only on seed, absolute latent frame and number of the draw, and not on other rows or on a state that a
 failed chunk could advance. A chunk that is run twice therefore gets the same noise and gives the same bytes.

@@ -75,7 +75,7 @@ def model_weights(
     ------
     tuple of str and Tensor
         Name of a weight in the artifact, and a contiguous CPU tensor in the engine's dtype. The scales of an fp8 matrix
-        follow it.
+        follow the matrix.
     """
     sources = {
         TEXT_WEIGHTS: media and media.text,

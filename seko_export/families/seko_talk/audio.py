@@ -210,7 +210,7 @@ class AudioAttention(nn.Module):
         Parameters
         ----------
         hidden : Tensor
-            The hidden state, [B, T, d], with the same number of tokens in each latent frame.
+            The hidden state, [B, T, d], in which all latent frames have equally many tokens.
         conditioning : mapping of str to Tensor
             Tensors by name: ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and
             ``audio_times`` [3, d], the current pass's entry of `time_table`.

@@ -107,7 +107,7 @@ class NetConfig:
 
     @property
     def kv_width(self) -> int:
-        """Number of channels of all key heads together; values have the same number."""
+        """Number of channels of all key heads together, which is also that of all value heads together."""
         return self.kv_heads * self.head_dim
 
 

@@ -35,7 +35,8 @@ _BETWEEN_CALLS = (contract.IDS, contract.IS_AUDIO, contract.PROMPT_PATCHES)
 
 
 def speech_graph(config: SpeechBuild) -> ModelGraph:
-    """Return the engines, programs and buffers of a VoxCPM2 build; `seko_runtime.speech.contract` describes them."""
+    """Return the engines, programs and buffers of a VoxCPM2 build; `seko_runtime.speech.contract` describes the
+    programs and buffers."""
     model, work = cast(VoxCpm2Config, config.model), config.workload
     target, form = config.target, NUMBER_FORMATS.get(work.kv_scheme)  # None: exact
     for net in (model.base, model.residual):

@@ -54,8 +54,8 @@ def load_voxcpm2(folder: Path, config: VoxCpm2Config, *, dtype: torch.dtype | No
     Parameters
     ----------
     folder : Path
-        Checkpoint folder with ``model.safetensors`` or ``pytorch_model.bin``; the latter may hold the weights in an
-        entry ``state_dict``.
+        Checkpoint folder with ``model.safetensors`` or ``pytorch_model.bin``; ``pytorch_model.bin`` may hold the
+        weights in an entry ``state_dict``.
     config : VoxCpm2Config
         Dimensions of the expected model; `recognise.recognise` reads them from the folder.
     dtype : torch.dtype, optional

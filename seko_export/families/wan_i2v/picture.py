@@ -1,4 +1,5 @@
-"""The pictures of the picture branch as an input. The host squashes them to CLIP's size, and CLIP encodes them."""
+"""The pictures of the picture branch as an input. The host resizes the pictures to CLIP's square without a crop, and
+CLIP's image encoder, an engine, encodes them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Files of CLIP's image encoder, Wan's or transformers': dimensions from shapes, and weights by name. The text half of
-CLIP and its last block are not used."""
+CLIP, and the last block of the image half, are not used."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ class Voice:
         Whether the voice has ended, so that later chunks use zeros.
     came : sequence of (int, float)
         Records of pushes of samples: the end of the pushed samples, and the time by `time.monotonic` at which they
-        arrived. Kept are the last push and the pushes that completed a latent frame.
+        arrived. ``came`` has the last push, and the pushes that completed a latent frame.
     """
 
     def __init__(
