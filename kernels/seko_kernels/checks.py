@@ -43,7 +43,7 @@ def expect_fp8(device: torch.device) -> tuple[int, int]:
     Raises
     ------
     KernelsError
-        If the device is older than sm_89, which has no fp8 numbers.
+        If the device is older than sm_89 and so has no fp8 numbers.
     """
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_ARCH:

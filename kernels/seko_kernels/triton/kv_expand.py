@@ -44,10 +44,10 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
 
     `kv_reference.decode` and `reference.rotate_centred_keys` define the results of `kv_expand_kernel`. The products of
     the rotation are exact in fp32, so the results have the same bits whether or not product and sum are fused. A
-    program handles consecutive (token, unit) pairs of a group of heads. Cosine and sine depend on token and channel
-    only, so a program loads cosine and sine once for all heads of the group. The two rotary tables and the mean stay in
-    the GPU's L2 cache. The two tables and the mean take 0.5 MB at 21 slots of 1560 tokens, where one table as long as
-    the cache would take 17 MB a layer.
+    program handles consecutive (token, unit) pairs of a group of heads; a unit is UNIT consecutive channels of a head.
+    Cosine and sine depend on token and channel only, so a program loads cosine and sine once for all heads of the
+    group. The two rotary tables and the mean stay in the GPU's L2 cache. The two tables and the mean take 0.5 MB at 21
+    slots of 1560 tokens, where one table as long as the cache would take 17 MB a layer.
 
     Parameters
     ----------
