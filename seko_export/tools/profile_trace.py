@@ -53,7 +53,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("copies", rf"{_OP}({_MOVES}){_OUT}"),
         (
             "norm_elementwise",
-            r"qk_norm_rope|row_(norm|gelu)|gaussian|cpp_fused|triton_(poi|red|per|mix|for|spl)_|elementwise_kernel|native::reduce_kernel",
+            r"qk_norm_rope|row_(norm|gelu)|norm_silu|gaussian|cpp_fused|triton_(poi|red|per|mix|for|spl)_|elementwise_kernel|native::reduce_kernel",
         ),
         ("attention", r"sdpa|flash|fmha|attention|attn"),
         (

@@ -182,7 +182,7 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     """The order of a build's steps; checkpoint, goldens and verification, which need a GPU, are stood in for."""
     config = gpu_config()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    checkpoint = SimpleNamespace(notes=(), adapters=(), coded=0)
+    checkpoint = SimpleNamespace(notes=(), adapters=(), quantised={})
     monkeypatch.setattr(build, "load_checkpoint", lambda *_, **__: checkpoint)
     monkeypatch.setattr(
         build, "family_of", lambda _: SimpleNamespace(weights=lambda *_: [], tables=lambda *_: {})
