@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import permutations
@@ -145,6 +145,13 @@ def local_gpu_arch() -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
+
+
+def archs_elsewhere(target: Target, cross_targets: Sequence[str]) -> tuple[str, ...]:
+    """Return the GPUs of a target that is not this machine; empty if it is this machine, or if the backend builds for
+    no other: ``cross_targets`` are the GPUs for which it does."""
+    here = target.device == "cpu" or target.arch == local_gpu_arch()
+    return () if here or not cross_targets else target.archs
 
 
 def has_fp8(target: Target) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from seko_export.backends import BACKENDS
 from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.registry import SPEECH_FAMILIES, presets, speech_presets
 from seko_export.media.clip.layout import CLIP_LAYOUT
@@ -102,6 +103,14 @@ def check_speech_options(options: BuildOptions) -> None:
     if options.checkpoint is not None and options.model_folder is not None:
         raise UsageError(
             "a speech model is one folder: give it as CHECKPOINT or with --model-folder, not both"
+        )
+
+
+def check_no_goldens(options: BuildOptions, target: TargetConfig) -> None:
+    """Refuse --no-goldens for a build that runs on this machine."""
+    if options.no_goldens and not target.archs:
+        raise UsageError(
+            "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
         )
 
 

@@ -23,14 +23,21 @@ from seko_export.errors import UsageError
 from seko_export.families.registry import presets as all_presets
 from seko_export.families.registry import video_family_of
 from seko_export.families.video import Preset
-from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
+from seko_export.host.environment import Target, archs_elsewhere, has_fp8, resolve_target
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
 from seko_export.options.build_files import find_tokenizer
-from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
+from seko_export.options.checks import (
+    SAMPLE_FOLDER,
+    check_no_goldens,
+    check_options,
+    check_sink,
+    preset_of,
+    with_sample,
+)
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import (
     ChosenModel,
@@ -97,6 +104,7 @@ def resolve_build(
     media = _media(options, sample, chosen.model, machine)
     config = _with_kernels(_video_build(options, chosen, media, wanted, machine), options, machine)
     refuse_uncarried(backend, config)
+    check_no_goldens(options, config.target)
     notes += chosen.notes
     if media.vae is not None and vae_of(media.vae).alternatives(media.vae):
         notes.append(
@@ -152,7 +160,6 @@ def _video_build(
             f"--batch {chosen.stream.batch}: the first chunk has passes of its own, and streams of one call may be at "
             "different chunks, which only a pool runs apart; give --sessions, too"
         )
-    elsewhere = bool(can.cross_targets) and device == "cuda" and machine.arch != local_gpu_arch()
     config = VideoBuild(
         chosen.model,
         VideoConfig(
@@ -168,7 +175,7 @@ def _video_build(
         ),
         TargetConfig(
             device,
-            archs=machine.archs if elsewhere else (),
+            archs=archs_elsewhere(machine, can.cross_targets),
             ranks=options.ranks,
             convolutions=machine.arch if can.convolutions and device == "cuda" else "",
         ),
@@ -201,12 +208,8 @@ def _with_kernels(config: VideoBuild, options: BuildOptions, machine: Target) ->
 
 
 def _notes_without_goldens(config: VideoBuild, options: BuildOptions) -> list[str]:
-    """Return a sentence on the scales of a build with --no-goldens; refuse the option where goldens can or must be
-    recorded."""
-    if not config.target.archs:
-        raise UsageError(
-            "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
-        )
+    """Return a sentence on the scales of a build with --no-goldens; refuse the option where scales are calibrated on
+    goldens."""
     if config.lossless:
         return []
     if options.random_weights is None:

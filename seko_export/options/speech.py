@@ -13,9 +13,9 @@ from seko_export.config.speech import QUANTISED, SpeechBuild, SpeechConfig, Spee
 from seko_export.config.target import TargetConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import speech_families, speech_family_named, speech_presets
-from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
+from seko_export.host.environment import Target, archs_elsewhere, has_fp8, resolve_target
 from seko_export.media.sources import MediaSources
-from seko_export.options.checks import check_speech_options
+from seko_export.options.checks import check_no_goldens, check_speech_options
 from seko_export.options.declaration import (
     DEFAULT_POSITIONS,
     DEFAULT_PREFILL,
@@ -59,11 +59,10 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     backend = export_backend(options.backend)
     cross = backend.capabilities.cross_targets
     machine = machine or resolve_target(options.target, cross)
-    here = machine.device == "cpu" or machine.arch == local_gpu_arch()
     tokenizer = _tokenizer(folder, model, options.tokenizer)
     target = TargetConfig(
         machine.device,
-        archs=() if here or not cross else machine.archs,
+        archs=archs_elsewhere(machine, cross),
         ranks=options.ranks,
         fused=_fused(options, machine),
         fp8=options.fp8,
@@ -73,10 +72,7 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     config = SpeechBuild(model, _sizes(options, model, tokenizer, fused=target.fused), target)
     config = config.changed(kv_scheme=_kv_scheme(options, config))
     refuse_uncarried(backend, config)
-    if options.no_goldens and not config.target.archs:
-        raise UsageError(
-            "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
-        )
+    check_no_goldens(options, config.target)
     notes = () if tokenizer else ("no tokenizer: the artifact takes token ids; name one with --tokenizer",)
     return ResolvedBuild(config, folder, MediaSources(tokenizer=tokenizer), notes)
 
