@@ -348,17 +348,21 @@ def test_an_error_before_the_first_sound_has_its_status(start: Starter, stream_f
 
 
 def test_an_error_behind_the_first_sound_is_no_end_of_the_sound(start: Starter) -> None:
+    """What was sent before it is the beginning of the sound; how much of it, no one promises."""
     server = start(opener)
     text = f"hallo\n{TOO_LONG}"
     with pytest.raises(IncompleteRead) as broken:
         spoken(server.url, input=text, seed=3, response_format="pcm")
-    wanted = levels(said_alone("hallo", seed=3))
-    assert np.array_equal(np.frombuffer(broken.value.partial, "<i2"), wanted)
+    wanted = levels(said_alone("hallo", seed=3)).astype("<i2").tobytes()
+    assert broken.value.partial
+    assert wanted.startswith(broken.value.partial)
     content, _ = spoken(server.url, input=text, seed=3, response_format="pcm", stream_format="sse")
     *deltas, last = (
         json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line
     )
-    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == broken.value.partial
+    sound = b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
+    assert sound
+    assert wanted.startswith(sound)
     assert (last["type"], last["error"]["code"]) == ("error", "bad_request")
     assert http(f"{server.url}/v1/sessions")[1]["data"] == []
     assert figures(server.url)["seko_serve_refused_total code=bad_request"] == 2

@@ -125,8 +125,9 @@ class SpeechRoutes:
 
 
 async def _heard(connection: Connection) -> AsyncIterator[Media]:
-    """Yield the sound of a session as soon as it is made; ServeError if the session ends before its text."""
-    while connection.end is None:
+    """Yield the sound of a session as soon as it is made; ServeError behind what was sent, if the session ends before
+    its text."""
+    while connection.end is None or connection.outbox:
         for waiting in await connection.messages():
             if isinstance(waiting, bytes):
                 yield Media.parse(waiting)
