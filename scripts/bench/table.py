@@ -282,6 +282,11 @@ MISSED: tuple[Said, ...] = (
         "{:.1f}",
         (("cpu", "test_per_quickstart", "bash scripts/test.sh"),),
     ),
+    (
+        "all tests; the quick start = 1",
+        "{:.1f}",
+        (("cpu", "test_per_quickstart", "bash scripts/test.sh --all"),),
+    ),
 )
 MORE_IS_BETTER = {
     "vae_fp8_psnr",
