@@ -27,8 +27,9 @@ from seko_kernels.tuned_conv import ConvTiles
 
 PIXEL_BYTES = 16  # a pixel's channels take a multiple of this, as tensor descriptors need
 DOUBLED_TAPS = 1, 2, 2  # taps of `doubled_conv` in time, height and width
-# The row (or column) of a 3 x 3 weight that reads the first and the second of the two rows before doubling from which
-# an even and an odd row of the result come: a doubled row is read by two taps, whose weights are summed.
+# Sums of the three vertical (or horizontal) taps of a 3 x 3 weight, as [2 pixels, 2 taps, 3 taps]. A pixel row of the
+# doubled frames reads three rows, of which two are copies of one row of the frames, so the taps of these two rows are
+# summed: the lower two taps for the upper copy of a pixel, the upper two taps for the lower copy.
 _SUMMED_TAPS = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
 
 

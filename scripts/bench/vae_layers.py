@@ -17,12 +17,11 @@ from seko_export.engines.piece import on_meta
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, ResidualBlock, RmsNorm, Upsample
 from seko_export.media.wan_vae.modules import VaeDecode, decoder_cache_shapes
-from seko_export.media.wan_vae.own_convolution import DoublingConvolution, NormSilu, OwnConvolution
+from seko_export.media.wan_vae.own_convolution import OwnConvolution, use_doubling, use_own_norm
 from seko_kernels.causal_conv import DOUBLED_TAPS, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.hopper_conv import WARPS
-from seko_kernels.norm_silu import part_of
 from seko_kernels.tuned_conv import MARGIN_TILE, SHARED_BYTES, Convolution, ConvTiles, size_class
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -247,7 +246,7 @@ class Layer(nn.Module):
 
     def __init__(self, case: Case) -> None:
         super().__init__()
-        self.norm: nn.Module | None = None
+        self.norm: nn.Sequential | None = None
         if case.normed:
             self.norm = nn.Sequential(RmsNorm(case.channels, axes=3), nn.SiLU())
         self.enlarges, self.doubled, self.fp8 = case.taps[0] == 1, case.doubled, case.fp8
@@ -258,18 +257,15 @@ class Layer(nn.Module):
 
     def use_kernel(self, tiles: ConvTiles) -> None:
         """Convolve by the kernel, with the same weights."""
-        gamma = None
-        if isinstance(self.norm, nn.Sequential):
-            gamma = self.norm[0].gamma if self.fp8 else None
-            if not self.fp8 and part_of(len(self.norm[0].gamma)) is not None:
-                self.norm = NormSilu(self.norm[0])
+        gamma = self.norm[0].gamma if self.norm is not None and self.fp8 else None
         if isinstance(self.convolution, Upsample) and self.doubled:
-            doubling = DoublingConvolution(self.convolution.resample[1], tiles)
-            self.convolution.resample = nn.Sequential(nn.Identity(), doubling)
+            use_doubling(self.convolution, tiles)
         elif isinstance(self.convolution, Upsample):
             self.convolution.resample[1] = OwnConvolution(self.convolution.resample[1], tiles)
         elif isinstance(self.convolution, CausalConv3d):
             self.convolution = OwnConvolution(self.convolution, tiles, gamma)
+        if self.norm is not None:
+            use_own_norm(self.norm, 0, self.convolution)
 
     def forward(self, x: Tensor, earlier: Tensor | None, residual: Tensor | None) -> tuple[Tensor, ...]:
         """Return the result [B, O, T, H, W] and the cache for the next call, if there is one."""

@@ -92,9 +92,8 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
             return
         try:
-            _check_socket_file(
-                self.config.uds
-            )  # again: meanwhile another server may have opened its artifact
+            # Checked again, because another server may have started while the artifact was opened.
+            _check_socket_file(self.config.uds)
             await super().startup(sockets)
             self._socket_file = os.stat(self.config.uds)
         except OSError as error:

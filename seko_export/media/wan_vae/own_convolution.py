@@ -249,7 +249,7 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
         filters, channels, *taps = part.weight.shape
         place = Convolution(channels, filters, (1, *taps)[-3:], sizes[part])
         if part in behind and (tiles := tiles_of(place._replace(taps=DOUBLED_TAPS))) is not None:
-            behind[part].resample = nn.Sequential(nn.Identity(), DoublingConvolution(part, tiles))
+            use_doubling(behind[part], tiles)
             continue
         gamma = gammas.get(part)
         tiles = None if gamma is None else tiles_of(place._replace(fp8=True))
@@ -259,17 +259,28 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
             module.set_submodule(name, OwnConvolution(part, tiles, gamma))
     for block in module.modules():
         if isinstance(block, ResidualBlock):
-            _use_own_norms(block.residual)
+            for number, norm in NORM_BEFORE.items():
+                use_own_norm(block.residual, norm, block.residual[number])
 
 
-def _use_own_norms(residual: nn.Sequential) -> None:
-    """Replace norm and SiLU in front of a residual block's convolutions that are Seko's, except those in e4m3: the
-    compiler fuses norm, SiLU and the rounding to e4m3."""
-    for number, norm_number in NORM_BEFORE.items():
-        convolution, norm = residual[number], residual[norm_number]
-        own = isinstance(convolution, OwnConvolution) and not convolution.fp8
-        if own and isinstance(norm, RmsNorm) and part_of(len(norm.gamma)) is not None:
-            residual[norm_number], residual[norm_number + 1] = NormSilu(norm), nn.Identity()
+def use_doubling(upsample: Upsample, tiles: ConvTiles) -> None:
+    """Replace the doubling of an upsampling and the convolution behind it by a `DoublingConvolution`, in place."""
+    convolution = upsample.resample[1]
+    assert isinstance(convolution, nn.Conv2d)
+    upsample.resample = nn.Sequential(nn.Identity(), DoublingConvolution(convolution, tiles))
+
+
+def use_own_norm(layers: nn.Sequential, number: int, convolution: nn.Module) -> None:
+    """Replace an RMS norm, which is number ``number`` of ``layers``, and the SiLU behind the norm by a `NormSilu`, in
+    place, if ``convolution`` reads the result and is an `OwnConvolution` of bfloat16 numbers.
+
+    In front of a convolution of e4m3 numbers the norm stays, because the compiler fuses norm, SiLU and the rounding to
+    e4m3. The norm also stays if its number of channels is none that `NormSilu` takes.
+    """
+    norm = layers[number]
+    own = isinstance(convolution, OwnConvolution) and not convolution.fp8
+    if own and isinstance(norm, RmsNorm) and part_of(len(norm.gamma)) is not None:
+        layers[number], layers[number + 1] = NormSilu(norm), nn.Identity()
 
 
 def _channels_behind(x: Tensor) -> Tensor:

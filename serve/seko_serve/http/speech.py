@@ -96,9 +96,8 @@ class SpeechRoutes:
         if events:
             return SoundResponse(_events(first, parts, refused), parts, media_type="text/event-stream")
         kind: dict[str, Any] = {"media_type": FORMS[form][0], "headers": {"x-sample-rate": str(rate)}}
-        if (
-            request.scope["http_version"] == "1.0"
-        ):  # such a body ends with the connection, also after an error
+        if request.scope["http_version"] == "1.0":
+            # A body of HTTP/1.0 ends with the connection, also after an error.
             return Response(await _whole(first, parts, request), **kind)
         return SoundResponse(_sound(first, parts, refused), parts, **kind)
 

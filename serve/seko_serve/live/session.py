@@ -335,9 +335,8 @@ class LiveSession:
         """End the session with an error: a chunk cannot be made or encoded."""
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)
         self.close()
-        if isinstance(
-            error, UsageError
-        ):  # what the client sent cannot be made, such as a sentence that is too long
+        if isinstance(error, UsageError):
+            # What the client sent cannot be made, such as a sentence that is too long.
             self.finish(ServeError("bad_request", str(error)))
             return
         self.finish(ServeError("internal", "a chunk of this session could not be made"))
