@@ -1,7 +1,7 @@
 """EXIF orientation of picture files: how the camera was held, and a function that turns the picture upright.
 
-FFmpeg reads EXIF too, but PyAV gives the angle of its display matrix alone, in which mirror
-images look like turned ones.
+FFmpeg reads EXIF, too, but PyAV returns only the angle of FFmpeg's display matrix. By the angle alone, a mirrored picture
+cannot be told from a turned one.
 """
 
 from __future__ import annotations

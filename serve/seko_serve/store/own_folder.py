@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import re
 import shutil
 import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 
+from seko_runtime.format.leftovers import hold, make_held_folder, remove_leftovers
 from seko_serve.store.base import StoreError
-
-YOUNG_S = 60.0  # a folder that was made within this time may not be locked yet
 
 
 class OwnFolder:
     """A folder that one process uses alone: a chosen folder, or a temporary folder that is made when it is first
     needed.
 
-    The process holds a lock of the folder, which ends with the process. So what a killed process has left can be told
-    from what another process uses.
+    The process holds a lock of the folder, which ends with the process. An unlocked temporary folder therefore belongs
+    to a process that was killed.
 
     Parameters
     ----------
@@ -55,21 +52,12 @@ class OwnFolder:
         if self._path is None or not self._path.is_dir():
             self._unlock()
             try:
-                path = self._made()
+                self._path, self._lock = self._made()
             except OSError as error:
                 folder = tempfile.gettempdir() if self._chosen is None else self._chosen
                 raise StoreError(
                     f"{self._option} {folder} cannot be made: {error.strerror}; give another folder"
                 ) from None
-            try:
-                self._lock = _locked(path)
-            except BlockingIOError:
-                raise StoreError(
-                    f"{self._option} {path} is used by another process; give another folder"
-                ) from None
-            except OSError:
-                pass  # a file system without locks of folders, such as NFS
-            self._path = path
         return self._path
 
     def close(self) -> None:
@@ -81,33 +69,24 @@ class OwnFolder:
 
     def remove_left(self) -> None:
         """Remove the temporary folders of this name that killed processes of the same user have left."""
-        for folder in Path(tempfile.gettempdir()).glob(f"{self._name}*"):
-            with suppress(OSError):  # in use, or removed meanwhile
-                status = folder.lstat()
-                if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
-                    continue
-                lock = _locked(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
 
-    def _made(self) -> Path:
+        def of_this_user(folder: Path) -> Path | None:
+            return folder if folder.lstat().st_uid == os.getuid() else None
+
+        remove_leftovers(Path(tempfile.gettempdir()), re.escape(self._name), of_this_user)
+
+    def _made(self) -> tuple[Path, int]:
+        """Make and lock the folder; return the folder's path, and the descriptor that holds the lock."""
         if self._chosen is None:
-            return Path(tempfile.mkdtemp(prefix=self._name))
+            return make_held_folder(Path(tempfile.gettempdir()), self._name, 0o700)
         self._chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._chosen
+        descriptor = os.open(self._chosen, os.O_RDONLY | os.O_DIRECTORY)
+        if not hold(descriptor):
+            os.close(descriptor)
+            raise StoreError(f"{self._option} {self._chosen} is used by another process; give another folder")
+        return self._chosen, descriptor
 
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def _locked(folder: Path) -> int:
-    """Lock a folder and return the descriptor that holds the lock; BlockingIOError if another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
