@@ -49,6 +49,14 @@ OLDER: tuple[tuple[str, str, str, str], ...] = (
         "2026-11-21",
         "before the last attention kernels",
     ),
+    ("s1_exact_vs_b3 s1_fp4_vs_b3 step_vs_eager", "*", "2026-11-26", "before GELU in cuBLAS"),
+    ("e2e_*", "*", "2026-11-26", "before the VAE's norm kernel"),
+    (
+        "vae_vs_eager vae_difference vae_encode_* first_frame_s overlap_vs_none real_time_factor serve_*",
+        "*Wan VAE*",
+        "2026-11-26",
+        "before the VAE's norm kernel",
+    ),
     ("fleet_simulated_*", "* collected", "2026-11-25", "one run, before launch variants were simulated"),
 )
 PLAIN_BLOCK = re.compile(r"(?P<head><!-- plain:(?P<name>\w+) -->\n).*?(?P<foot><!-- /plain -->)", re.DOTALL)
