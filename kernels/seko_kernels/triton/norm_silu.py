@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LEAST_NORM = tl.constexpr(1e-12)  # a pixel of zeros stays one, as in torch's `normalize`
+LEAST_NORM = tl.constexpr(1e-12)  # a pixel of zeros gives zeros, as in torch's `normalize`
 
 
 @triton.jit  # type: ignore[untyped-decorator]
