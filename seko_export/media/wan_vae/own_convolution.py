@@ -152,8 +152,8 @@ class OwnConvolution(Streamed):
             tiles=self.tiles,
         )
         if self.keeps:
-            # The frames are kept after the convolution, because the compiler has written `x` to memory for it. Before the
-            # convolution the compiler would compute these frames a second time.
+            # The frames are kept after the convolution, because the compiler has written `x` to memory for it. Before
+            # the convolution the compiler would compute these frames a second time.
             cached = x
             if x.shape[2] < CONV_HISTORY:
                 cached = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
