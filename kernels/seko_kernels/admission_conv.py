@@ -74,8 +74,6 @@ def conv_inputs(
     residual.
     """
     doubled = taps == DOUBLED_TAPS
-    if doubled:
-        case = case._replace(cached=False, added=False)
     generator = torch.Generator(device).manual_seed(case.height + case.width)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
@@ -85,7 +83,7 @@ def conv_inputs(
     frame = (case.height, case.width)
     products = channels * taps[0] * taps[1] * taps[2]
     x = normal(case.batch, case.frames, *frame, channels)
-    earlier = normal(case.batch, taps[0] - 1, *frame, channels) if case.cached else None
+    earlier = normal(case.batch, taps[0] - 1, *frame, channels) if case.cached and not doubled else None
     if doubled:
         weight, scale = doubled_filters(normal(filters, channels, 3, 3) * (9 * channels) ** -0.5), None
     else:
@@ -100,7 +98,7 @@ def conv_inputs(
         weight=weight,
         scale=scale,
         bias=normal(filters),
-        residual=normal(case.batch, case.frames, *frame, filters) if case.added else None,
+        residual=normal(case.batch, case.frames, *frame, filters) if case.added and not doubled else None,
     )
 
 
