@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -132,6 +132,47 @@ def test_a_body_that_trickles_in_is_refused(start: Starter, monkeypatch: pytest.
 
     run(test, server)
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",  # the start of TLS
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nno header\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * (65 << 10),
+        b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n",
+    ],
+    ids=["TLS", "two hosts", "no header", "long header", "chunk without length"],
+)
+def test_a_request_that_is_no_http_is_answered_with_an_error_in_json(
+    start: Starter, request_bytes: bytes
+) -> None:
+    with raw(start()) as connection:
+        connection.sendall(request_bytes)
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, answer.getheader("content-type")) == (400, "application/json")
+        error = json.loads(answer.read())["error"]
+        with suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert (error["code"], error["retryable"]) == ("bad_request", False)
+    assert "no HTTP/1.1" in error["message"]
+
+
+def test_a_malformed_body_behind_its_answer_gets_no_second_answer(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    with raw(start()) as connection:
+        connection.sendall(b"POST /none HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 404
+        answer.read()
+        connection.sendall(b"no length\r\n")
+        with suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_two_hundred_idle_connections_change_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Connections with what uvicorn lacks: time-outs for requests that arrive slowly and for peers that do not read, and an
-answer to sockets whose headers are too long."""
+"""Connections with what uvicorn lacks: time-outs for requests that arrive slowly and for peers that do not read, and
+errors in JSON for requests that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ class HttpConnection(H11Protocol):
         self.headers = [(name, value) for name, value in self.headers if name != b"cookie"]
         super().handle_websocket_upgrade(event)
 
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's plain text
+        """Answer a request that the parser does not take, and close the connection. If an answer to this request has
+        begun, the connection is only closed."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_MALFORMED)
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the time-out of the connection."""
         self._stop_waiting()
@@ -79,14 +86,19 @@ class StreamConnection(WebSocketsSansIOProtocol):
         self.loop.call_later(LINGER_S, self.transport.abort)
 
 
-def _too_large() -> bytes:
-    error = ServeError(
-        "too_large",
-        f"a socket's request has more than {MAX_NUM_HEADERS} headers, or one of more than {MAX_LINE_LENGTH} bytes",
-    )
+def _answer(error: ServeError) -> bytes:
+    """Return a whole HTTP answer with this error, after which the connection is closed."""
     status, body = HTTPStatus(error.kind.status), json.dumps({"error": error.body()})
     head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
 
 
-_TOO_LARGE = _too_large()
+_MALFORMED = _answer(
+    ServeError("bad_request", "the request is no HTTP/1.1, or its headers are too long; send a valid request")
+)
+_TOO_LARGE = _answer(
+    ServeError(
+        "too_large",
+        f"a socket's request has more than {MAX_NUM_HEADERS} headers, or one of more than {MAX_LINE_LENGTH} bytes",
+    )
+)
