@@ -253,7 +253,11 @@ class _Module:
         if len(shape) < 2 or len(down.shape) < 2 or len(up.shape) < 2:
             self._refuse(f"up {[*up.shape]} and down {[*down.shape]} do not change a weight of {[*shape]}")
         self.rank = down.shape[0]
-        if up.shape[1] != self.rank or self.rank < 1 or math.prod(up.shape[2:]) != 1:
+        if self.rank == up.shape[1] == 0:
+            self._refuse(
+                f"down {[*down.shape]} and up {[*up.shape]} have rank 0 and change nothing; take another file"
+            )
+        if up.shape[1] != self.rank or math.prod(up.shape[2:]) != 1:
             self._refuse(f"down {[*down.shape]} and up {[*up.shape]} have different ranks; take another file")
         if (up.shape[0], math.prod(down.shape[1:])) != (shape[0], math.prod(shape[1:])):
             self._refuse(

@@ -305,6 +305,7 @@ def _refusals() -> dict[str, tuple[dict[str, torch.Tensor], str]]:
     pair = {"q.lora_A.weight": ones(4, 32), "q.lora_B.weight": ones(32, 4)}
     return {
         "ranks differ": ({**pair, "q.lora_B.weight": ones(32, 3)}, "different ranks"),
+        "rank 0": ({"q.lora_A.weight": ones(0, 32), "q.lora_B.weight": ones(32, 0)}, "have rank 0"),
         "another base": ({"q.lora_A.weight": ones(4, 64), "q.lora_B.weight": ones(64, 4)}, "another base model"),
         "no up": ({"q.lora_A.weight": ones(4, 32)}, "without up"),
         "alpha alone": ({**pair, "k.alpha": torch.tensor(1.0)}, "without matrices"),
