@@ -176,9 +176,9 @@ ROWS_SHARE = 0.31
 # from before Seko's own convolution for cuDNN's, and the newest one for Seko's.
 CONVOLUTION_SHARE, OWN_CONVOLUTION_SHARE = 0.51, 0.70
 # Scratch of a piece with convolutions, in units of what lies between its launches: engine_peak_bytes of that row from
-# before Seko's own convolution, and of today's. What is more than 1 has not been taken apart: cuDNN's workspaces, or
-# copies into another order.
-CONVOLUTION_SCRATCH, OWN_CONVOLUTION_SCRATCH = 1.36, 2.7
+# before Seko's own convolution; today's row agrees. What is more than 1 has not been taken apart: cuDNN's workspaces,
+# or copies into another order.
+CONVOLUTION_SCRATCH = 1.36
 # The fixed time of a product of few rows, and the share of the bandwidth at which weights are read: a fit to `us` of
 # kernels/seko_kernels/tuned_rows.json, whose products of 8 rows it meets within 20 %. Weights in e4m3 are converted.
 FEW_ROW_S, FEW_ROW_SHARE = 4e-6, 0.89

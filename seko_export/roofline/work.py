@@ -9,13 +9,12 @@ from math import prod
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.registry import graph_of
-from seko_export.roofline.gpus import CONVOLUTION_SCRATCH, OWN_CONVOLUTION_SCRATCH
+from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
 from seko_export.roofline.op_count import CONVOLUTION, OWN_CONVOLUTION, PieceCount, count_piece
 from seko_runtime.format.manifest import Call
 from seko_runtime.format.program_key import ProgramKey
 
-# Scratch of a piece with such launches, in units of what lies between its launches; 1 for others.
-_SCRATCH = {CONVOLUTION: CONVOLUTION_SCRATCH, OWN_CONVOLUTION: OWN_CONVOLUTION_SCRATCH}
+_CONVOLUTIONS = {CONVOLUTION, OWN_CONVOLUTION}
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Work:
         most, values = 0, dict[str, int]()
         for call in calls:
             count = self.counts[call.engine]
-            factor = max((_SCRATCH.get(launch.kind, 1.0) for launch in count.launches), default=1.0)
-            scratch = round(count.scratch_bytes * factor)
+            convolves = any(launch.kind in _CONVOLUTIONS for launch in count.launches)
+            scratch = round(count.scratch_bytes * (CONVOLUTION_SCRATCH if convolves else 1.0))
             most = max(most, sum(values.values()) + scratch)
             outputs = self.pieces[call.engine].outputs
             values |= {a.ref: nbytes(a) for a in outputs if a.ref.startswith("value:")}
