@@ -161,14 +161,17 @@ def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
     Raises
     ------
     ArtifactError, CheckpointError
-        If the file or folder is damaged, or is not an artifact, checkpoint or LoRA; the subclass tells the cause.
+        If the file or folder is damaged, or is not an artifact, checkpoint or LoRA; the subclass tells the cause. If
+        the path does not exist, the error is a `CheckpointNotFoundError`.
     """
+    from seko_export.checkpoints.errors import CheckpointNotFoundError
     from seko_export.errors import UsageError
-    from seko_runtime.errors import ArtifactError
 
     path = Path(path)
     if not path.exists():
-        raise ArtifactError(f"{path} was not found: give the path of an artifact's folder or of a checkpoint")
+        raise CheckpointNotFoundError(
+            f"{path} was not found: give the path of an artifact's folder or of a checkpoint"
+        )
 
     from seko_export.tools.checkpoint_inspection import inspect_checkpoint, is_checkpoint
     from seko_export.tools.inspection import inspect_artifact

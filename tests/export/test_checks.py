@@ -53,7 +53,7 @@ TYPOS = (
     (["build", "-o", "file/x"], 5, "file is no folder"),
     (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
     (["plan", "--gpu", "h200", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
-    (["inspect", "absent"], 4, "absent was not found"),
+    (["inspect", "absent"], 3, "absent was not found"),
 )
 
 

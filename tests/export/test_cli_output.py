@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
         (("biuld",), 2, "Did you mean 'build'"),
         (("plan", "--gpu", "h300"), 2, "--gpu 'h300' is not known"),
         (("build", "absent.pt", "-o", "x"), 3, "absent.pt was not found"),
-        (("inspect", "absent"), 4, "absent was not found"),
+        (("inspect", "absent"), 3, "absent was not found"),
         (("verify", "absent"), 4, "absent was not found"),
         (("unpack", "absent.tar", "-o", "x"), 4, "absent.tar was not found"),
         (("build", "-o", "/proc/version/x"), 5, "cannot be written"),
