@@ -166,18 +166,18 @@ def _lora_of(path: Path) -> dict[str, Any] | None:
         if holds_lora(path):
             raise
         return None
-    ranks = Counter(tensors[Role.DOWN].shape[0] for tensors in lora.modules.values() if Role.DOWN in tensors)
-    widths = Counter(
-        tensors[Role.DOWN].shape[1]
+    downs = [
+        tensors[Role.DOWN].shape
         for tensors in lora.modules.values()
         if Role.DOWN in tensors and len(tensors[Role.DOWN].shape) > 1
-    )
+    ]
+    widths = Counter(shape[1] for shape in downs)
     width = widths.most_common(1)[0][0] if widths else None
     return {
         "lora": path.name or path.resolve().name,
         "modules": len(lora.modules),
         "tensors": dict(Counter(str(role) for tensors in lora.modules.values() for role in tensors)),
-        "ranks": sorted(ranks),
+        "ranks": sorted({shape[0] for shape in downs}),
         "alpha": "its keys"
         if any(Role.ALPHA in tensors for tensors in lora.modules.values())
         else lora.scaling.origin or "none: the scale is 1",

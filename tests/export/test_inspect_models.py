@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from scripts.random_lora import random_pairs, write_lora
 from seko_export import inspect
@@ -51,6 +52,14 @@ def test_a_lora_and_its_base(form: str, tmp_path: Path) -> None:
     file = path / "adapter_model.safetensors" if form == "peft" else path
     assert report["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert report["command"].startswith(f"seko-export build CHECKPOINT --lora {path}")
+
+
+def test_a_lora_whose_matrices_are_numbers_has_no_rank(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.safetensors"
+    module = "diffusion_model.blocks.0.self_attn.q"
+    save_file({f"{module}.lora_{side}.weight": torch.tensor(1.0) for side in "AB"}, path)
+    report = inspect(path)
+    assert (report["ranks"], report["width"], report["modules"]) == ([], None, 1)
 
 
 def test_the_entry_that_a_build_takes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
