@@ -31,7 +31,6 @@ def asked_schedule(options: BuildOptions, usual: Schedule) -> Schedule:
     }
     if not asked:
         return usual
-    spelled = ", ".join(map(flag, asked))
     lists = [name for name in ("timesteps", "first_timesteps") if name in asked]
     if options.shift is not None and not lists:
         raise UsageError(
@@ -46,4 +45,13 @@ def asked_schedule(options: BuildOptions, usual: Schedule) -> Schedule:
             usual = replace(usual, first_sigmas=())
         return replace(usual, **{_FIELDS.get(name, name): value for name, value in asked.items()})
     except (UsageError, SessionUsageError) as fault:
-        raise UsageError(f"{spelled}: {fault}") from None
+        raise UsageError(_of_options(str(fault), [*asked])) from None
+
+
+def _of_options(fault: str, asked: list[str]) -> str:
+    """Return an error of `Schedule` for the user of the options ``asked``: a field at the error's start is spelled as
+    its option. All options stand before the error, unless the error names the only one."""
+    field, _, rest = fault.partition(" ")
+    option = next((name for name in asked if _FIELDS.get(name, name) == field), None)
+    sentence = fault if option is None else f"{flag(option)} {rest}"
+    return sentence if asked == [option] else f"{', '.join(map(flag, asked))}: {sentence}"
