@@ -9,7 +9,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
 from seko_export.options.declaration import BuildOptions, Group, declared, flag
 from seko_runtime.errors import UsageError as SessionUsageError
-from seko_runtime.video.schedule import warped_timesteps
+from seko_runtime.video.schedule import UNIPC, warped_timesteps
 
 _FIELDS = {"sigmas": "own_sigmas"}  # options that are spelled differently from the field of `Schedule`
 
@@ -35,6 +35,12 @@ def asked_schedule(options: BuildOptions, usual: Schedule) -> Schedule:
     if options.shift is not None and not lists:
         raise UsageError(
             f"--shift {options.shift} warps --timesteps or --first-timesteps: give one of them, too"
+        )
+    own_levels = options.timesteps is not None or options.renoise_sigmas is not None
+    if options.sampler == UNIPC and usual.renoise_sigmas and not own_levels:
+        raise UsageError(
+            f"--sampler {UNIPC} adds no noise, and the model's own passes are renoised to {usual.renoise_sigmas}: give "
+            "--timesteps, too"
         )
     try:
         if options.shift is not None:
