@@ -334,7 +334,6 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--timesteps", "1000", "--shift", "-1"], USAGE, ["--shift", "positive shift"]),
         (["--context-timestep", "1001"], USAGE, ["--context-timestep must lie in [0, 1000]"]),
         (["--sampler", "dpm"], USAGE, ["--sampler", "'dpm'", "renoise, euler"]),
-        (["--preset", "lingbot-tiny", "--sampler", "unipc"], USAGE, ["--sampler unipc", "give --timesteps"]),
         (["--backend", "onnx", "--layer-rings", "3,6"], USAGE, ["--backend onnx", "--layer-rings"]),
         (["--backend", "onnx", "--reference-frames", "1"], USAGE, ["--backend onnx", "--reference-frames"]),
         (["--reference-frames", "-1"], USAGE, ["reference_frames must be at least 0, got -1"]),

@@ -12,6 +12,8 @@ from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
 from seko_export.families.layers.sampler import gaussian
 from seko_export.families.lingbot.presets import PRESETS, TINY, V1, V2, trained_schedule
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.passes import asked_schedule
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
 from tests.tolerances import ULP
 from tests.truth.eager_stream import EagerStream, random_text
@@ -84,3 +86,11 @@ def test_a_stream_takes_the_three_numbers() -> None:
 def test_levels_that_cannot_be(change) -> None:
     with pytest.raises(UsageError, match="noise levels"):
         Schedule((1000.0, 500.0), **change)
+
+
+def test_a_sampler_without_noise_needs_other_passes() -> None:
+    usual = trained_schedule((0, 250, 500, 750))
+    with pytest.raises(UsageError, match=r"--sampler unipc adds no noise.*give --timesteps, too"):
+        asked_schedule(BuildOptions(sampler="unipc"), usual)
+    schedule = asked_schedule(BuildOptions(sampler="unipc", timesteps=(1000.0, 500.0)), usual)
+    assert (schedule.sampler, schedule.renoise_sigmas) == ("unipc", ())
