@@ -1,7 +1,13 @@
-"""Pieces as ONNX, made once for all tests, and run by onnxruntime in the place of the eager pieces. No tests."""
+"""Pieces as ONNX, made once for all tests, and run by onnxruntime in the place of the eager pieces. No tests.
+
+The pieces with an FP4 cache for `ROWS` rows are those of one artifact, which the command built: the translation of its
+block takes a quarter of a minute.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -18,26 +24,57 @@ from torch import Tensor
 
 from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.backends.onnx_form.translate import OPSET, piece_model
+from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.model_files import write_random_checkpoint
+from tests.conftest import Built
 from tests.shared import made_once
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+from tests.uncompiled import build_here
 
 CHUNKS = 12
-ROWS = 2  # of all forms: one of a block with an FP4 cache takes half a minute. The artifact of test_artifact.py has one
+ROWS = 2  # of the artifact and of all forms that are compared with it
+ODD = ModelConfig(
+    "wan-144x3", layers=3, dim=144, heads=3, ffn_dim=800, text_dim=24, text_tokens=8, freq_dim=16
+)
+# The options of `config_of`.
+LAYOUT = (
+    *("--height", "32", "--width", "48", "--chunk-frames", "2", "--sink-frames", "1", "--ring-frames", "5"),
+    *("--timesteps", "1000,500", "--shift", "5"),
+)
 folders: list[pytest.TempPathFactory] = []  # this process's own, put here before its first test
 
 
+def onnx_artifact(rows: int = ROWS) -> Built:
+    """The ONNX artifact of a model of no preset's sizes, read from its file, with an FP4 cache; built once a run and
+    not to be changed."""
+
+    def build(folder: Path) -> None:
+        write_random_checkpoint(folder / "odd", ODD, format="wan-sharded", seed=0)
+        options = ("--fp4-kv", "--backend", "onnx", "--batch", str(rows), *LAYOUT)
+        built = build_here(folder / "artifact", str(folder / "odd"), *options)
+        (folder / "done.json").write_text(json.dumps(vars(built.done)))
+
+    folder = made_once(folders[0], f"onnx-artifact-{rows}", build)
+    done = subprocess.CompletedProcess(**json.loads((folder / "done.json").read_text()))
+    return Built(folder / "artifact", json.loads(done.stdout.splitlines()[-1]), done)
+
+
 def config_of(scheme: str, batch: int) -> VideoBuild:
-    """A small build of 6 tokens a frame whose cache of 6 frames wraps with the third chunk."""
+    """A small build of 6 tokens a frame whose cache of 6 frames wraps with the third chunk. Of `ROWS` rows it has the
+    model of the artifact."""
     config = small_config(2, 1, 5, scheme=scheme, batch=batch, passes=2)
-    return config.changed(stream=replace(config.workload.stream, height=32, width=48))
+    stream = replace(config.workload.stream, height=32, width=48)
+    return config.changed(stream=stream, **({"model": ODD} if batch == ROWS else {}))
 
 
 @cache
 def model_of(scheme: str, batch: int, name: str, opset: int = OPSET) -> ModelProto:
     """One piece of that build, made once a run; not to be changed."""
+    if (scheme, batch, opset) == ("fp4", ROWS, OPSET):
+        return onnx.load(onnx_artifact().folder / "engines" / f"{name}.onnx")
 
     def make(folder: Path) -> None:
         folder.mkdir()
@@ -49,7 +86,7 @@ def model_of(scheme: str, batch: int, name: str, opset: int = OPSET) -> ModelPro
 @cache
 def shared_model(scheme: str, batch: int, name: str) -> ModelProto:
     """The same, made once for both schemes where they do not differ."""
-    return model_of(scheme if name in ("block", "embed") else "fp32", batch, name)
+    return model_of(scheme if name in ("block", "embed") else "fp4", batch, name)
 
 
 def positions(config: VideoBuild) -> Iterator[tuple[int, list[int]]]:

@@ -19,8 +19,6 @@ from onnx import ModelProto, TensorProto, checker, helper
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends.onnx_form.form_check import all_nodes, open_shapes
-from seko_export.config.model import ModelConfig
-from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime import open_artifact
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 from seko_runtime.opening.artifact import check_artifact
@@ -28,11 +26,9 @@ from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from tests.conftest import Built
 from tests.runtime.toy import file_entries
 from tests.stacked import open_stacked
-from tests.uncompiled import build_here
 
-ODD = ModelConfig(
-    "wan-144x3", layers=3, dim=144, heads=3, ffn_dim=800, text_dim=24, text_tokens=8, freq_dim=16
-)
+from .forms import ODD, ROWS, onnx_artifact
+
 PASSES = {"denoise": "denoise.onnx", "context": "context.onnx"}
 VERIFY = """
 import json, sys
@@ -44,12 +40,9 @@ sys.exit(code or (f"imported {bad}" if bad else 0))
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A model of no preset's sizes, read from its file, on 32x32 pixels with an FP4 cache; not to be changed."""
-    home = tmp_path_factory.mktemp("onnx")
-    write_random_checkpoint(home / "odd", ODD, format="wan-sharded", seed=0)
-    layout = ("--height", "32", "--width", "32", "--sink-frames", "1", "--ring-frames", "6")
-    return build_here(home / "artifact", str(home / "odd"), "--fp4-kv", "--backend", "onnx", *layout)
+def built() -> Built:
+    """The artifact; not to be changed."""
+    return onnx_artifact()
 
 
 @pytest.fixture
@@ -90,7 +83,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(built: Built) -> None:
     with open_artifact(built.folder) as artifact:
         runs = []
         for seed in (5, 5, 6):
-            with open_stacked(artifact, seeds=[seed]) as session:
+            with open_stacked(artifact, seeds=[seed] * ROWS) as session:
                 runs.append([session.run_chunk().to_host().tobytes() for _ in range(2)])
     assert runs[0] == runs[1]
     assert not set(runs[0]) & set(runs[2])
@@ -120,14 +113,16 @@ def test_a_pass_is_whole_small_and_shares_the_artifacts_weights(built: Built, pr
     assert len(caches) == sum(buffer.shape[0] if buffer.row_axis else 1 for buffer in buffers)
 
 
-def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
+@pytest.mark.parametrize("rows", [ROWS, pytest.param(1, marks=pytest.mark.slow)])  # a build each
+def test_chunks_by_whole_passes_are_the_sessions(rows: int) -> None:
+    built = onnx_artifact(rows)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     passes = {
         name: onnxruntime.InferenceSession(built.folder / file, options, providers=["CPUExecutionProvider"])
         for name, file in PASSES.items()
     }
-    with open_artifact(built.folder) as artifact, open_stacked(artifact, seeds=[5]) as session:
+    with open_artifact(built.folder) as artifact, open_stacked(artifact, seeds=[5, 6][:rows]) as session:
         live, number = session._rows.device(), artifact.manifest.workload.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
@@ -144,7 +139,9 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
 
         for _ in range(3):
             wanted = session.run_chunk().to_host()  # its positions stay in the buffers
-            live.chunk[1, False, False].begin.run()  # the first noise again, which the chunk has overwritten
+            live.chunk[
+                rows, False, False
+            ].begin.run()  # the first noise again, which the chunk has overwritten
             state["latents"] = live.buffers["latents"].copy()
             for turn in range(number):
                 run("denoise", turn)
@@ -187,7 +184,7 @@ def test_it_opens_whatever_the_torch_and_the_processor(copy: Path) -> None:
         return replace(manifest, target=replace(manifest.target, torch="1.0", arch="riscv64"))
 
     _edit(copy, elsewhere)
-    with open_artifact(copy) as artifact, open_stacked(artifact, seeds=[1]) as session:
+    with open_artifact(copy) as artifact, open_stacked(artifact, seeds=[1] * ROWS) as session:
         assert np.isfinite(session.run_chunk().to_host()).all()
 
 

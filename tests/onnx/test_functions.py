@@ -149,7 +149,7 @@ def test_hard_numbers_are_written_with_equal_bytes(x: str) -> None:
     }[x]
     places = torch.randperm(shapes[2][0], generator=generator)[: shapes[1][0]]
     codes, scales = (torch.randint(0, 120, s, dtype=torch.uint8, generator=generator) for s in shapes[2:4])
-    inputs = (numbers, places, codes, scales, torch.tensor([0.25, 2.0**-40]))
+    inputs = (numbers, places, codes, scales, torch.tensor([0.25, 2.0**-40, 0.25]))  # one a head
     truth = nvfp4_write(*inputs)
     assert not torch.equal(truth[0], codes)
     assert all(map(same_bytes, forms.runner(model)(*inputs), truth))
