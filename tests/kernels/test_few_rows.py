@@ -39,6 +39,7 @@ from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attent
 from seko_kernels.triton.warpgroup_rows import warpgroup_rows_kernel
 from seko_kernels.tuned_rows import RowTiles
 from tests.kernels.captured import run_and_replay
+from tests.kernels.conftest import HOPPER, OTHERS
 from tests.kernels.few_rows_inputs import (
     DECODES,
     LOCALS,
@@ -239,29 +240,8 @@ def test_parts_are_few_where_rows_are_many(batch: int, kv_heads: int) -> None:
     assert parts == 1 or parts * batch * kv_heads <= 132
 
 
-def test_kernels_compile_without_spills(
-    cross_compile: Callable[..., Any],
-    sass_of: Callable[[Any], list[str]],
-    loops_of: Callable[[Any], list[list[str]]],
-    compile_archs: tuple[int, ...],
-) -> None:
-    def check(
-        kernel: Any,
-        signature: dict[str, str],
-        constants: dict[str, Any],
-        archs: tuple[int, ...],
-        product: str = "HMMA",
-    ) -> None:
-        for arch in archs:
-            compiled = cross_compile(kernel, signature, constants, arch, 4)
-            if arch == 90:
-                opcodes = sass_of(compiled)
-                assert product in opcodes
-                slow = [loop for loop in loops_of(compiled) if "F2F" in loop]
-                assert "W" not in signature or not slow, "conversions of an eighth of the rate"
-                assert not {"LDL", "STL"} & set(opcodes), f"{kernel.__name__} spills with {constants}"
-
-    hopper = tuple({90} & {*compile_archs})
+def compiled_cases() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], str]]:
+    """Kernel, signature, constants and the instruction of its products; the first case of a kernel bears its name."""
     linear = {
         **dict.fromkeys(("X", "NORM_WEIGHT", "W"), "*bf16"),
         "W_SCALE": "*fp32",
@@ -273,21 +253,13 @@ def test_kernels_compile_without_spills(
     constants = {"EPS": EPS, "BRANCH_SCALE": 1.0, "BN": 16, "SLICES": 4, "STAGES": 4, "BM": 32, "BK": 256}
     norm = {"NORM": True, "ADD": False, "SPLITS": 1, "PART": 1024, "K": 1024}
     plain = {"SCALED": False, "NEW_TICKETS": 0, "GATED": False}
-    check(few_rows_kernel, linear, constants | plain | norm | {"N": 4096, "GATED": True}, compile_archs)
-    check(few_rows_kernel, linear, constants | plain | norm | {"N": 2560, "NEW_TICKETS": TICKETS}, hopper)
     added = {"NORM": False, "ADD": True, "SPLITS": 4, "PART": 512, "K": 2048, "N": 1024}
-    check(few_rows_kernel, linear, constants | plain | added, hopper)
-    check(few_rows_kernel, linear | {"W": "*fp8e4nv"}, constants | plain | added | {"SCALED": True}, hopper)
     shared = {name: value for name, value in constants.items() if name != "SLICES"}
     gated = shared | plain | norm | {"N": 4096, "GATED": True, "BN": 64, "BK": 128}
-    check(warpgroup_rows_kernel, linear, gated, hopper, "HGMMA")
     fp8 = shared | plain | added | {"SCALED": True, "BN": 64, "BK": 128, "BM": 16, "PART": 512}
-    check(warpgroup_rows_kernel, linear | {"W": "*fp8e4nv"}, fp8, hopper, "HGMMA")
     attention = {"QKV": "*bf16", "COS": "*fp32", "SIN": "*fp32"}
     heads = {"SCALE": 0.1, "HEADS": 16, "KV_HEADS": 2, "HEAD_DIM": 128, "BH": 64, "BD": 128}
-    check(
-        local_attention_kernel, attention | {"OUT": "*bf16"}, heads | {"TOKENS": 11, "BT": 16}, compile_archs
-    )
+    local = heads | {"TOKENS": 11, "BT": 16}
     decode = {
         **attention,
         **dict.fromkeys(("K_CACHE", "V_CACHE"), "*bf16"),
@@ -298,12 +270,58 @@ def test_kernels_compile_without_spills(
         "TICKETS": "*i32",
     }
     heads |= {"ROPE": True, "SPLITS": 16, "BG": 16, "BN": 64}
-    exact = {"BITS": 0, "GROUP": 1, "GLOBAL_SCALE": 1.0}
-    check(decode_attention_kernel, decode, heads | exact, compile_archs)
-    for form, kind in ((INT8, "*i8"), (FP4, "*u8")):
+    exact = heads | {"BITS": 0, "GROUP": 1, "GLOBAL_SCALE": 1.0}
+    eighths = linear | {"W": "*fp8e4nv"}
+    few_rows = constants | plain
+    cases = {
+        "linear": (few_rows_kernel, linear, few_rows | norm | {"N": 4096, "GATED": True}, "HMMA"),
+        "linear-tickets": (
+            few_rows_kernel,
+            linear,
+            few_rows | norm | {"N": 2560, "NEW_TICKETS": TICKETS},
+            "HMMA",
+        ),
+        "linear-added": (few_rows_kernel, linear, few_rows | added, "HMMA"),
+        "linear-added-fp8": (few_rows_kernel, eighths, few_rows | added | {"SCALED": True}, "HMMA"),
+        "warpgroup": (warpgroup_rows_kernel, eighths, fp8, "HGMMA"),
+        "warpgroup-gated": (warpgroup_rows_kernel, linear, gated, "HGMMA"),
+        "local": (local_attention_kernel, attention | {"OUT": "*bf16"}, local, "HMMA"),
+        "decode": (decode_attention_kernel, decode, exact, "HMMA"),
+    }
+    for name, form, kind in (("int8", INT8, "*i8"), ("fp4", FP4, "*u8")):
         codes = decode | dict.fromkeys(("K_CACHE", "V_CACHE"), kind)
         quantised = {"BITS": form.code_bits, "GROUP": form.group, "GLOBAL_SCALE": 0.01}
-        check(decode_attention_kernel, codes, heads | quantised, hopper)
+        cases[f"decode-{name}"] = (decode_attention_kernel, codes, heads | quantised, "HMMA")
+    return cases
+
+
+CASES = compiled_cases()
+EVERYWHERE = ("linear", "local", "decode")  # the others are of Hopper alone, or differ by constants
+
+
+@pytest.mark.parametrize(
+    ("case", "arch"),
+    [
+        pytest.param(name, arch, marks=[pytest.mark.slow] * (arch not in HOPPER or "-" in name))
+        for name in CASES
+        for arch in (*HOPPER, *(OTHERS if name in EVERYWHERE else ()))
+    ],
+)
+def test_kernels_compile_without_spills(
+    cross_compile: Callable[..., Any],
+    sass_of: Callable[[Any], list[str]],
+    loops_of: Callable[[Any], list[list[str]]],
+    case: str,
+    arch: int,
+) -> None:
+    kernel, signature, constants, product = CASES[case]
+    compiled = cross_compile(kernel, signature, constants, arch, 4)
+    if arch in HOPPER:
+        opcodes = sass_of(compiled)
+        assert product in opcodes
+        slow = [loop for loop in loops_of(compiled) if "F2F" in loop]
+        assert "W" not in signature or not slow, "conversions of an eighth of the rate"
+        assert not {"LDL", "STL"} & set(opcodes), f"{kernel.__name__} spills with {constants}"
 
 
 @pytest.mark.gpu
