@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.byte_code import make_byte_code
 from tests.lone_runtime import lone_python, wheel
 from tests.manifest_schema import check_manifest
 from tests.minutes import Minutes
@@ -40,8 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the minutes by folder told after the run."""
+    """Have the minutes by folder told after the run. Before several processes collect all tests, make byte code."""
     config.pluginmanager.register(Minutes())
+    alone = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if not alone and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        make_byte_code(config)
 
 
 def pytest_collection_finish() -> None:
