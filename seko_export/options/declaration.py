@@ -133,8 +133,8 @@ class BuildOptions:
     """Self-Forcing ``.pt``, Wan or diffusers safetensors; None: the sample, or random weights of a preset."""
 
     preset: str | None = _option(
-        "Name of a model whose sizes are known, such as sample or self-forcing-1.3b; an unknown name lists "
-        "all. Default: the model in the checkpoint; without a checkpoint, sample.",
+        "Name of a model whose sizes are known, such as sample or self-forcing-1.3b; for an unknown name the "
+        "error lists all names. Default: the model in the checkpoint; without a checkpoint, sample.",
         Group.MODEL,
         plan=True,
         values=_presets,
@@ -142,13 +142,14 @@ class BuildOptions:
         any_workload=True,
     )
     model_folder: Path | None = _option(
-        "A folder with all files of a model, each found by its content; options that name a file take precedence.",
+        "A folder with all files of a model; the build finds each file by its content. Options that name a file "
+        "take precedence.",
         Group.MODEL,
         common=True,
         any_workload=True,
     )
     variant: str | None = _option(
-        "The variant of files in diffusers' folders, such as fp16, of the transformer, --vae and --text-encoder.",
+        "Variant of the files in diffusers' folders, such as fp16, for the transformer, --vae and --text-encoder.",
         Group.MODEL,
     )
     random_weights: int | None = _option(
@@ -170,8 +171,8 @@ class BuildOptions:
     )
     entry: str | None = _option(
         "The entry of a .pt that holds the weights, such as generator (as trained) or generator_ema (averaged). "
-        "Default: the preset's entry, else the first of generator_ema, generator, model, state_dict; the "
-        "build prints it.",
+        "Default: the preset's entry, else the first of generator_ema, generator, model, state_dict. The build "
+        "prints the entry.",
         Group.MODEL,
     )
     lora: tuple[str, ...] = _option(
@@ -186,13 +187,14 @@ class BuildOptions:
         False,
     )
     camera: str | None = _option(
-        "For models with a camera. chunk: each layer's scale and shift for the camera are computed once a chunk and "
-        "kept; pass: they are computed in every pass, which needs less memory; none: layers without a camera.",
+        "For models with a camera. chunk: each layer's scale and shift for the camera are computed once a chunk "
+        "and kept; pass: scale and shift are computed in every pass, which needs less memory; none: layers "
+        "without a camera.",
         Group.MODEL,
         plan=True,
     )
     speakers: int | None = _option(
-        "For models with audio input: number of voices of a session; with several, each has a mask. Default: "
+        "For models with audio input: number of voices of a session; each of several voices has a mask. Default: "
         "the number in config.json (speakers), else 1.",
         Group.MODEL,
         plan=True,
@@ -204,16 +206,18 @@ class BuildOptions:
         common=True,
     )
     vae_kind: str | None = _option(
-        "The kind of the file of --vae, where only its name would tell: taehv or lighttae. Default: lighttae for a "
-        "file with this word in its name. The build says which.",
+        "The kind of the file of --vae, if only the file's name shows the kind: taehv or lighttae. Default: "
+        "lighttae for a file with this word in its name. The build prints the kind.",
         Group.MEDIA,
     )
     vae_encoder: Path | None = _option(
-        "A Wan VAE that encodes pictures, where --vae only decodes. Without it pictures are given as latents.",
+        "A Wan VAE that encodes pictures, if --vae only decodes. Without an encoder, pictures are given as "
+        "latents.",
         Group.MEDIA,
     )
     vae_fp8: bool = _option(
-        "Compute convolutions of the VAE's decoder in fp8 where the GPU has measured tile sizes for them.",
+        "Compute convolutions of the VAE's decoder in fp8 where the GPU has measured tile sizes for convolutions "
+        "in fp8.",
         Group.MEDIA,
         False,
     )
@@ -228,12 +232,13 @@ class BuildOptions:
         any_workload=True,
     )
     audio_encoder: Path | None = _option(
-        "For models that take sound: a HuBERT folder. The caller then passes samples instead of features.",
+        "For models that take sound: a HuBERT folder. With an audio encoder the caller passes samples instead of "
+        "features.",
         Group.MEDIA,
     )
     image_encoder: Path | None = _option(
-        "For models that take a picture beside the text: Wan's CLIP, as a .pth file or a transformers folder. The "
-        "caller then passes the picture instead of features.",
+        "For models that take a picture beside the text: Wan's CLIP, as a .pth file or a transformers folder. "
+        "With an image encoder the caller passes the picture instead of features.",
         Group.MEDIA,
     )
     no_vae: bool = _option("Leave out the VAE: the artifact returns latents.", Group.MEDIA, False, plan=True)
@@ -254,7 +259,8 @@ class BuildOptions:
         common=True,
     )
     aspect: str | None = _option(
-        "Aspect ratio of the start pictures, as 16:9 or 1920:1080. The video gets this aspect and the preset's area.",
+        "Aspect ratio of the start pictures, such as 16:9 or 1920:1080. The video gets this aspect ratio and the "
+        "preset's area.",
         Group.LAYOUT,
         plan=True,
     )
@@ -265,12 +271,13 @@ class BuildOptions:
         "Number of latent frames at the start of the stream that stay in the cache.", Group.LAYOUT, plan=True
     )
     ring_frames: int | None = _option(
-        "Number of latent frames in the cache behind the sink; a new frame replaces the oldest.",
+        "Number of latent frames in the cache behind the sink; a new frame replaces the oldest frame.",
         Group.LAYOUT,
         plan=True,
     )
     layer_rings: tuple[int, ...] | None = _option(
-        "Ring sizes of the layers, repeated from the first layer on: 2,2,2,2,21. The largest is --ring-frames.",
+        "Ring sizes of the layers, repeated from the first layer on: 2,2,2,2,21. The largest ring size is "
+        "--ring-frames.",
         Group.LAYOUT,
         plan=True,
         numbers=True,
@@ -281,26 +288,28 @@ class BuildOptions:
         plan=True,
     )
     window_positions: bool | None = _option(
-        "RoPE counts frames from the oldest frame in the cache, or from the start of the stream.",
+        "RoPE counts frames from the oldest frame in the cache (--window-positions), or from the start of the "
+        "stream (--stream-positions).",
         Group.LAYOUT,
         off="--stream-positions",
         plan=True,
     )
     rope_max_frames: int | None = _option(
         "With --window-positions: RoPE counts frames from the start of the stream, but shifts frames behind the "
-        "sink so that the newest has at most this number. 0: RoPE counts the frames in the cache.",
+        "sink so that the newest frame has at most this number. 0: RoPE counts the frames in the cache.",
         Group.LAYOUT,
         plan=True,
     )
     references_apart: bool | None = _option(
-        "With --window-positions: RoPE leaves the reference frame out of the count, so that this frame and the first "
-        "frame of the stream have position 0; or counts it, too.",
+        "With --window-positions: RoPE leaves the reference frame out of the count, so that the reference frame "
+        "and the first frame of the stream have position 0 (--references-apart); or RoPE also counts the "
+        "reference frame (--references-counted).",
         Group.LAYOUT,
         off="--references-counted",
         plan=True,
     )
     batch: tuple[int, ...] | None = _option(
-        "Number of streams in one engine call; with --sessions several numbers: 1,2,4.",
+        "Number of streams in one engine call; with --sessions, several numbers may be given: 1,2,4.",
         Group.LAYOUT,
         plan=True,
         numbers=True,
@@ -315,32 +324,33 @@ class BuildOptions:
     )
 
     timesteps: tuple[float, ...] | None = _option(
-        "Timesteps of a chunk's passes, falling from 1000: 1000,757,522. Default: those of the preset or checkpoint.",
+        "Timesteps of a chunk's passes, falling from 1000: 1000,757,522. Default: the timesteps of the preset or "
+        "checkpoint.",
         Group.PASSES,
         plan=True,
         decimals=True,
     )
     first_timesteps: tuple[float, ...] | None = _option(
-        "Timesteps of the first chunk's passes, if they differ from those of later chunks.",
+        "Timesteps of the first chunk's passes, if the first chunk has other timesteps than later chunks.",
         Group.PASSES,
         plan=True,
         decimals=True,
     )
     shift: float | None = _option(
-        "Warp --timesteps and --first-timesteps towards noise; Self-Forcing: 1000,750,500,250 and 5. Default: they are "
-        "taken as given.",
+        "Warp --timesteps and --first-timesteps towards noise; Self-Forcing: timesteps 1000,750,500,250 and shift "
+        "5. Default: timesteps are taken as given.",
         Group.PASSES,
         plan=True,
     )
     sigmas: tuple[float, ...] | None = _option(
-        "Noise level of each of --timesteps, above 0 and at most 1. Default: timestep / 1000.",
+        "Noise levels, one for each of --timesteps, above 0 and at most 1. Default: timestep / 1000.",
         Group.PASSES,
         plan=True,
         decimals=True,
     )
     renoise_sigmas: tuple[float, ...] | None = _option(
-        "Noise level to which the result of each pass except the last is renoised. Default: the level of the next "
-        "pass.",
+        "Noise level to which the result of each pass except the last is renoised. Default: the noise level of "
+        "the next pass.",
         Group.PASSES,
         plan=True,
         decimals=True,
@@ -358,30 +368,31 @@ class BuildOptions:
     )
 
     positions: int | None = _option(
-        "Most positions of a session of speech: tokens of the prompt and patches together. Default: "
-        f"{DEFAULT_POSITIONS}.",
+        "Largest number of positions of a speech session: tokens of the prompt and patches of sound together. "
+        f"Default: {DEFAULT_POSITIONS}.",
         Group.SPEECH,
         plan=True,
         common=True,
     )
     read_lengths: tuple[int, ...] | None = _option(
-        "Numbers of positions that a call of speech can read; each needs engines of its own. The last is --positions. "
-        f"Default: --positions and the numbers of {with_commas(DEFAULT_READ_LENGTHS)} below it; with fused "
-        "kernels, whose steps read only filled positions, the numbers of "
-        f"{with_commas(DEFAULT_READ_LENGTHS[-2:])} below it.",
+        "Numbers of cache positions that an engine call of speech can read; each number needs engines of its own. "
+        f"The last number is --positions. Default: --positions and those of {with_commas(DEFAULT_READ_LENGTHS)} "
+        "that are below --positions; with fused kernels, whose steps read only filled positions, --positions and "
+        f"those of {with_commas(DEFAULT_READ_LENGTHS[-2:])} that are below --positions.",
         Group.SPEECH,
         plan=True,
         numbers=True,
     )
     prefill: tuple[int, ...] | None = _option(
-        "Numbers of prompt tokens that a call of speech can take; each needs engines of its own, and longer "
-        f"prompts take several calls. Default: the numbers of {with_commas(DEFAULT_PREFILL)} up to --positions.",
+        "Numbers of prompt tokens that an engine call of speech can take; each number needs engines of its own, "
+        f"and longer prompts take several calls. Default: those of {with_commas(DEFAULT_PREFILL)} that are at most "
+        "--positions.",
         Group.SPEECH,
         plan=True,
         numbers=True,
     )
     steps: int | None = _option(
-        f"Number of solver steps for a patch of speech. Default: {DEFAULT_STEPS}.",
+        f"Number of solver steps for a patch of sound. Default: {DEFAULT_STEPS}.",
         Group.SPEECH,
     )
 
@@ -395,7 +406,7 @@ class BuildOptions:
         any_workload=True,
     )
     fp4_kv: bool = _option(
-        "The same as --kv fp4: the cache takes 0.28 of the memory that it takes in bf16.",
+        "The same as --kv fp4: the cache takes 0.28 of the memory of a bf16 cache.",
         Group.CACHE,
         False,
         plan=True,
@@ -408,13 +419,15 @@ class BuildOptions:
         plan=True,
     )
     pass_caches: bool | None = _option(
-        "Use a KV cache for each denoise pass, or one KV cache that a context pass writes.",
+        "Use a KV cache for each denoise pass (--pass-caches), or one KV cache that a context pass writes "
+        "(--context-pass).",
         Group.CACHE,
         off="--context-pass",
         plan=True,
     )
     offload_cache: bool | None = _option(
-        "Keep the KV cache on the host and copy it to the device layer by layer, or keep it on the device.",
+        "Keep the KV cache on the host and copy the cache to the device layer by layer (--offload-cache), or keep "
+        "the KV cache on the device (--resident-cache).",
         Group.CACHE,
         off="--resident-cache",
         plan=True,
@@ -477,7 +490,7 @@ class BuildOptions:
         any_workload=True,
     )
     no_goldens: bool = _option(
-        "Record no chunks with which `verify` compares; only for GPUs that are not in this machine.",
+        "Do not record the chunks with which `verify` compares; only for GPUs that are not in this machine.",
         Group.OUTPUT,
         False,
         any_workload=True,
