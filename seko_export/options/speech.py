@@ -96,8 +96,8 @@ def _fused(options: BuildOptions, machine: Target) -> bool:
 
 
 def _sizes(options: BuildOptions, model: SpeechModel, tokenizer: Path | None, *, fused: bool) -> SpeechConfig:
-    positions = options.positions or min(DEFAULT_POSITIONS, model.longest)
-    sessions = options.sessions or max(options.batch or (1,))
+    positions = min(DEFAULT_POSITIONS, model.longest) if options.positions is None else options.positions
+    sessions = max((1, *(options.batch or ()))) if options.sessions is None else options.sessions
     buckets = options.batch or tuple(size for size in SPEECH_BUCKETS if size <= sessions)
     usual = DEFAULT_READ_LENGTHS[-2:] if fused else DEFAULT_READ_LENGTHS
     lengths = (*(length for length in usual if length < positions), positions)
