@@ -25,8 +25,9 @@ from seko_export.options.resolved import ResolvedBuild
 from seko_runtime.errors import ArtifactError
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
+from seko_runtime.format.pipes import is_pipe
 from seko_runtime.media_files.pictures import load_image
-from seko_runtime.video.files import check_output
+from seko_runtime.video.files import SUFFIXES, check_output
 
 TRIALS = "trials"  # below the user's cache
 SERVER = "seko_serve"
@@ -103,6 +104,8 @@ def check_shown(output: Path | None, pictures: Mapping[str, Path | None] = Mappi
 
     Raises
     ------
+    UsageError
+        If the output's suffix is of no format.
     MachineError
         If the server is not installed.
     SekoRuntimeError
@@ -112,6 +115,8 @@ def check_shown(output: Path | None, pictures: Mapping[str, Path | None] = Mappi
         if path is not None:
             load_image(path, option)
     if output is not None:
+        if output.suffix not in SUFFIXES and not is_pipe(output):
+            raise UsageError(f"-o {output}: expected a file that ends in one of {', '.join(SUFFIXES)}")
         check_output(output)
     elif importlib.util.find_spec(SERVER) is None:
         raise MachineError(

@@ -126,8 +126,9 @@ def test_two_processes_that_build_the_same(tmp_path: Path) -> None:
 def test_what_cannot_be_shown_is_told_before_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="format"):
-        check_shown(tmp_path / "video.avi")
+    for output in (tmp_path / "video.avi", Path("-")):  # `try` has no --format, and its report goes to stdout
+        with pytest.raises(BuildUsageError, match=r"ends in one of \.npy, \.y4m, \.mp4$"):
+            check_shown(output)
     (tmp_path / "empty.png").touch()
     with pytest.raises(InputFileError, match=r"^--last-image .*empty\.png is empty"):
         check_shown(tmp_path / "video.npy", {"--image": None, "--last-image": tmp_path / "empty.png"})
