@@ -164,14 +164,11 @@ def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
         If the file or folder is damaged, or is not an artifact, checkpoint or LoRA; the subclass tells the cause. If
         the path does not exist, the error is a `CheckpointNotFoundError`.
     """
-    from seko_export.checkpoints.errors import CheckpointNotFoundError
+    from seko_export.checkpoints.errors import check_exists
     from seko_export.errors import UsageError
 
     path = Path(path)
-    if not path.exists():
-        raise CheckpointNotFoundError(
-            f"{path} was not found: give the path of an artifact's folder or of a checkpoint"
-        )
+    check_exists(str(path), path, "give the path of an artifact's folder or of a checkpoint")
 
     from seko_export.tools.checkpoint_inspection import inspect_checkpoint, is_checkpoint
     from seko_export.tools.inspection import inspect_artifact

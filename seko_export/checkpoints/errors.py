@@ -3,6 +3,7 @@ code 3."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,26 @@ class WeightKeysError(CheckpointError):
 
 class UnknownModelError(CheckpointError):
     """The weights are complete, but no model family recognises them."""
+
+
+def check_exists(what: str, path: Path, advice: str) -> None:
+    """Raise a CheckpointNotFoundError if nothing exists at ``path``, or the system does not let this process look.
+
+    Parameters
+    ----------
+    what : str
+        The beginning of the error's sentence: the option, if there is one, and the path.
+    path : Path
+        The path to check.
+    advice : str
+        The end of the error's sentence: what the user does.
+    """
+    try:
+        path.stat()
+    except OSError as fault:
+        absent = fault.errno in (errno.ENOENT, errno.ENOTDIR)
+        found = "was not found" if absent else f"cannot be read ({fault.strerror})"
+        raise CheckpointNotFoundError(f"{what} {found}: {advice}") from None
 
 
 @contextmanager

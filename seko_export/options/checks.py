@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.backends import BACKENDS
-from seko_export.checkpoints.errors import CheckpointNotFoundError
+from seko_export.checkpoints.errors import check_exists
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import MachineError, UsageError
@@ -190,10 +190,10 @@ def check_files(options: BuildOptions) -> None:
         ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
         *(("--lora", lora.path, "a LoRA: FILE or FILE:WEIGHT") for lora in options.lora_files),
     ):
-        if path is not None and not path.exists():
+        if path is not None:
             known = what == "checkpoint" and str(path) in (SAMPLE, *presets(), *speech_presets())
             hint = f"; the model of that name is --preset {path}" if known else ""
-            raise CheckpointNotFoundError(f"{what} {path} was not found: give the path of {expected}{hint}")
+            check_exists(f"{what} {path}", path, f"give the path of {expected}{hint}")
 
 
 def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str:

@@ -49,6 +49,9 @@ TYPOS = (
     (["build", "absent.pt"], 3, "absent.pt was not found"),
     (["build", "--vae", "absent"], 3, "--vae absent was not found"),
     (["build", "--run-config", "absent"], 3, "--run-config absent was not found"),
+    (["build", "n" * 300], 3, "cannot be read (File name too long): give the path"),
+    (["build", "--vae", "loop"], 3, "--vae loop cannot be read (Too many levels of symbolic links)"),
+    (["inspect", "n" * 300], 3, "cannot be read (File name too long): give the path"),
     (["build", "--force", "-o", "."], 2, "is no artifact"),
     (["build", "-o", "file/x"], 5, "file is no folder"),
     (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
@@ -62,6 +65,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, li
     """How the commands of `TYPOS` ended, in their order."""
     folder = tmp_path_factory.mktemp("typos")
     (folder / "file").write_text("")
+    (folder / "loop").symlink_to("loop")
     commands = [
         [*words, *(["-o", "out"] if words[0] == "build" and "-o" not in words else [])]
         for words, _, _ in TYPOS
@@ -107,6 +111,20 @@ def test_numbers_that_would_overflow_are_named(arguments, invoke):
     done = invoke("plan", "--gpu", "h200", "--preset", "tiny", *arguments)
     assert done.exit_code == 2
     assert f"seko-export: {arguments[0]}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--positions", "--positions 0: expected at least 2"),
+        ("--sessions", "--sessions 0: a pool holds at least 1"),
+        ("--batch", "--batch 0: with --sessions 1"),
+    ],
+)
+def test_a_size_of_speech_that_is_zero_is_not_the_default(option, sentence, invoke):
+    done = invoke("plan", "--gpu", "h200", "--preset", "voxcpm2", option, "0")
+    assert done.exit_code == 2
+    assert sentence in done.stderr
 
 
 def test_a_config_that_cannot_be_read_is_left_to_the_loader(tmp_path):
