@@ -107,6 +107,23 @@ def test_the_nearest_name_is_told(arguments: list[str], words: str, capsys: Said
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--chunks", "--steps", "--patches"])
+def test_a_number_that_is_not_whole_is_named(option: str, capsys: Said) -> None:
+    assert main(["run", "a", option, "1.5", "-o", "b.npy"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: argument {option}: '1.5' is no whole number; see")
+
+
+def test_a_name_of_the_output_that_is_too_long_is_told(
+    whole_folder: Path, tmp_path: Path, capsys: Said
+) -> None:
+    path = tmp_path / f"{'n' * 300}.npy"
+    assert main(["run", str(whole_folder), "-o", str(path)]) == 5
+    assert (
+        capsys.readouterr().err
+        == f"error: {path} cannot be written (File name too long): choose another -o\n"
+    )
+
+
 def test_beginnings_of_options_and_sentences_that_look_like_options_are_taken(
     whole_folder: Path, tmp_path: Path, capsys: Said
 ) -> None:

@@ -160,6 +160,8 @@ def check_file_place(output_path: Path) -> None:
     _check_file_path(output_path, replace=True)
     folder = next(parent for parent in output_path.parents if os.path.lexists(parent))
     with disk_faults(output_path):
+        with contextlib.suppress(FileNotFoundError):
+            output_path.lstat()  # raises if the name is too long
         if not folder.is_dir():
             raise unwritable(output_path, errno.ENOTDIR)
         if not os.access(folder, os.W_OK | os.X_OK):
