@@ -155,7 +155,8 @@ def admit_conv(
             return Admission(error, bound, f"{case.name}: error {error:.4g} is above {bound:.4g}")
         if worst is None or error * worst.bound > worst.error * bound:
             worst = Admission(error, bound)
-    return worst or _refused("no case")
+    assert worst is not None, "conv_cases returned none"
+    return worst
 
 
 def _run(inputs: ConvInputs, tiles: ConvTiles) -> Tensor:

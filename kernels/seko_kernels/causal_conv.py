@@ -131,7 +131,7 @@ def causal_conv(
     if missing:
         x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
         earlier = None if earlier is None else F.pad(earlier, (0, missing))
-    _expect_taps_of(tiles, weight)
+    _expect_margin_of(tiles, weight)
     out: Tensor = _causal_conv_cuda(x, earlier, weight, scale, bias, residual, tiles.numbers, False)
     return out
 
@@ -178,7 +178,7 @@ def doubled_conv(x: Tensor, weight: Tensor, bias: Tensor, *, tiles: ConvTiles) -
     missing = _missing_channels(x)
     if missing:
         x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
-    _expect_taps_of(tiles, weight)
+    _expect_margin_of(tiles, weight)
     out: Tensor = _causal_conv_cuda(x, None, weight, None, bias, None, tiles.numbers, True)
     return out
 
@@ -188,9 +188,14 @@ def _missing_channels(x: Tensor) -> int:
     return -x.shape[4] * x.element_size() % PIXEL_BYTES // x.element_size()
 
 
-def _expect_taps_of(tiles: ConvTiles, weight: Tensor) -> None:
-    if tiles.margin and tuple(weight.shape[1:3]) != (3, 3):
+def _expect_margin_of(tiles: ConvTiles, weight: Tensor) -> None:
+    """Refuse tiles with a margin for a weight that their kernel does not take; it would round float32 to TF32."""
+    if not tiles.margin:
+        return
+    if tuple(weight.shape[1:3]) != (3, 3):
         raise KernelsError(f"tiles with a margin are for 3 x 3 taps, got {tuple(weight.shape[1:3])}")
+    if weight.dtype == torch.float32:
+        raise KernelsError("tiles with a margin are for bfloat16 and e4m3 numbers, got float32")
 
 
 @triton_op("seko::causal_conv", mutates_args=())
@@ -238,6 +243,7 @@ def launch_causal_conv(
     """Launch the convolution kernel of the given tile sizes with at most `programs` programs. `kernel` is the result of
     `conv_kernel_of`, or a torch op's wrapper of this kernel. With `doubled` the weight has the form that `doubled_conv`
     takes."""
+    assert not (doubled and tiles.margin), "the kernel of tiles with a margin does not double"
     batch, frames, height, width, channels = x.shape
     taps_t, taps_h, taps_w = DOUBLED_TAPS if doubled else weight.shape[:3]
     filters = weight.shape[3]

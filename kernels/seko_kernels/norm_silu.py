@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import conv_reference
-from seko_kernels.checks import expect
+from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
 from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
 from seko_kernels.triton.norm_silu import norm_silu_kernel
@@ -24,7 +24,7 @@ def part_of(channels: int) -> int | None:
     """Return the number of channels in a part of the kernel, or None. The kernel takes a number of channels that is a
     power of two, or three times a power of two; for other numbers the result is None."""
     part = channels // 3 if channels % 3 == 0 else channels
-    return part if part >= 8 and part <= NUMBERS and not part & (part - 1) else None
+    return part if 8 <= part <= NUMBERS and not part & (part - 1) else None
 
 
 def norm_silu(x: Tensor, gamma: Tensor) -> Tensor:
@@ -49,12 +49,13 @@ def norm_silu(x: Tensor, gamma: Tensor) -> Tensor:
         If a tensor has another shape, dtype or layout than documented here; if the tensors are on different devices, or
         on a device that is neither CPU nor CUDA.
     """
+    expect_dims("x", x, 5, "[batch, frames, height, width, channels]")
     channels = x.shape[-1]
     expect("x", x, tuple(x.shape), *FLOAT_DTYPES)
     expect("gamma", gamma, (channels,), x.dtype)
     if part_of(channels) is None:
         raise KernelsError(
-            f"x has {channels} channels, expected a power of two of at least 8, or three times one"
+            f"x has {channels} channels, expected a power of two from 8 to {NUMBERS}, or three times one"
         )
     replacement = stand_in("norm_silu")
     if replacement is not None:

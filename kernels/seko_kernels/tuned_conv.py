@@ -8,6 +8,7 @@ table of convolutions; opening an artifact does not read the table.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -72,10 +73,15 @@ class ConvTiles:
             raise TilesError("a tile with a margin has no filters first")
         fewest = 64 if self.filters_first else 16  # rows of a matrix instruction, or its columns
         sides = () if self.margin else (("rows", 1), ("columns", 1))
-        for name, least in (*sides, ("filters", fewest), ("channels", 16), ("warps", 4)):
+        for name, least in (*sides, ("filters", fewest), ("channels", 16)):
             _expect_power(name, getattr(self, name), least)
         if self.margin and (self.rows, self.columns) != MARGIN_TILE:
-            raise TilesError(f"a tile with a margin has 6 x 64 pixels, got {self.rows} x {self.columns}")
+            rows, columns = MARGIN_TILE
+            raise TilesError(
+                f"a tile with a margin has {rows} x {columns} pixels, got {self.rows} x {self.columns}"
+            )
+        if self.warps not in ((hopper_conv.WARPS,) if self.margin else (4, 8)):
+            raise TilesError(f"{self.warps} warps, expected 4 or 8, and {hopper_conv.WARPS} with a margin")
         if self.more_filters:
             _expect_power("more_filters", self.more_filters, fewest)
         if self.rows * self.columns < 64:
@@ -132,9 +138,13 @@ def size_class(frames: int, height: int, width: int) -> str:
     return shape_class(frames, 1, height * width)
 
 
-def has_fp8_convolutions(arch: str) -> bool:
-    """Return whether the table has e4m3 convolutions for an architecture."""
-    return any(convolution.fp8 for known, convolution in faster_table() if known == arch)
+def has_fp8_convolutions(arch: str, channels: Collection[int]) -> bool:
+    """Return whether the table has e4m3 convolutions for an architecture, between these numbers of channels."""
+    return any(
+        convolution.fp8 and convolution.channels in channels and convolution.filters in channels
+        for known, convolution in faster_table()
+        if known == arch
+    )
 
 
 def measured_tiles(arch: str, convolution: Convolution) -> ConvTiles | None:
@@ -169,10 +179,14 @@ def read_table(file: Path) -> dict[tuple[str, Convolution], ConvTiles]:
     return table
 
 
-def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Add convolutions (`rows`) to the JSON table; entries of the same architecture and convolution are replaced."""
+def write_table(
+    file: Path, rows: Sequence[dict[str, Any]], dropped: Collection[tuple[str, Convolution]] = ()
+) -> None:
+    """Add convolutions (`rows`) to the JSON table, and remove others (`dropped`, with their architectures); entries of
+    the same architecture and convolution are replaced."""
     old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     merged = {_key(row): row for row in [*old, *rows]}
+    merged = {key: row for key, row in merged.items() if key not in dropped}
     lines = ",\n".join(json.dumps(merged[key], sort_keys=True) for key in sorted(merged))
     file.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")
     read_table(file)

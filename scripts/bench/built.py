@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from scripts.bench.rows import measured_commit
+
+KERNELS = Path(__file__).parents[2] / "kernels" / "seko_kernels"
 
 
 def add_prepare(parser: argparse.ArgumentParser) -> None:
@@ -71,13 +74,20 @@ def known(output: Path, inputs: object) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads(_mark(output).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return facts if (facts.pop("commit"), facts.pop("inputs", None)) == (commit, repr(inputs)) else None
+    same = (facts.pop("commit"), facts.pop("inputs", None)) == (commit, _told(inputs))
+    return facts if same else None
 
 
 def mark(output: Path, inputs: object, **facts: object) -> None:
     """Note beside a file or folder that this commit built it, with what a row says of the build."""
-    content = {"commit": measured_commit(), "inputs": repr(inputs), **facts}
+    content = {"commit": measured_commit(), "inputs": _told(inputs), **facts}
     _mark(output).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _told(inputs: object) -> str:
+    """Return what is built, with the SHA-256 of the kernels' tables, which measurements write between two commits."""
+    tables = b"".join(table.read_bytes() for table in sorted(KERNELS.glob("tuned*.json")))
+    return f"{inputs!r} {hashlib.sha256(tables).hexdigest()}"
 
 
 def _mark(output: Path) -> Path:

@@ -9,7 +9,8 @@ server's own thread opens the pool. Parts:
   Wan's VAE, 480x832; two viewers at 15 fps for ``--misses-of`` chunks. ``unhurried``: the first two figures alone,
   ``misses``: the last;
 - ``s3``: ``serve_misses_s3``: the same at 320x576 and 16 fps, as many viewers as are admitted, for ``--misses-s3-of``;
-- ``key``: ``serve_key_to_picture``, lingbot v2, from a key's event to the decoded frame that shows it, in chunk times;
+- ``key``: ``serve_key_to_picture``, lingbot v2, from a key's event until the first encoded frame of the chunk that
+  follows the key is at the client, in chunk times;
 - ``encode``: ``serve_encode_cores``.
 
 ``--eager`` runs every engine uncompiled, and with ``--preset tiny`` a CPU tries the script.
@@ -65,8 +66,9 @@ async def run(url, presses, image):
             elif message["type"] == "chunk" and message["chunk"] > 8:  # two are unshown: the row waits
                 if len(times) >= presses:
                     break
+                pressed = time.monotonic()
                 name = await client.send("keys", held=["KeyJ" if len(times) % 2 else "KeyL"])
-                sent = (name, time.monotonic(), None)
+                sent = (name, pressed, None)
                 await client.send("ack", chunk=message["chunk"] - 1)
         await client.close()
     print(json.dumps(times))

@@ -135,9 +135,9 @@ def build_config(
     """Return a build with the VAE of this name, one of `CASES`, for this machine, and its VAE."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     case, vae = CASES[name], replace(VAE_PRESETS[name], fp8=fp8)
-    if fp8 and not has_fp8_convolutions(resolve_target("auto").arch):
+    if fp8 and not has_fp8_convolutions(resolve_target("auto").arch, vae.fp8_channels):
         raise SystemExit(
-            "no fp8 convolution was measured on this GPU: run scripts/bench/vae_kernels.py --fp8 --admit"
+            f"no fp8 convolution of {name} was measured on this GPU: run scripts/bench/vae_kernels.py --fp8 --admit"
         )
     stream = StreamConfig(
         height or case.height,

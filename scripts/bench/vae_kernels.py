@@ -111,7 +111,9 @@ def main() -> None:
             raise SystemExit("no candidate compiled")
         running -= failed
     timed = time_candidates(groups, running, options.tiles, deadline)
-    admissions = admit_fastest(groups, timed, options.seconds * ADMIT_SHARE)
+    admissions, refused = admit_fastest(groups, timed, options.seconds * ADMIT_SHARE)
+    if options.admit is not None and refused:
+        write_table(options.admit, [], [(architecture(), key) for key in refused])
     compare_layers(groups, admissions, options.admit, deadline)
 
 
@@ -266,8 +268,11 @@ def time_candidates(
     return timed
 
 
-def admit_fastest(groups: Groups, timed: Timed, seconds: float) -> dict[Convolution, dict[str, Any]]:
-    """Check the fastest candidates of each convolution in other processes; return those that were admitted."""
+def admit_fastest(
+    groups: Groups, timed: Timed, seconds: float
+) -> tuple[dict[Convolution, dict[str, Any]], list[Convolution]]:
+    """Check the fastest candidates of each convolution in other processes; return those that were admitted, and the
+    convolutions of which every checked candidate was refused."""
     keys = list(groups)
     orders = [
         (keys.index(key), [asdict(tiles) for tiles in order[:ADMITTED]])
@@ -276,14 +281,15 @@ def admit_fastest(groups: Groups, timed: Timed, seconds: float) -> dict[Convolut
     ]
     if not INTERPRETED:
         torch.cuda.empty_cache()
-    admitted = {}
+    admitted, refusals = dict[Convolution, dict[str, Any]](), Counter[int]()
     for line in children(
         [{"admit": share} for n in range(ADMITTING) if (share := orders[n::ADMITTING])], seconds
     ):
         emit(**{**line, "convolution": keys[line["number"]]})
         if line["kind"] == "admitted":
             admitted[keys[line["number"]]] = line
-    return admitted
+        refusals[line["number"]] += line["kind"] == "refused"
+    return admitted, [keys[number] for number, order in orders if refusals[number] == len(order)]
 
 
 # -- whole layers ----------------------------------------------------------------------------------------------
@@ -292,13 +298,10 @@ def admit_fastest(groups: Groups, timed: Timed, seconds: float) -> dict[Convolut
 def compare_layers(
     groups: Groups, admitted: dict[Convolution, dict[str, Any]], table: Path | None, deadline: float
 ) -> None:
-    """Time each layer with torch's convolution and with the kernel; write the tile sizes where the kernel won."""
-    arch = "interpreter"
-    if not INTERPRETED:
-        major, minor = torch.cuda.get_device_capability()
-        arch = f"sm_{major}{minor}"
+    """Time each layer with torch's convolution and with the kernel. Write the tile sizes where the kernel won, and
+    remove those of an earlier run where it lost."""
     here = {
-        "arch": arch,
+        "arch": architecture(),
         "gpu": gpu_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -331,8 +334,18 @@ def compare_layers(
                 **here,
             }
             write_table(table, [row])
+        elif table is not None:
+            write_table(table, [], [(here["arch"], key)])
         fastest[plain] = min(fastest[plain], ms)
     emit(kind="summary", **here)
+
+
+def architecture() -> str:
+    """Return this GPU's architecture, as the table names it."""
+    if INTERPRETED:
+        return "interpreter"
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
 
 
 def total_milliseconds(cases: Counter[Case], tiles: ConvTiles | None) -> float:

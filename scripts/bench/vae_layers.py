@@ -45,7 +45,8 @@ class Case(NamedTuple):
     first : bool
         Whether the call has no cached frames.
     normed, added : bool
-        Whether RMS norm and SiLU stand before the convolution, and a residual is added to it.
+        Whether RMS norm and SiLU stand before the convolution, as in a residual block, and a residual is added to it.
+        The norm before a decoder's last convolution is not measured, since builds leave it to the compiler.
     fp8 : bool
         Whether frames and weight are e4m3, as in a residual block of a build with ``--vae-fp8``.
     """
@@ -119,7 +120,7 @@ def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, fir
     half = on_meta(lambda: VaeDecode(config, first=first, frames=latents))
     blocks = [module for module in half.modules() if isinstance(module, ResidualBlock)]
     in_blocks = {layer for block in blocks for layer in block.residual if isinstance(layer, CausalConv3d)}
-    normed, added = {half.decoder.head[-1], *in_blocks}, {block.residual[-1] for block in blocks}
+    added = {block.residual[-1] for block in blocks}
     seen: Counter[Case] = Counter()
 
     def hook(module: nn.Module, _: Any, y: Tensor) -> None:
@@ -129,7 +130,7 @@ def cases_of(config: WanVaeConfig, height: int, width: int, latents: int, *, fir
             return
         frames = y.shape[0] if y.dim() == 4 else y.shape[2]
         sides = (frames, y.shape[-2], y.shape[-1])
-        case = Case(weight.shape[1], len(weight), taps, *sides, first, module in normed, module in added)
+        case = Case(weight.shape[1], len(weight), taps, *sides, first, module in in_blocks, module in added)
         seen[case] += 1
         if module in in_blocks and case.channels % 16 == 0:  # as the kernel takes e4m3
             seen[case._replace(fp8=True)] += 1

@@ -236,6 +236,11 @@ class VaeConfig(ABC):
         """Return the config of this VAE with fp8 in its decoder; None if the decoder cannot use fp8."""
         return None
 
+    @property
+    def fp8_channels(self) -> frozenset[int]:
+        """Numbers of channels between which the decoder's convolutions can multiply fp8 numbers."""
+        return frozenset()
+
     def video_frames(self, frames: int, *, first: bool) -> int:
         """Return the number of video frames to which ``frames`` latent frames are decoded, at the start of a stream or
         later in it."""

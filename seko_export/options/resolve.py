@@ -233,10 +233,10 @@ def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
             f"--vae-fp8 contradicts --ranks {ranks}: ranks that share a picture convolve in "
             "the compute dtype; leave one of them out"
         )
-    if not has_fp8_convolutions(machine.arch):
+    if not has_fp8_convolutions(machine.arch, in_fp8.fp8_channels):
         raise UsageError(
-            f"--vae-fp8: no fp8 convolution was measured on {machine.arch}, so none would be used; leave it out, or "
-            "measure (scripts/bench/vae_kernels.py --fp8 --admit)"
+            f"--vae-fp8: no fp8 convolution of a {in_fp8.title.partition(',')[0]} was measured on {machine.arch}, so "
+            "none would be used; leave it out, or measure (scripts/bench/vae_kernels.py --fp8 --admit)"
         )
     return in_fp8
 

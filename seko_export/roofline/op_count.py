@@ -122,12 +122,15 @@ def _count_convolution(
     scale: Tensor | None,
     tiles: ConvTiles,
 ) -> Tensor:
-    """Record a convolution of `causal_conv.causal_conv`, and return an empty tensor for its result."""
+    """Record a convolution of `causal_conv.causal_conv`, and return an empty tensor for its result. Without earlier
+    frames the kernel leaves out their products."""
     del tiles
     out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
     ins = [t for t in (x, earlier, weight, bias, residual, scale) if t is not None]
-    taps = weight.shape[:3].numel()
-    recorder.add(OWN_CONVOLUTION, ins, [out], flops=2 * out.numel() * taps * x.shape[4])
+    frames, taps = x.shape[1], weight.shape[0]
+    times = frames * taps if earlier is not None else sum(min(t + 1, taps) for t in range(frames))
+    products = weight.shape[1:3].numel() * times * x.shape[4]
+    recorder.add(OWN_CONVOLUTION, ins, [out], flops=2 * out[:, 0].numel() * products)
     return out
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -139,8 +140,8 @@ def test_the_table_gets_what_was_right_and_faster(
     runs = set(bench.kernels_of(groups, 2))
     timed = bench.time_candidates(groups, runs, 2, float("inf"))
     assert {len(order) for order in timed.values()} == {2}
-    admitted = bench.admit_fastest(groups, timed, 1.0)
-    assert set(admitted) == set(groups)
+    admitted, refused = bench.admit_fastest(groups, timed, 1.0)
+    assert (set(admitted), refused) == (set(groups), [])
     measured, file = bench.layer_milliseconds, tmp_path / "table.json"
 
     def milliseconds(case: Any, tiles: Any) -> float:
@@ -156,6 +157,9 @@ def test_the_table_gets_what_was_right_and_faster(
         ("interpreter", key) for key in groups if (key.fp8 or key.taps == DOUBLED_TAPS) in rows
     }
     assert all(tiles == timed[key][0] for (_, key), tiles in table.items())
+    monkeypatch.setattr(bench, "layer_milliseconds", lambda _, tiles: 2.0 if tiles is None else 3.0)
+    bench.compare_layers(groups, admitted, file, float("inf"))
+    assert read_table(file) == {}  # what is slower today leaves the table
 
 
 def test_wrong_kernels_and_an_ended_budget_leave_the_table_as_it_is(
@@ -169,7 +173,28 @@ def test_wrong_kernels_and_an_ended_budget_leave_the_table_as_it_is(
     assert {line["kind"] for line in printed} == {"failed", "alone"}
     assert bench.time_candidates(groups, runs, 2, 0.0) == {}
     assert printed[-1]["kind"] == "left out"
-    assert bench.admit_fastest(groups, {key: [] for key in groups}, 1.0) == {}
+    assert bench.admit_fastest(groups, {key: [] for key in groups}, 1.0) == ({}, [])
+
+
+def test_convolutions_are_refused_if_every_checked_candidate_is(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = bench.grouped(Namespace(**TOY))
+    in_this_process(bench, monkeypatch, groups)
+    orders = {key: list(sys.modules["vae_layers"].tried(key, 2)) for key in groups}
+    first, *_ = groups
+    right = bench.admit_conv
+
+    def admit(tiles: Any, channels: int, filters: int, taps: Any, *where: Any, fp8: bool) -> Any:
+        verdict = right(tiles, channels, filters, taps, *where, fp8=fp8)
+        place = (first.channels, first.filters, first.taps, first.fp8)
+        wrong = (channels, filters, taps, fp8) == place
+        return replace(verdict, refusal="it is wrong") if wrong or tiles == orders[first][0] else verdict
+
+    monkeypatch.setattr(bench, "admit_conv", admit)
+    admitted, refused = bench.admit_fastest(groups, orders, 1.0)
+    assert set(refused) == {key for key in groups if (*key[:3], key.fp8) == (*first[:3], first.fp8)}
+    assert set(admitted) == groups.keys() - set(refused)
 
 
 @pytest.mark.slow

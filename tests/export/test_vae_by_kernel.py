@@ -41,7 +41,7 @@ from tests.tiers import first_is_fast
 from tests.tolerances import VAE, relative_error
 
 TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4)
-FP8_PLACE = Convolution(96, 96, (3, 3, 3), "many", fp8=True)
+FP8_PLACE = Convolution(64, 64, (3, 3, 3), "few", fp8=True)  # of the sample's VAE
 HEIGHT, WIDTH = 3, 5  # latent cells, odd on both sides
 LIGHT = VAE_PRESETS["lightvae"]
 CALLS_OF_33 = (2, *[1, 2] * 16)  # latent frames of each call
@@ -377,13 +377,21 @@ def test_vae_fp8_is_refused_where_nothing_would_be_in_fp8(monkeypatch: pytest.Mo
     hopper = Target("cuda", "sm_90")
     monkeypatch.setattr(tuned_conv, "faster_table", dict)
     for options, machine, message in (
-        (asked(), Target("cpu", "x86_64"), "no fp8 convolution was measured on x86_64"),
-        (asked(), hopper, "no fp8 convolution was measured on sm_90"),
+        (
+            asked(),
+            Target("cpu", "x86_64"),
+            "no fp8 convolution of a Wan 2.1 VAE of base_dim 16 was measured on x86_64",
+        ),
+        (asked(), hopper, "was measured on sm_90"),
         (asked(no_vae=True), hopper, "this build has no VAE"),
         (asked(ranks=2), hopper, "contradicts --ranks 2"),
     ):
         with pytest.raises(UsageError, match=f"--vae-fp8.*{message}"):
             resolve_build(options, machine=machine)
+    wide = FP8_PLACE._replace(channels=96, filters=96)
+    monkeypatch.setattr(tuned_conv, "faster_table", lambda: {("sm_90", wide): TILES})
+    with pytest.raises(UsageError, match="VAE of base_dim 16 was measured on sm_90"):
+        resolve_build(asked(), machine=hopper)
     monkeypatch.setattr(tuned_conv, "faster_table", lambda: {("sm_90", FP8_PLACE): TILES})
     vae = resolve_build(asked(), machine=hopper).config.workload.vae
     assert isinstance(vae, WanVaeConfig)

@@ -1,4 +1,4 @@
-"""What the kernel tests share: cross-compilation without a GPU, AOTInductor packages. No assertions."""
+"""What the kernel tests share: cross-compilation and launches without a GPU, AOTInductor packages. No assertions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,43 @@ from typing import Any
 
 import pytest
 import torch
+import torch._higher_order_ops.triton_kernel_wrap as wrapped
 import torch._inductor.config
 import triton
 from torch import Tensor
 from torch._inductor import cpu_vec_isa
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from seko_export.lowering.patches import descriptor_scratch, outlined_kernels
 from seko_export.lowering.patches.patch import applied
+from tests.hopper import on_hopper
 
 HOPPER, OTHERS = (90,), (80, 89, 100, 120)
 WARP_THREADS = 32
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", re.MULTILINE)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, list[str]]]]:
+    """Name of each kernel that an op launches on fake tensors of a Hopper GPU, and what the kernel writes."""
+    on_hopper(monkeypatch)
+    calls: list[tuple[str, list[str]]] = []
+    call = wrapped.TritonKernelWrapperMutation.__call__
+
+    def noted(self: Any, **call_arguments: Any) -> Any:
+        kernel = wrapped.kernel_side_table.get_kernel(call_arguments["kernel_idx"])
+        names = ("kernel_idx", "constant_args_idx", "kwargs", "tma_descriptor_metadata")
+        written = wrapped.get_mutated_tensors(*(call_arguments[name] for name in names))
+        calls.append((kernel.fn.__name__, sorted(written)))
+        return call(self, **call_arguments)
+
+    monkeypatch.setattr(wrapped.TritonKernelWrapperMutation, "__call__", noted)
+    with FakeTensorMode():
+        yield calls
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def test_frames_before_the_first_are_not_read() -> None:
     assert torch.equal(started, run(zeros, TWO_PARTS, cached=True, added=False))
 
 
-def test_sums_of_scaled_filters() -> None:
+@pytest.mark.parametrize("tiles", [TWO_PARTS, FILTERS_FIRST], ids=["pixels first", "filters first"])
+def test_sums_of_scaled_filters(tiles: ConvTiles) -> None:
     """As of e4m3 numbers, which the interpreter does not multiply."""
     inputs = some_convolution(*CASES[0][:6], ALL)
     scale = torch.linspace(0.5, 2.0, 40)
@@ -101,7 +102,7 @@ def test_sums_of_scaled_filters() -> None:
     out = torch.full_like(inputs["residual"], torch.nan)
     launch_causal_conv(
         *(causal_conv_kernel, inputs["x"], inputs["earlier"], weight, scale, inputs["bias"], None),
-        *(out, TWO_PARTS, 2),
+        *(out, tiles, 2),
     )
     truth = naive_causal_conv(inputs["x"], inputs["earlier"], inputs["weight"], inputs["bias"])
     assert relative_error(out, truth) <= FUSED[torch.float32]

@@ -19,7 +19,7 @@ from seko_kernels.admission_conv import ConvCase, admit_conv, conv_inputs
 from seko_kernels.causal_conv import DOUBLED_TAPS, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.errors import KernelsError, TilesError
-from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.fused_reference import FP8, e4m3_cast
 from seko_kernels.hopper_conv import REGISTERS, WARPS
 from seko_kernels.outlines import kernel_of
 from seko_kernels.triton.causal_conv import causal_conv_kernel
@@ -41,6 +41,7 @@ from tests.truth.naive_conv import doubled_frames, naive_causal_conv, some_convo
 
 TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4, resident=2)
 MARGIN = ConvTiles(6, 64, 64, 32, 32, stages=4, warps=4, margin=True)
+FILTERS_FIRST = ConvTiles(16, 16, 128, 0, 32, stages=4, warps=8, filters_first=True)
 TAPS = [(3, 3, 3), (3, 1, 1), (1, 3, 3), (1, 1, 1)]
 SIDES = (2, 3, 4, 5, 6, 7)  # rows, frames, height, width, channels, filters
 
@@ -354,12 +355,13 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         assert measured_tiles("sm_90", other) is None
     assert measured_tiles("sm_100", place) is None
-    assert not has_fp8_convolutions("sm_90")
+    assert not has_fp8_convolutions("sm_90", {96})
     write_table(file, [row(fp8=True, tiles={**row()["tiles"], "stages": 5})])
     stages = [measured_tiles("sm_90", place._replace(fp8=fp8)).stages for fp8 in (False, True)]
     assert stages == [4, 5]
-    assert has_fp8_convolutions("sm_90")
-    assert not has_fp8_convolutions("sm_100")
+    assert has_fp8_convolutions("sm_90", {48, 96})
+    assert not has_fp8_convolutions("sm_90", {192})
+    assert not has_fp8_convolutions("sm_100", {96})
 
 
 @pytest.mark.parametrize(
@@ -375,6 +377,8 @@ def test_only_what_was_faster_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
         ({"tiles": {**row()["tiles"], "filters_first": True}}, "more_filters must be .* at least 64"),
         ({"tiles": {**row()["tiles"], "margin": True}}, "6 x 64 pixels"),
         ({"tiles": {**row()["tiles"], "stages": 0}}, "at least 1"),
+        ({"tiles": {**row()["tiles"], "warps": 16}}, "16 warps, expected 4 or 8"),
+        ({"tiles": {**asdict(MARGIN), "warps": 8}}, "8 warps, expected .* 4 with a margin"),
     ],
 )
 def test_tables_that_cannot_be(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -384,45 +388,62 @@ def test_tables_that_cannot_be(change: dict[str, object], message: str, tmp_path
         read_table(file)
 
 
+Launches = list[tuple[str, list[str]]]
+
+
+@pytest.mark.parametrize("channels", [96, 20])
 @pytest.mark.parametrize("tiles", [TILES, MARGIN], ids=["box", "margin"])
-def test_the_op_on_a_gpu_is_one_launch(tiles: ConvTiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_op_on_a_gpu_is_one_launch(
+    channels: int, tiles: ConvTiles, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Frames whose pixels take no multiple of 16 bytes are padded in front of it."""
-    on_hopper(monkeypatch)
-    with FakeTensorMode():
-        for channels in (96, 20):
-            x, earlier = (
-                torch.empty(1, frames, 6, 8, channels, dtype=torch.bfloat16, device="cuda")
-                for frames in (4, 2)
-            )
-            weight = torch.empty(3, 3, 3, 96, channels, dtype=torch.bfloat16, device="cuda")
-            bias = torch.empty(96, dtype=torch.bfloat16, device="cuda")
+    padded, pad = list[Tensor](), torch.nn.functional.pad
 
-            def call(*given: Tensor) -> Tensor:
-                return causal_conv.causal_conv(*given, tiles=tiles)
+    def noted(x: Tensor, *sides: Any) -> Tensor:
+        padded.append(x)
+        return pad(x, *sides)
 
-            traced = torch.fx.experimental.proxy_tensor.make_fx(call)(x, earlier, weight, bias)
-            names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
-            assert sum("causal_conv" in name or "triton_kernel" in name for name in names) == 1
-            assert any("pad" in name for name in names) == (channels == 20)
+    monkeypatch.setattr(causal_conv.F, "pad", noted)
+    x, earlier, weight, bias = on_gpu(channels)
+    assert causal_conv.causal_conv(x, earlier, weight, bias, tiles=tiles).shape == (1, 4, 6, 8, 96)
+    kernel = "causal_conv_outline" if tiles.margin else "causal_conv_kernel"
+    assert launches == [(kernel, ["OUT"])]
+    assert [tensor.shape for tensor in padded] == (
+        [x.shape, weight.shape, earlier.shape] if channels == 20 else []
+    )
 
 
-def test_doubling_on_a_gpu_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_hopper(monkeypatch)
-    with FakeTensorMode():
-        x, weight, bias = (
-            torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
-            for shape in ((1, 4, 6, 8, 192), (4, 2, 2, 96, 192), (96,))
-        )
+def test_doubling_on_a_gpu_is_one_launch(launches: Launches) -> None:
+    x, weight, bias = (
+        torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
+        for shape in ((1, 4, 6, 8, 192), (4, 2, 2, 96, 192), (96,))
+    )
+    assert causal_conv.doubled_conv(x, weight, bias, tiles=TILES).shape == (1, 4, 12, 16, 96)
+    assert launches == [("causal_conv_kernel", ["OUT"])]
+    with pytest.raises(KernelsError, match="3 x 3 taps"):
+        causal_conv.doubled_conv(x, weight, bias, tiles=MARGIN)
 
-        def call(*arguments: Tensor) -> Tensor:
-            return causal_conv.doubled_conv(*arguments, tiles=TILES)
 
-        traced = torch.fx.experimental.proxy_tensor.make_fx(call)(x, weight, bias)
-        assert call(x, weight, bias).shape == (1, 4, 12, 16, 96)
-        names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
-        assert sum("causal_conv" in name or "triton_kernel" in name for name in names) == 1
-        with pytest.raises(KernelsError, match="3 x 3 taps"):
-            causal_conv.doubled_conv(x, weight, bias, tiles=MARGIN)
+def test_refusals_on_a_gpu(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, earlier, weight, bias = on_gpu(96)
+    with pytest.raises(KernelsError, match="margin are for bfloat16 and e4m3 numbers, got float32"):
+        causal_conv.causal_conv(x.float(), earlier.float(), weight.float(), bias.float(), tiles=MARGIN)
+    scale = torch.empty(96, dtype=torch.float32, device="cuda")
+    narrow = (tensor.to(FP8) for tensor in on_gpu(24)[:3])
+    with pytest.raises(KernelsError, match="multiple of 16 channels on a GPU, got 24"):
+        causal_conv.causal_conv(*narrow, bias, scale=scale, tiles=TILES)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    e4m3 = (tensor.to(FP8) for tensor in (x, earlier, weight))
+    with pytest.raises(KernelsError, match="fp8"):
+        causal_conv.causal_conv(*e4m3, bias, scale=scale, tiles=TILES)
+    assert launches == []
+
+
+def on_gpu(channels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fake frames, earlier frames, weight and bias of a convolution with 96 filters."""
+    shapes = (1, 4, 6, 8, channels), (1, 2, 6, 8, channels), (3, 3, 3, 96, channels), (96,)
+    x, earlier, weight, bias = (torch.empty(*shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
+    return x, earlier, weight, bias
 
 
 # -- admission -------------------------------------------------------------------------------------------------
@@ -495,20 +516,19 @@ class ConvModule(torch.nn.Module):
     [(96, 96, False), (16, 384, False), (20, 36, False), (96, 3, False), (96, 96, True)],
 )
 def test_gpu_admits_it(channels: int, filters: int, fp8: bool, taps: tuple[int, int, int]) -> None:
-    for tiles in (TILES, MARGIN) if taps[1:] == (3, 3) else (TILES,):
+    for tiles in (TILES, FILTERS_FIRST, MARGIN) if taps[1:] == (3, 3) else (TILES, FILTERS_FIRST):
         assert admit_conv(tiles, channels, filters, taps, full=(3, 60, 104), fp8=fp8).refusal == ""
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("channels", "filters"), [(192, 96), (384, 192), (20, 36), (96, 3)])
 def test_gpu_admits_doubling(channels: int, filters: int) -> None:
-    first = ConvTiles(16, 16, 128, 0, 32, stages=4, warps=8, filters_first=True)
-    for tiles in (TILES, first):
+    for tiles in (TILES, FILTERS_FIRST):
         assert admit_conv(tiles, channels, filters, DOUBLED_TAPS, full=(3, 60, 104)).refusal == ""
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tiles", [TILES, MARGIN], ids=["box", "margin"])
+@pytest.mark.parametrize("tiles", [TILES, FILTERS_FIRST, MARGIN], ids=["box", "filters first", "margin"])
 def test_gpu_package_is_the_reference(tiles: ConvTiles, package_runner: Callable[..., Any]) -> None:
     case = ConvCase("engine", 1, 4, 61, 90, cached=True, added=False)
     inputs = conv_inputs(case, 96, 96, (3, 3, 3), "cuda")

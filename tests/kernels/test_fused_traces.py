@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch._higher_order_ops.triton_kernel_wrap as wrapped
 from torch import Tensor
 from torch._library.triton import get_triton_kernels_for_op
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import seko_kernels
 from seko_kernels import attention, attention_bf16, tuned_rows, waves
@@ -40,31 +38,11 @@ from seko_kernels.rows import (
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.tuned import SPECIALISED, AttentionTiles
 from seko_kernels.tuned_rows import Product, RowTiles
-from tests.hopper import on_hopper
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
 WIDTH = H * D
 EPS = 1e-6
 Launches = list[tuple[str, list[str]]]
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
-    """Name of each kernel that an op launches, and what it writes."""
-    on_hopper(monkeypatch)
-    calls: Launches = []
-    call = wrapped.TritonKernelWrapperMutation.__call__
-
-    def noted(self: Any, **call_arguments: Any) -> Any:
-        kernel = wrapped.kernel_side_table.get_kernel(call_arguments["kernel_idx"])
-        names = ("kernel_idx", "constant_args_idx", "kwargs", "tma_descriptor_metadata")
-        written = wrapped.get_mutated_tensors(*(call_arguments[name] for name in names))
-        calls.append((kernel.fn.__name__, sorted(written)))
-        return call(self, **call_arguments)
-
-    monkeypatch.setattr(wrapped.TritonKernelWrapperMutation, "__call__", noted)
-    with FakeTensorMode():
-        yield calls
 
 
 def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

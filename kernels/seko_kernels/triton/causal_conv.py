@@ -111,13 +111,14 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
     FILTERS_FIRST: tl.constexpr,
     DOUBLED: tl.constexpr,
 ):
-    """Write ``out[b, t] = sum over taps of W[tap] * x[b, t + tap]``, where frames before ``x`` are those of EARLIER.
+    """Write ``out[b, t] = scale * sum over taps of W[tap] * x[b, t + tap - (TAPS_T - 1)] + bias + residual``, where
+    frames before ``x`` are those of EARLIER.
 
     `seko_kernels.conv_reference` defines the result of `causal_conv_kernel`. A program handles several tiles of BH x BW
     pixels of one frame and BN + BN_MORE filters, one after another; the grid may have any number of programs. The
     filters are in two parts because the sides of a block are powers of two: 96 filters are a part of 64 and a part of
     32. Neighbouring programs take the same pixels of successive frames, so that they read the same frames of X while
-        these frames are in the GPU's cache.
+    these frames are in the GPU's cache.
 
     With DOUBLED the result has twice as many rows and columns: it is the convolution of 3 x 3 taps over frames whose
     pixels were doubled in height and width. Each of the four pixels of the result that come from one pixel of X has its

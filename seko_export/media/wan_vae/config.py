@@ -178,6 +178,11 @@ class WanVaeConfig(VaeConfig):
         return replace(self, fp8=True)
 
     @property
+    def fp8_channels(self) -> frozenset[int]:
+        """Numbers of channels of the decoder's levels, whose residual blocks can multiply fp8 numbers."""
+        return frozenset(self.decoder_level_dims)
+
+    @property
     def latent_channels(self) -> int:
         """Number of channels of a latent."""
         return self.z_dim
