@@ -74,17 +74,17 @@ def known(output: Path, inputs: object) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads(_mark(output).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    same = (facts.pop("commit"), facts.pop("inputs", None)) == (commit, _told(inputs))
+    same = (facts.pop("commit"), facts.pop("inputs", None)) == (commit, _fingerprint(inputs))
     return facts if same else None
 
 
 def mark(output: Path, inputs: object, **facts: object) -> None:
     """Note beside a file or folder that this commit built it, with what a row says of the build."""
-    content = {"commit": measured_commit(), "inputs": _told(inputs), **facts}
+    content = {"commit": measured_commit(), "inputs": _fingerprint(inputs), **facts}
     _mark(output).write_text(json.dumps(content), encoding="utf-8")
 
 
-def _told(inputs: object) -> str:
+def _fingerprint(inputs: object) -> str:
     """Return what is built, with the SHA-256 of the kernels' tables, which measurements write between two commits."""
     tables = b"".join(table.read_bytes() for table in sorted(KERNELS.glob("tuned*.json")))
     return f"{inputs!r} {hashlib.sha256(tables).hexdigest()}"
