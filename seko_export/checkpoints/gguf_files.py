@@ -2,7 +2,7 @@
 tensor is read.
 
 The header of a GGUF file is read by this module, within the bounds of the file, because a damaged header makes the
-reader of the package gguf loop. The package gguf expands the formats of the blocks.
+reader of the package gguf loop. The package gguf dequantises the blocks of a tensor.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ from seko_export.roofline.gpus import GPUS
 @json_option
 def inspect(path: Path, gpu: str | None, as_json: bool) -> None:
     """Show what PATH holds: an artifact, a checkpoint, or a LoRA and its base model. Every hash of an artifact is
-    checked. For a checkpoint the command shows further files of the model, and the command that builds it.
+    checked. For a checkpoint the command shows which other files the model needs, such as a VAE, and
+    how to build it.
 
     `inspect` loads no engine and reads no weight of a checkpoint.
     """

@@ -77,8 +77,8 @@ class SekoGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line and end the process with its exit code, as click's own method does without
-        ``standalone_mode``."""
+        """Run the command line and end the process with its exit code. With ``standalone_mode=False`` the method is
+        click's own, which returns the result instead."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         words = [*(sys.argv[1:] if args is None else args)]

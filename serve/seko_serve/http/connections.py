@@ -64,8 +64,8 @@ class HttpConnection(H11Protocol):
 
 
 class StreamConnection(WebSocketsSansIOProtocol):
-    """A WebSocket connection that is also closed if its request cannot be parsed, or its peer does not read the last
-    messages."""
+    """A WebSocket connection of uvicorn that is closed in two further cases: if the request cannot be parsed, and if
+    the peer does not read what was sent before the close."""
 
     def data_received(self, data: bytes) -> None:
         """Take received bytes; answer a request with headers that the parser does not take, for which uvicorn waits."""
