@@ -2,9 +2,9 @@
 the three vertical taps. The kernel's outline (a stand-in in Triton) is in `hopper_conv`.
 
 A program has four warpgroups. One warpgroup loads pixels and filters into a ring buffer in shared memory, and each of
-the other three warpgroups handles two pixel rows. A stage of the ring buffer holds eight rows of pixels, which were loaded from
-the place of one horizontal tap, and the filters of that tap's three vertical taps. The three vertical taps read the same stage, each from another
-pixel row on.
+the other three warpgroups handles two pixel rows. A stage of the ring buffer holds eight rows of pixels, which were
+loaded from the place of one horizontal tap, and the filters of that tap's three vertical taps. The three vertical taps
+read the same stage, each from another pixel row on.
 """
 
 from __future__ import annotations
