@@ -175,6 +175,21 @@ def test_a_stream_gives_every_chunks_frames_and_goes_on_where_it_was_left() -> N
         assert session.stats.chunks == 9
 
 
+def test_after_a_restart_a_stream_yields_the_new_streams_first_chunk() -> None:
+    """As on a GPU, `stream` has queued a chunk of the old stream by then."""
+    with open_whole(seeds=(2,)) as alone:
+        expected = [alone.run_chunk().video().tobytes() for _ in range(2)]
+    with open_whole(seeds=(1,)) as stacked:
+        (session,) = stacked.sessions
+        stacked._rows.decoder().overlaps = True
+        endless = session.stream()
+        next(endless)
+        with pytest.raises(UsageError, match="has not given out"):
+            session.rewind(0)
+        session.restart(seed=2)
+        assert [next(endless).tobytes() for _ in range(2)] == expected
+
+
 def test_a_stream_takes_a_prompt_and_refuses_what_does_nothing() -> None:
     with open_whole(prompt="a blue ring") as other, open_whole() as session:
         expected = [frames.tobytes() for frames in other.stream(chunks=3)]

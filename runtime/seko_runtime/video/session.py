@@ -323,6 +323,8 @@ class Session(RowSession):
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Restart the stream at frame 0 with an empty cache and the same prompt.
 
+        A chunk that `stream` has queued and not yielded is dropped, with the inputs that were read for it.
+
         Parameters
         ----------
         seed : int, optional
@@ -342,6 +344,7 @@ class Session(RowSession):
         with self._pool._call_lock.take():
             row = self._running_row()
             self._pool._rows.restart(row, seed=seed, image=image, reference=reference)
+            self._ahead.clear()
 
     @property
     def manifest(self) -> VideoManifest:
