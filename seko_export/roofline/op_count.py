@@ -122,13 +122,13 @@ def _count_convolution(
     scale: Tensor | None,
     tiles: ConvTiles,
 ) -> Tensor:
-    """Record a convolution of `causal_conv.causal_conv`, and return an empty tensor for its result. Without earlier
-    frames the kernel leaves out their products."""
+    """Record a convolution of `causal_conv.causal_conv`, and return an empty tensor for its result. Without ``earlier``
+    the kernel leaves out the products of taps before the first entry in time."""
     del tiles
     out = torch.empty((*x.shape[:4], weight.shape[3]), dtype=bias.dtype, device=x.device)
     ins = [t for t in (x, earlier, weight, bias, residual, scale) if t is not None]
-    frames, taps = x.shape[1], weight.shape[0]
-    times = frames * taps if earlier is not None else sum(min(t + 1, taps) for t in range(frames))
+    length, taps = x.shape[1], weight.shape[0]
+    times = length * taps if earlier is not None else sum(min(time + 1, taps) for time in range(length))
     products = weight.shape[1:3].numel() * times * x.shape[4]
     recorder.add(OWN_CONVOLUTION, ins, [out], flops=2 * out[:, 0].numel() * products)
     return out
