@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from seko_runtime.errors import ArtifactError
 from seko_serve.client import Client
+from seko_serve.live.kinds import check_served
+from tests.runtime import toy_whole
 from tests.shared import made_once
 from tests.small_artifact import small_artifact_once
 
@@ -47,6 +50,12 @@ def test_an_artifact_without_a_vae_is_refused(tmp_path_factory: pytest.TempPathF
     code, words = refused(small_artifact_once(tmp_path_factory), "--port", 0)
     assert code == 3
     assert words.endswith("seko-serve: this artifact has no VAE and makes no video; rebuild it with --vae\n")
+
+
+def test_an_artifact_whose_engine_calls_carry_all_rows_is_refused() -> None:
+    check_served(toy_whole.whole_manifest())
+    with pytest.raises(ArtifactError, match=r"all 2 rows together.*rebuild it with --sessions 2"):
+        check_served(toy_whole.whole_manifest(2))
 
 
 def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:

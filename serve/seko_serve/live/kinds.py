@@ -23,6 +23,11 @@ def check_served(manifest: object) -> None:
         raise ArtifactError("this artifact makes neither video nor speech, and nothing else is served")
     if manifest.workload.video is None:
         raise ArtifactError("this artifact has no VAE and makes no video; rebuild it with --vae")
+    if manifest.pool is None and manifest.rows > 1:
+        raise ArtifactError(
+            f"each engine call of this artifact makes chunks for all {manifest.rows} rows together, so a single "
+            f"viewer would get none; rebuild it with --sessions {manifest.rows}"
+        )
 
 
 def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
