@@ -287,7 +287,8 @@ def _load_text(path: Path) -> NDArray[np.float32]:
     text = load_array(path, "--text")
     if text.dtype.kind not in "fiu":
         raise InputFileError(f"--text {path} holds no array of numbers")
-    return text.astype(np.float32)
+    with np.errstate(over="ignore"):  # an infinite number is refused, by name
+        return text.astype(np.float32)
 
 
 def _unreadable(option: str, path: Path, error: OSError) -> InputFileError:
