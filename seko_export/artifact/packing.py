@@ -10,7 +10,7 @@ from seko_export.errors import UsageError
 from seko_runtime.format.disk_faults import check_space
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.tar_format import END, member_header, padding, tar_bytes
-from seko_runtime.format.whole_files import whole_file
+from seko_runtime.format.whole_files import is_inside, whole_file
 from seko_runtime.opening.artifact import check_artifact
 
 WRITE_BYTES = 4 << 20
@@ -52,7 +52,7 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
     DiskError
         If the disk is full or the file cannot be written.
     """
-    if output_path.resolve().is_relative_to(folder.resolve()):
+    if is_inside(output_path, folder):
         raise UsageError(
             f"-o {output_path} lies inside the artifact, which it would spoil; choose another place"
         )

@@ -23,6 +23,7 @@ from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
 from seko_runtime import VideoArtifact
 from seko_runtime.backends.memory import Engine, Tensor
+from seko_runtime.format.whole_files import is_inside
 from seko_runtime.video.together import Together
 
 WIDTH = 120  # columns where no terminal says
@@ -115,7 +116,7 @@ def check_trace_goal(trace: Path, artifact: Path) -> None:
     UsageError
         If the trace file is inside the artifact's folder.
     """
-    if trace.resolve().is_relative_to(artifact.resolve()):
+    if is_inside(trace, artifact):
         raise UsageError(
             f"--trace {trace} lies inside the artifact, which it would spoil; choose another place"
         )

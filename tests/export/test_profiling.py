@@ -95,6 +95,13 @@ def test_a_trace_must_not_spoil_the_artifact(fp4, invoke):
     assert not (fp4.folder / "trace.json").exists()
 
 
+def test_a_trace_behind_a_loop_of_links_cannot_be_written(tmp_path, invoke, fp4):
+    (tmp_path / "loop").symlink_to("loop")
+    result = invoke("profile", fp4.folder, "--trace", tmp_path / "loop")
+    assert result.exit_code == ENVIRONMENT
+    assert "cannot be written" in result.stderr
+
+
 def test_a_failed_run_leaves_no_trace(tmp_path, invoke):
     result = invoke("profile", tmp_path / "absent", "--trace", tmp_path / "trace.json")
     assert result.exit_code == ARTIFACT

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seko_runtime.cli.commands import main
@@ -122,6 +123,32 @@ def test_a_name_of_the_output_that_is_too_long_is_told(
         capsys.readouterr().err
         == f"error: {path} cannot be written (File name too long): choose another -o\n"
     )
+
+
+@pytest.mark.parametrize("name", ["a.npy", "weights/a.npy", "manifest.json"])
+def test_an_output_inside_the_artifact_would_spoil_it(whole_folder: Path, name: str, capsys: Said) -> None:
+    before = (whole_folder / "manifest.json").read_bytes()
+    arguments = ["run", str(whole_folder), "-o", str(whole_folder / name), "--format", "npy", "--chunks", "1"]
+    assert main(arguments) == 2
+    assert "lies inside the artifact, which it would spoil" in capsys.readouterr().err
+    assert (whole_folder / "manifest.json").read_bytes() == before
+    assert not (whole_folder / "a.npy").exists()
+
+
+def test_a_text_beyond_float32_is_refused_without_a_warning(
+    whole_folder: Path, tmp_path: Path, capsys: Said
+) -> None:
+    np.save(tmp_path / "text.npy", np.full((1, 2, 2), 1e300))
+    arguments = [
+        "run",
+        str(whole_folder),
+        "--text",
+        str(tmp_path / "text.npy"),
+        "-o",
+        str(tmp_path / "a.npy"),
+    ]
+    assert main(arguments) in (2, 3)
+    assert "RuntimeWarning" not in capsys.readouterr().err
 
 
 def test_beginnings_of_options_and_sentences_that_look_like_options_are_taken(

@@ -104,6 +104,12 @@ def test_an_artifact_is_not_packed_into_itself(folder, tmp_path):
     assert content_of(copy) == content_of(folder)
 
 
+def test_an_artifact_is_not_packed_onto_a_loop_of_links(folder, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(errors.UsageError, match="loop exists and is no regular file"):
+        pack_artifact(folder, tmp_path / "loop")
+
+
 def test_any_tar_reads_it(folder, packed, tmp_path):
     """Python's tar reader as an oracle for the headers, GNU tar where there is one."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from seko_runtime import open_artifact, read_manifest
 from seko_runtime.cli.output import Report, note, show, show_failure
 from seko_runtime.cli.parser import parse
-from seko_runtime.errors import NumericError, SekoRuntimeError
+from seko_runtime.errors import NumericError, SekoRuntimeError, UsageError
+from seko_runtime.format.outputs import STDOUT
+from seko_runtime.format.whole_files import is_inside
 from seko_runtime.host.end_signals import until_ended
 from seko_runtime.host.faults import machine_faults
 
@@ -68,6 +70,10 @@ def run(options: argparse.Namespace) -> Report:
     from seko_runtime.cli import speech
     from seko_runtime.speech.manifest import SpeechManifest
 
+    if options.output != STDOUT and is_inside(options.output, options.artifact):
+        raise UsageError(
+            f"-o {options.output} lies inside the artifact, which it would spoil; choose another place"
+        )
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
     if isinstance(manifest, SpeechManifest):
         return speech.run(options, manifest)

@@ -169,6 +169,12 @@ def check_file_place(output_path: Path) -> None:
             raise unwritable(output_path, barred)
 
 
+def is_inside(path: Path, folder: Path) -> bool:
+    """Return whether a path, behind all links, is a folder or lies in it."""
+    # `Path.resolve` raises a RuntimeError for a loop of links.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
 def check_folder_place(output_path: Path, *, replace: bool) -> None:
     """Raise a UsageError if something exists at ``output_path`` that must not be replaced."""
     is_artifact = _is_artifact(output_path)
