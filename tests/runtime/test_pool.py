@@ -327,6 +327,24 @@ def test_a_session_that_nobody_closed_is_named_and_its_row_is_used_again() -> No
         pool.open_session(prompt=PROMPTS[0])
 
 
+def test_a_session_that_is_paused_when_its_pool_closes_can_be_saved_and_not_resumed() -> None:
+    pool = open_pool()
+    session = pool.open_session(seed=1, prompt=PROMPTS[0])
+    session.run_chunk()
+    session.pause()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pool.close()
+    with pytest.raises(SessionClosedError):
+        session.resume()
+    assert session.paused
+    saved = b"".join(session.snapshot().blocks())
+    session.close()
+    assert session.closed
+    with closing(open_pool()) as pool, pool.restore(saved) as restored:
+        assert restored.run_chunk().index == 1
+
+
 def test_a_pool_is_closed_also_where_warnings_are_errors() -> None:
     pool = open_pool()
     session = pool.open_session(seed=1, prompt=PROMPTS[0])

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seko_runtime.errors import EngineRunError, SessionClosedError, TornStreamError, UsageError
+from seko_runtime.errors import (
+    EngineRunError,
+    EnvironmentLacksError,
+    SessionClosedError,
+    TornStreamError,
+    UsageError,
+)
 from seko_runtime.sessions.call_times import KEPT, CallTimes
 from seko_runtime.video.pool import Pool, Session
 
@@ -235,6 +241,23 @@ def test_sessions_ask_open_and_close_while_the_device_works(monkeypatch: pytest.
         thread.join()
         assert names(served) == [first.name]
         assert names(pool.serve_next()) == [second.name]
+
+
+def test_a_call_whose_end_cannot_be_waited_for_has_advanced_its_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def park(_: object) -> None:
+        raise MemoryError("planted")
+
+    with closing(Device().pool()) as pool:
+        (session,) = opened(pool, 1)
+        session.request_chunk(FAR)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._rows.memory, "park", park)
+            with pytest.raises(EnvironmentLacksError):
+                pool.serve_next()
+        assert session.due is None
+        assert session.run_chunk().index == 1
 
 
 def test_expected_times_are_the_longest_of_the_last_calls_else_in_proportion() -> None:

@@ -26,6 +26,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.format.manifest import Target
 from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.pool import Pool
 
 from . import toy_pool, toy_whole
@@ -64,11 +65,19 @@ def test_a_chunk_is_its_sessions_until_that_ones_next_chunk() -> None:
         with pytest.raises(StaleChunkError, match="chunk 5 was overwritten"):
             chunk.to_host()
         last = c.run_chunk()
+        frames = last.video()
         c.close()
         take(last)  # nobody has its row yet
-        _next = pool.open_session(prompt=PROMPTS[0])
+        next_session = pool.open_session(prompt=PROMPTS[0])
+        assert next_session._row == last.row
         with pytest.raises(StaleChunkError):
             last.to_host()
+        for _ in range(FRAME_BLOCKS - 1):
+            next_session.run_chunk()
+            assert np.array_equal(last.video(), frames)
+        next_session.run_chunk()
+        with pytest.raises(StaleChunkError):
+            last.video()
 
 
 def test_a_chunk_that_fails_leaves_nothing_of_its_session_to_read_and_the_others_theirs() -> None:

@@ -149,8 +149,9 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         the end of the call.
 
         The pool is unlocked while the device works, so that other threads can open and close sessions and request
-        results. The call's duration is recorded in `call_times`, which the scheduler uses. If the call of `serve_next`
-        fails, no session has advanced and all requests stay.
+        results. The call's duration is recorded in `call_times`, which the scheduler uses. If queuing the engine
+        call fails, no session has advanced and all requests stay. If waiting for the end of the queued call fails, its
+        sessions have advanced, their requests have ended, and their results are lost.
 
         Parameters
         ----------
@@ -174,9 +175,9 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         UsageError
             If ``in_one`` is true and one engine call cannot carry all sessions of ``among``.
         SekoRuntimeError
-            If the call that the scheduler chose fails: the error that this call raised. If a single session is refused,
-            for example because its row is inconsistent, the message names that session and the session's request is
-            dropped, so that the next call serves the other sessions.
+            If the call that the scheduler chose, or waiting for its end, fails: the error that was raised. If a single
+            session is refused, for example because its row is inconsistent, the message names that session and the
+            session's request is dropped, so that the next call serves the other sessions.
         """
         queued = self._queue_next(now, among, in_one)
         if queued is None:

@@ -60,7 +60,7 @@ class SharedRows(Protocol):
         """End the sessions of the pool whose lease has run out; return their names."""
 
     def close(self) -> None:
-        """End all sessions of the pool and free its memory."""
+        """End the running sessions of the pool and free its memory."""
 
     def _free_row(self, tenant: str | None) -> int:
         """Return the number of a free row, prepared for a tenant; PoolFullError if every row belongs to a session."""

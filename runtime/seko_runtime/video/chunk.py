@@ -99,10 +99,10 @@ class Chunk:
         Raises
         ------
         StaleChunkError
-            If the session has begun another chunk since, or the session has ended and another session has taken its
-            row.
+            If the session has begun another chunk since, or the session has paused or ended and another session has
+            taken its row.
         SessionClosedError
-            If the session is closed.
+            If the pool is closed.
         """
         with self.maker.call_lock.take():
             copied = self.maker.read_latents(self.row, self.serial, self.index)
@@ -115,11 +115,11 @@ class Chunk:
         Raises
         ------
         StaleChunkError
-            If later chunks have overwritten these frames.
+            If later chunks of the row have overwritten these frames.
         UsageError
             If the artifact makes no video frames, only latents.
         SessionClosedError
-            If the session is closed.
+            If the pool is closed.
         """
         call_lock = self.maker.call_lock
         with call_lock.take():

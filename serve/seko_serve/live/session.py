@@ -35,7 +35,7 @@ MAX_ENCODING = 2  # chunks of a session that are made and not encoded; the runti
 _BEGINS_ANEW = (
     "restart",
     "seed",
-)  # controls behind which the runtime forgets the frames of the chunks before
+)  # controls that wait until all chunks before them are encoded
 _LOG = logging.getLogger("seko_serve")
 
 
