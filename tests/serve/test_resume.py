@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.live.session import LiveSession
 from seko_serve.protocol import Media
 from seko_serve.store.base import StoreError
 from seko_serve.store.folder import FolderStore
@@ -191,6 +193,39 @@ def test_a_viewer_that_is_gone_for_the_lease_frees_its_row_and_can_come_back(
         assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
 
     run(test, server)
+
+
+def test_a_client_that_comes_back_while_its_row_is_freed_keeps_its_place(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, freeing, go_on = start(**folder(tmp_path), lease_s=0.3), threading.Event(), threading.Event()
+    real = LiveSession.close
+
+    def close(session: LiveSession) -> None:
+        freeing.set()
+        go_on.wait(30)
+        real(session)
+
+    monkeypatch.setattr(LiveSession, "close", close)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        await client.drop()
+        await asyncio.to_thread(freeing.wait, 30)
+        resuming = asyncio.create_task(client.resume())
+        await asyncio.sleep(0.2)  # the request has come
+        go_on.set()
+        await resuming
+        more, _ = await watch(client, 2)
+        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
+        assert list(server.manager.sessions) == [client._id]
+        assert server.manager.admission.running == 1
+
+    try:
+        run(test, server)
+    finally:
+        go_on.set()
 
 
 def test_what_was_ended_is_saved_nowhere(start: Starter, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ class SessionManager:
         self.sessions: dict[str, LiveSession] = {}
         self.stopping = self.closed = False
         self._tenants = ApiKeys(settings.keys).tenants
-        self._reopening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by session
+        # By session: only one task at a time gives a session a row or takes its row.
+        self._row_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._workers = ThreadPoolExecutor(ENCODERS, thread_name_prefix="seko-encode")
         self._reaper: asyncio.Task[None] | None = None
 
@@ -256,7 +257,7 @@ class SessionManager:
         """
         if name not in self.sessions:
             self.check_takes()
-            async with self._reopening.setdefault(name, asyncio.Lock()):
+            async with self._row_lock(name):
                 if name not in self.sessions:
                     return await self._reopen(await self._record(name, token), token)
         session = self.sessions[name]
@@ -429,13 +430,22 @@ class SessionManager:
         await self._drop(session)
 
     async def _drop(self, session: LiveSession) -> None:
-        """Free a session's row of the pool; its saved state stays. A second call does nothing."""
-        if self.sessions.pop(session.name, None) is None:
-            return
-        self.saving.drop(session)
-        with suppress(DeviceEndedError):  # and the pool with it
-            await self.device.call(lambda _: self._free(session))
-        await self._leave(session.name)
+        """Free a session's row of the pool; its saved state stays. A second call does nothing.
+
+        A client that resumes the session meanwhile waits until the session's place in admission and its lease are given
+        up; otherwise those of the resumed session would be given up.
+        """
+        async with self._row_lock(session.name):
+            if self.sessions.get(session.name) is not session:
+                return
+            del self.sessions[session.name]
+            self.saving.drop(session)
+            with suppress(DeviceEndedError):  # and the pool with it
+                await self.device.call(lambda _: self._free(session))
+            await self._leave(session.name)
+
+    def _row_lock(self, name: str) -> asyncio.Lock:
+        return self._row_locks.setdefault(name, asyncio.Lock())
 
     def _free(self, session: LiveSession) -> None:
         self.device.remove(session)
