@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPResponse
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.server import ServerState
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -22,6 +26,7 @@ import seko_serve.http.bodies
 import seko_serve.http.connections
 import seko_serve.http.stream
 from seko_serve.client import AsyncClient
+from seko_serve.http.connections import HttpConnection
 
 from .conftest import Running, Starter
 from .test_server import PROMPT, alone, http, pictures, run, watch
@@ -113,6 +118,44 @@ def test_a_request_whose_headers_trickle_in_is_cut_off(
             sockets.add(connection.sock)
             time.sleep(1.2)
     assert len(sockets) == 1
+
+
+class FakeTransport:
+    """A transport with a buffer of so many bytes, whose timers run when a test says so."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting, self.aborted = waiting, False
+        self.timers: list[tuple[Callable[[int], None], int]] = []
+
+    def call_later(self, _: float, function: Callable[[int], None], argument: int) -> Any:
+        self.timers.append((function, argument))
+        return SimpleNamespace(cancel=self.timers.clear)
+
+    def run_timer(self) -> None:
+        function, argument = self.timers.pop()
+        function(argument)
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_client_that_takes_an_answer_slowly_gets_all_of_it() -> None:
+    transport: Any = FakeTransport(1_000)
+    connection = HttpConnection(uvicorn.Config(lambda: None), ServerState(), {}, transport)
+    connection.transport, connection.flow = transport, FlowControl(transport)
+    connection.pause_writing()
+    for transport.waiting in (999, 998):
+        transport.run_timer()
+        assert not transport.aborted
+    connection.resume_writing()
+    assert transport.timers == []
+    connection.pause_writing()
+    transport.run_timer()
+    assert transport.aborted
+    assert transport.timers == []
 
 
 def test_a_body_that_trickles_in_is_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import seko_serve.http.connections
 from seko_runtime.errors import EngineRunError
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.speech.local_rows import PREFILL
@@ -32,6 +33,7 @@ from seko_runtime.speech.prompts import assemble
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.http.connections import HttpConnection
 from seko_serve.live.device import pool_of
 from seko_serve.live.pace import CREDIT
 from seko_serve.live.sentences import LONGEST, Sentences
@@ -239,6 +241,33 @@ def test_a_listener_that_leaves_frees_its_row(start: Starter) -> None:
         (session,) = server.manager.sessions.values()
     while server.manager.sessions:
         time.sleep(0.01)
+    assert session.facts()["chunks"] < 600 * len(said_alone("hallo"))
+
+
+def test_a_listener_that_takes_nothing_frees_its_row(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy's sound fits into the kernel's usual buffers, so they are made small here."""
+    made = HttpConnection.connection_made
+
+    def with_small_buffers(connection: HttpConnection, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        transport.set_write_buffer_limits(1024)
+        made(connection, transport)
+
+    monkeypatch.setattr(HttpConnection, "connection_made", with_small_buffers)
+    monkeypatch.setattr(seko_serve.http.connections, "STALL_S", 1.0)
+    server = start(opener)
+    body = json.dumps({"input": "hallo\n" * 600, "response_format": "pcm"}).encode()
+    parts = urlsplit(server.url)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        listener.connect((parts.hostname, parts.port))
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+        listener.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        while not server.manager.sessions:
+            time.sleep(0.01)
+        (session,) = server.manager.sessions.values()
+        while server.manager.sessions:
+            time.sleep(0.01)
     assert session.facts()["chunks"] < 600 * len(said_alone("hallo"))
 
 

@@ -15,13 +15,16 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from seko_serve.errors import ServeError
 
 HEADER_S = 10.0  # from a connection's opening, or a request's first byte, to the end of its headers
+STALL_S = 60.0  # between two checks whether the client takes an answer, as the `send_timeout` of nginx
 LINGER_S = 10.0  # from the end of a socket to its reset, if the peer takes nothing
 
 
 class HttpConnection(H11Protocol):
-    """An HTTP connection that is closed if a request's headers take too long."""
+    """An HTTP connection that is closed if a request's headers take too long, or if the client takes no byte of an
+    answer that is longer than the connection's buffer."""
 
     _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -36,9 +39,20 @@ class HttpConnection(H11Protocol):
         elif self._timer is None:
             self._wait_for_headers()
 
+    def pause_writing(self) -> None:
+        """Begin to watch whether the client takes the bytes that wait in the buffer."""
+        super().pause_writing()
+        self._watch_buffer()
+
+    def resume_writing(self) -> None:
+        """End the watch: the client has taken most of the waiting bytes."""
+        self._stop_watching()
+        super().resume_writing()
+
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Begin a socket, without the request's cookies. The cookies belong to other servers of this machine, and may
         be longer than a line that `StreamConnection` takes."""
+        self._stop_watching()
         self.headers = [(name, value) for name, value in self.headers if name != b"cookie"]
         super().handle_websocket_upgrade(event)
 
@@ -50,8 +64,9 @@ class HttpConnection(H11Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the time-out of the connection."""
+        """Stop the time-outs of the connection."""
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
 
     def _wait_for_headers(self) -> None:
@@ -61,6 +76,23 @@ class HttpConnection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _watch_buffer(self) -> None:
+        self._stall = self.loop.call_later(
+            STALL_S, self._check_buffer, self.transport.get_write_buffer_size()
+        )
+
+    def _check_buffer(self, waiting: int) -> None:
+        """Close the connection if as many bytes wait as at the last check."""
+        if self.transport.get_write_buffer_size() >= waiting:
+            self.transport.abort()
+        else:
+            self._watch_buffer()
+
+    def _stop_watching(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
 
 class StreamConnection(WebSocketsSansIOProtocol):
