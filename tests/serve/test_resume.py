@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seko_runtime import Pool
+from seko_runtime.errors import EnvironmentLacksError
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import Media
 from seko_serve.store.base import StoreError
 from seko_serve.store.folder import FolderStore
+from seko_serve.store.saved import VAIN_OWNERS
 from tests.runtime import toy_pool
 
 from .conftest import Running, Starter
@@ -323,6 +326,43 @@ def test_a_snapshot_that_cannot_be_read_is_lost_and_takes_no_row(
             await watch(await other.open(prompt=PROMPT), 1)
 
     run(test, first)
+
+
+@pytest.mark.parametrize("fault", [".record", ".snapshot-", "memory"])
+def test_what_lacks_only_for_a_moment_loses_no_session(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    server, real = start(**folder(tmp_path), lease_s=0.3), FolderStore.get
+
+    def get(store: FolderStore, name: str) -> Any:
+        if fault in name:
+            raise StoreError(f"{name} cannot be read: Input/output error")
+        return real(store, name)
+
+    def restore(*_: object, **__: object) -> Any:
+        raise EnvironmentLacksError("this machine gives no more memory")
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        await client.drop()
+        await gone(server, client)
+        with monkeypatch.context() as patch:
+            if fault == "memory":
+                patch.setattr(Pool, "restore", restore)
+            else:
+                patch.setattr(FolderStore, "get", get)
+            for _ in range(VAIN_OWNERS + 2):
+                with pytest.raises(ServeError) as refused:
+                    await client.resume()
+                assert (refused.value.kind.code, refused.value.kind.retryable) == ("full", True)
+                assert refused.value.retry_after is not None
+        assert server.manager.admission.running == 0
+        await client.resume()
+        more, _ = await watch(client, 3)
+        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
+
+    run(test, server)
 
 
 def test_a_full_disk_stops_no_stream_and_the_snapshot_before_stays(

@@ -13,7 +13,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from seko_runtime import Pool
-from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
+from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError, SnapshotError, UsageError
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
@@ -27,7 +27,7 @@ from seko_serve.protocol import JOIN, Control
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
-from seko_serve.store.base import StoreError, TakenError, VainError
+from seko_serve.store.base import DamagedError, StoreError, TakenError, VainError
 from seko_serve.store.saved import Record, Saved, new_session
 
 REAP_S = 1.0  # between two looks for leases that are over
@@ -366,11 +366,14 @@ class SessionManager:
             raise ServeError(
                 "lost", "two servers could not continue the session; open another session"
             ) from None
-        except (SekoRuntimeError, StoreError, KeyError, TypeError, ValueError) as error:
+        except (SnapshotError, UsageError, DamagedError, KeyError, TypeError, ValueError) as error:
             _LOG.error("session %s cannot go on from its snapshot: %s", name, error)
             raise ServeError(
                 "lost", "the session's snapshot is damaged, or of another artifact; open another session"
             ) from None
+        except (SekoRuntimeError, StoreError) as error:
+            _LOG.error("session %s cannot go on now: %s", name, error)
+            raise ServeError("full", "the session cannot continue now", retry_after=AGAIN_S) from None
         finally:
             if name not in self.sessions:
                 await self._leave(name)

@@ -15,7 +15,7 @@ from seko_serve.errors import ServeError
 from seko_serve.live.session import Capture, LiveSession
 from seko_serve.metrics import Metrics
 from seko_serve.settings import Settings
-from seko_serve.store.base import Store, StoreError, TakenError
+from seko_serve.store.base import DamagedError, Store, StoreError, TakenError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.objects import ObjectStore
 from seko_serve.store.saved import Record, Saved, SavedSessions
@@ -25,6 +25,7 @@ WRITERS = 2  # threads that write and read snapshots
 # For snapshots that are still being written when the server has stopped; Ray waits longer.
 LAST_WRITES_S = 10.0
 OLD_S = 60.0  # between two looks for files that are too old
+AGAIN_S = 2.0  # after which a client tries again when the store cannot be read
 TAKEN = "another process has taken the session over"
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger("seko_serve")
@@ -63,6 +64,7 @@ class Saving:
         self._store, self._keep_s, self._metrics = store, settings.snapshot_keep_s, metrics
         self._saved = None if store is None else SavedSessions(store, settings.snapshot_key)
         self._newest: dict[str, _NewestRecord] = {}
+        self._unused: dict[str, Record] = {}  # by session: what `take_over` returned, until `begin`
         self._threads = StoreThreads(WRITERS)
         self._tasks: set[asyncio.Task[object]] = set()
         self._looked_at = float("-inf")
@@ -75,6 +77,7 @@ class Saving:
     def begin(self, session: LiveSession, record: Record | None = None) -> None:
         """Begin to save a session; ``record`` is the record from which the session continues, if any."""
         self._newest[session.name] = _NewestRecord(record)
+        self._unused.pop(session.name, None)
 
     def drop(self, session: LiveSession) -> None:
         """Stop saving a session; its record and its snapshot stay in the store."""
@@ -154,27 +157,42 @@ class Saving:
         return token
 
     async def find(self, name: str) -> Record | None:
-        """Return the record of a saved session; ServeError if the record cannot be read."""
+        """Return the record of a saved session; ServeError if the record is damaged, or cannot be read now."""
         saved = self._saved
         if saved is None:
             return None
         try:
             return await self._run(lambda: saved.find(name))
-        except StoreError as error:
+        except DamagedError as error:
             _LOG.error("a saved session cannot be read: %s", error)
             raise ServeError("lost", "the saved session is damaged") from None
+        except StoreError as error:
+            _LOG.error("a saved session cannot be read now: %s", error)
+            raise ServeError(
+                "full", "the store of snapshots cannot be read now", retry_after=AGAIN_S
+            ) from None
 
     async def take_over(self, record: Record) -> Record:
         """Make this process the owner of a saved session; return the newest record of the session. The errors are those
         of `SavedSessions.take_over`.
+
+        A process that owns the session already, because it could not continue the session before, stays the owner: a
+        further owner would count as one that ended without a snapshot.
         """
         saved = self._saved
         if saved is None:
             raise StoreError("there is no store")
-        return await self._run(lambda: saved.take_over(record))
+
+        def own() -> Record:
+            if self._unused.get(record.session) == record and saved.owns(record):
+                return record
+            return saved.take_over(record)
+
+        self._unused[record.session] = taken = await self._run(own)
+        return taken
 
     async def read(self, record: Record) -> Saved:
-        """Return the snapshot that a record names; StoreError if the snapshot cannot be read."""
+        """Return the snapshot that a record names; the errors are those of `SavedSessions.read`."""
         saved = self._saved
         if saved is None:
             raise StoreError("there is no store")
@@ -185,6 +203,7 @@ class Saving:
         saved, newest = self._saved, self._newest.get(name, _NewestRecord(record))
         if saved is None:
             return
+        self._unused.pop(name, None)
         newest.forgotten = True
         async with newest.lock:
             last_record = newest.record

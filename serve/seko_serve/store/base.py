@@ -18,6 +18,10 @@ class ExistsError(StoreError):
     """Error: a file of this name was written to the store before."""
 
 
+class DamagedError(StoreError):
+    """Error: a saved session's file is missing or damaged, or was written with another key."""
+
+
 class TakenError(StoreError):
     """Error: another process has taken over the session."""
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from seko_serve.store.base import Content, ExistsError, Store, StoreError, TakenError, VainError
+from seko_serve.store.base import Content, DamagedError, ExistsError, Store, StoreError, TakenError, VainError
 
 SESSION = re.compile(r"[0-9a-f]{16}")
 CHECK_BYTES = 32
@@ -109,8 +109,8 @@ class SavedSessions:
         self._store, self._key = store, key
 
     def find(self, session: str) -> Record | None:
-        """Return the newest record of a session, or None; StoreError if all records of the session's newest owner are
-        damaged."""
+        """Return the newest record of a session, or None; DamagedError if all records of the session's newest owner are
+        damaged, StoreError if the store cannot be read."""
         if not SESSION.fullmatch(session):
             return None
         for epoch in range(self._epoch(session), -1, -1):
@@ -156,6 +156,11 @@ class SavedSessions:
             raise TakenError(f"{session} has ended")
         return self.commit(newest, replace(newest, epoch=epoch))
 
+    def owns(self, record: Record) -> bool:
+        """Return whether no process has taken the session over since this record's epoch; StoreError if the store
+        cannot be read."""
+        return not self._taken(record)
+
     def put(self, session: str, saved: Saved) -> str:
         """Write a snapshot, and return its name; StoreError if the snapshot cannot be written."""
         name = f"{session}.snapshot-{secrets.token_hex(4)}"
@@ -197,12 +202,12 @@ class SavedSessions:
             self._store.delete(snapshot)
 
     def read(self, record: Record) -> Saved:
-        """Return the snapshot that a record names; StoreError if the snapshot is missing or damaged. The runtime checks
-        its own part of the snapshot.
+        """Return the snapshot that a record names; DamagedError if the snapshot is missing or damaged, StoreError if
+        the store cannot be read. The runtime checks its own part of the snapshot.
         """
         content = self._store.get(record.snapshot)
         if content is None:
-            raise StoreError(f"{record.snapshot} is gone")
+            raise DamagedError(f"{record.snapshot} is gone")
         view = memoryview(content)
         size = int.from_bytes(view[:_LENGTH_BYTES], "little")
         head, rest = (
@@ -210,22 +215,22 @@ class SavedSessions:
             view[_LENGTH_BYTES + size + CHECK_BYTES :],
         )
         if size > MAX_HEAD_BYTES or len(head) != size or not rest:
-            raise StoreError(f"{record.snapshot} is no snapshot of a session")
+            raise DamagedError(f"{record.snapshot} is no snapshot of a session")
         table = _json(bytes(head), record.snapshot)
         sizes = table.get("messages")
         state = table.get("state")
         if not isinstance(state, dict) or not isinstance(sizes, list):
-            raise StoreError(f"{record.snapshot} is no snapshot of a session")
+            raise DamagedError(f"{record.snapshot} is no snapshot of a session")
         messages, at = [], 0
         for length in sizes:
             if type(length) is not int or not 0 <= length <= len(rest) - at:
-                raise StoreError(f"{record.snapshot} is shorter than it says")
+                raise DamagedError(f"{record.snapshot} is shorter than it says")
             messages.append(rest[at : at + length])
             at += length
         row = rest[at:]
         check = view[_LENGTH_BYTES + size : _LENGTH_BYTES + size + CHECK_BYTES]
         if not hmac.compare_digest(bytes(check), self._check(head, *messages, row[-CHECK_BYTES:])):
-            raise StoreError(f"{record.snapshot} is damaged, or was written with another key")
+            raise DamagedError(f"{record.snapshot} is damaged, or was written with another key")
         return Saved(state, messages, [row])
 
     def forget(self, record: Record) -> None:
@@ -249,13 +254,13 @@ class SavedSessions:
         return self._store.get(_owner(record.session, record.epoch + 1)) is not None
 
     def _newest(self, session: str, epoch: int) -> Record | None:
-        """Return the newest record of an owner; StoreError if all of the owner's records are damaged."""
+        """Return the newest record of an owner; DamagedError if all of the owner's records are damaged."""
         newest, fault = None, None
         for slot in range(2):
             content = self._store.get(_slot(session, epoch, slot))
             try:
                 record = None if content is None else self._record(bytes(content), session, epoch)
-            except StoreError as error:
+            except DamagedError as error:
                 fault = error
                 continue
             if record is not None and (newest is None or record.number > newest.number):
@@ -267,7 +272,7 @@ class SavedSessions:
     def _record(self, content: bytes, session: str, epoch: int) -> Record:
         check, content = content[:CHECK_BYTES], content[CHECK_BYTES:]
         if not hmac.compare_digest(check, self._check(content)):
-            raise StoreError(f"the record of {session} is damaged, or was written with another key")
+            raise DamagedError(f"the record of {session} is damaged, or was written with another key")
         table = _json(content, session)
         texts = [table.get(name) for name in ("session", "tenant", "snapshot")]
         texts.append(table.get("artifact", ""))
@@ -281,7 +286,7 @@ class SavedSessions:
         )
         own = texts[0] == session and table.get("epoch") == epoch
         if not right or not own or not str(texts[2]).startswith(f"{session}.snapshot-"):
-            raise StoreError(f"the record of {session} is none of it")
+            raise DamagedError(f"the record of {session} is none of it")
         return Record(
             session,
             str(texts[1]),
@@ -326,5 +331,5 @@ def _json(content: bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         table = None
     if not isinstance(table, dict):
-        raise StoreError(f"{name} is no JSON object")
+        raise DamagedError(f"{name} is no JSON object")
     return table
