@@ -201,6 +201,7 @@ class VideoJobs:
         return min(waiting, key=lambda video: self._turns.get(video.tenant, 0), default=None)
 
     async def _make_all(self) -> None:
+        """Make the videos one after another. An error of one video does not end the loop."""
         turn = 0
         while True:
             video = self._next()
@@ -210,7 +211,14 @@ class VideoJobs:
                 continue
             turn += 1
             self._turns[video.tenant] = turn
-            await self._make(video)
+            try:
+                await self._make(video)
+            except Exception:
+                _LOG.exception("a video cannot be made", extra={"video": video.id})
+                if video.ended is None:
+                    error = ServeError("internal", "the video could not be made")
+                    self._note(video, video.written, asyncio.Event(), error)
+            self._current = None
 
     async def _make(self, video: Video) -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -233,7 +241,6 @@ class VideoJobs:
         await self._device.call(lambda _: self._device.run_behind(stream))
         await over.wait()
         await self._free(stream)
-        self._current = None
         if video.id not in self._videos:  # it was removed meanwhile
             await self._remove_file(video)
 
@@ -259,13 +266,17 @@ class VideoJobs:
             await self._device.call(close)
 
     async def _reap(self) -> None:
-        """Remove the videos whose files have expired."""
+        """Remove the videos whose files have expired. An error of one video does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
             now = time.time()
             for video in list(self._videos.values()):
-                if video.expires is not None and video.expires <= now:
+                if video.expires is None or video.expires > now:
+                    continue
+                try:
                     await self.remove(video)
+                except Exception:
+                    _LOG.exception("an expired video's file cannot be removed", extra={"video": video.id})
 
 
 def _bytes_in(folder: Path) -> int:

@@ -27,7 +27,7 @@ from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.videos import form_fields
-from seko_serve.jobs import _bytes_in
+from seko_serve.jobs import Video, VideoJobs, _bytes_in
 from seko_serve.live.device import CAUTION, Device
 from tests.runtime import toy_pool, toy_whole
 
@@ -246,6 +246,46 @@ def test_videos_whose_folder_was_removed_are_gone_and_others_are_made(start: Sta
     second = ended(server, created(server, seconds=1)["id"])
     assert http(f"{server.url}/v1/videos/{second['id']}/content")[0] == 200
     assert http(f"{server.url}/v1/videos/{first['id']}", "DELETE")[0] == 200
+
+
+def test_a_video_that_cannot_be_made_fails_and_the_next_one_is_made(start: Starter, tmp_path: Path) -> None:
+    """As behind a folder whose place a file has taken."""
+    place = tmp_path / "videos"
+    server = start(video_folder=place)
+    first, second = created(server, seconds=60), created(server, seconds=0.5)
+    while http(f"{server.url}/v1/videos/{first['id']}")[1]["status"] == "queued":
+        time.sleep(0.005)
+    shutil.rmtree(place)
+    place.write_bytes(b"")
+    assert http(f"{server.url}/v1/videos/{first['id']}", "DELETE")[0] == 500
+    failed = ended(server, second["id"])
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "internal")
+    place.unlink()
+    assert ended(server, created(server, seconds=0.5)["id"])["status"] == "completed"
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+
+
+def test_a_video_that_cannot_be_removed_keeps_no_other(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seko_serve.jobs, "REAP_S", 0.05)
+    monkeypatch.setattr(seko_serve.jobs, "KEPT_S", 0.0)
+    stuck: list[str] = []
+    remove = VideoJobs._remove_file
+
+    async def fail_for_the_first(jobs: VideoJobs, video: Video) -> None:
+        stuck.append(video.id)
+        if video.id == stuck[0]:
+            raise OSError("planted")
+        await remove(jobs, video)
+
+    monkeypatch.setattr(VideoJobs, "_remove_file", fail_for_the_first)
+    server = start(video_folder=tmp_path)
+    for _ in range(2):
+        video = created(server, seconds=0.5)
+        while http(f"{server.url}/v1/videos/{video['id']}")[0] == 200:
+            time.sleep(0.02)
+    assert [file.name for file in tmp_path.iterdir()] == [f"{stuck[0]}.mp4"]
 
 
 def test_videos_expire_and_too_many_are_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
