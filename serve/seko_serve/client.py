@@ -92,9 +92,11 @@ class AsyncClient:
         Raises
         ------
         ServeError
-            If the server refuses the request, with the server's code and message.
+            If the server refuses the request, with the server's code and message, or gives no answer within
+            `ANSWER_S`, with the code ``internal``.
 
-        After any error, also a cancellation, the server has no session of this call.
+        After any error, also a cancellation, the server has no session of this call, unless the server's answer did not
+        come within `ANSWER_S`. Such a session stays for the length of its lease.
         """
         self._hello = {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}
         self._serial = protocol.NONE_SEEN
@@ -113,7 +115,7 @@ class AsyncClient:
             await self._connect(str(opened["url"]), Entrance(ticket=opened["ticket"]))
         except BaseException:  # also a cancelled request is answered, and may have made a session
             with suppress(Exception):
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(ANSWER_S):
                     await self.drop()
                     await self._ask("DELETE", f"/v1/sessions/{(await asked)['id']}")
             raise
@@ -228,7 +230,7 @@ class AsyncClient:
 
 def _answer(request: Request) -> dict[str, Any]:
     """Return a session, as the server answers a request, or nothing if it was deleted; ServeError if the request is
-    refused, with the code ``internal`` if a proxy before the server, or another server, answered.
+    refused, with the code ``internal`` if a proxy before the server, or another server, answered, or nobody did.
     """
     status, content = 0, b""
     with suppress(HTTPException):  # the answer is another protocol's, or ends too soon
@@ -238,6 +240,8 @@ def _answer(request: Request) -> dict[str, Any]:
         except HTTPError as refused:
             with refused:
                 status, content = refused.code, refused.read()
+        except TimeoutError:
+            raise ServeError("internal", f"the server gave no answer within {ANSWER_S:g} s") from None
     if status == HTTPStatus.NO_CONTENT:
         return {}
     with suppress(ValueError, KeyError, TypeError):  # the answer is no session

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import seko_serve.client
 from seko_serve.client import AsyncClient, Client
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
@@ -206,7 +207,11 @@ def held(request: pytest.FixtureRequest, start: Starter) -> tuple[Running, Held]
     return server, waiting
 
 
-def test_a_cancelled_opening_leaves_no_session(held: tuple[Running, Held]) -> None:
+def test_a_cancelled_opening_leaves_no_session(
+    held: tuple[Running, Held], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the server needs longer for its answer than the client gives to a close."""
+    monkeypatch.setattr(seko_serve.client, "CLOSE_S", 0.001)
     server, waiting = held
 
     async def test() -> None:
@@ -241,6 +246,21 @@ def test_an_interrupted_opening_leaves_no_session(held: tuple[Running, Held]) ->
         signal.signal(signal.SIGINT, before)
     assert waiting.ended.wait(LIMIT_S)
     assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+
+
+def test_an_answer_that_does_not_come_is_an_error_that_may_be_tried_again(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seko_serve.client, "ANSWER_S", 0.1)
+    server = start()
+    waiting = Held(server.manager.open)
+    server.manager.open = waiting  # type: ignore[method-assign]
+    try:
+        with pytest.raises(ServeError, match=r"the server gave no answer within 0\.1 s") as refused:
+            open_asynchronously(server.url, "vp8")
+        assert refused.value.kind.retryable
+    finally:
+        waiting.release_soon()
 
 
 def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> None:
