@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from seko_runtime.sessions.scheduler import Waiting, next_call
@@ -15,7 +17,10 @@ from seko_serve.live.pace import Pace
 from seko_serve.live.session import LiveSession
 from seko_serve.live.video import VideoContent
 from seko_serve.metrics import Metrics
+from seko_serve.protocol import Control
 from tests.runtime import toy_pool
+
+from .toys import world_opener
 
 
 class Camera:
@@ -89,3 +94,51 @@ def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(sessio
                 session.made(object(), now)
     assert sorted(served[:3]) == [0, 1, 2]
     assert served.count(2) > 1
+
+
+def steered(control: Control | None, *, asked: bool = False, saved: bool = False) -> list[np.ndarray]:
+    """Video frames of two chunks of a stream behind two others, with a control between; ``asked``: the first of the
+    two was requested before the control came, ``saved``: and the session was saved and loaded in between."""
+    with world_opener() as pool:
+        content = VideoContent(pool.manifest, Opening("a b c", 3, 4.0))
+        row = content.open(pool, "name", "tenant")
+
+        def made() -> np.ndarray:
+            content.ask(row, 0.0)
+            ((_, chunk),) = pool.serve_next()
+            content.made(chunk)
+            return np.asarray(chunk.video()[0])
+
+        content.apply(row, Control("keys", "1", {"held": ["KeyW"]}))
+        for _ in range(2):
+            made()
+        if asked:
+            content.ask(row, 0.0)
+        if saved:
+            state = json.loads(json.dumps(content.state()))
+            content = VideoContent(pool.manifest, content.opening)
+            content.load(row, state)
+        if control is not None:
+            content.apply(row, control)
+        frames = [made() for _ in range(2)]
+        row.close()
+        return frames
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(
+    "control",
+    [
+        None,
+        Control("keys", "2", {"held": ["KeyD"]}),
+        Control("poses", "2", {"poses": [np.eye(4).ravel().tolist()] * 4}),
+        Control("restart", "2", {}),
+    ],
+)
+def test_a_control_changes_the_next_chunk_whether_or_not_that_was_requested(
+    control: Control | None, saved: bool
+) -> None:
+    expected = steered(control)
+    assert (control is None) == np.array_equal(expected[0], steered(None)[0])
+    for got, wanted in zip(steered(control, asked=True, saved=saved), expected, strict=True):
+        assert np.array_equal(got, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 from seko_runtime.video.contract import picture_input, start_pictures
 from seko_serve.errors import ServeError
 from seko_serve.live.camera import ViewersCamera
-from seko_serve.live.content import Opening, array_tables, arrays_of
+from seko_serve.live.content import Opening
 from seko_serve.live.track import SoundTrack
 from seko_serve.live.voice import ViewersVoice, pcm_samples
 from seko_serve.media import sound, video
@@ -111,6 +112,7 @@ class VideoContent:
         self.sound: SoundTrack | None = None
         self._inputs: Mapping[str, object] | None = None  # of the chunk that was asked for
         self._asked = False
+        self._unmoved: ViewersCamera | None = None  # the camera before the chunk that was asked for
         self._beside = True  # whether chunks are decoded beside the next call
 
     @property
@@ -208,10 +210,10 @@ class VideoContent:
             row.set_prompt(fields["text"], recache=fields.get("recache", False))
         elif control.type in ("restart", "seed"):
             self._restart(row, fields.get("seed") if control.type == "restart" else fields["value"])
-        elif control.type == "keys" and self._camera is not None:
-            self._camera.hold(fields["held"])
-        elif control.type == "poses" and self._camera is not None:
-            self._camera.follow(fields["poses"], fields.get("intrinsics"))
+        elif control.type == "keys" and (camera := self._unmoved_camera()) is not None:
+            camera.hold(fields["held"])
+        elif control.type == "poses" and (camera := self._unmoved_camera()) is not None:
+            camera.follow(fields["poses"], fields.get("intrinsics"))
         elif control.type == "audio" and self._voice is not None:
             self._voice.push(row, pcm_samples(fields["pcm16"], self._voice.windows.speakers))
             if fields.get("last", False):
@@ -225,8 +227,9 @@ class VideoContent:
 
     def ask(self, row: Session, due: float) -> None:
         """Request the session's next chunk from the pool. Repeated requests for the same chunk move the camera only
-        once."""
+        once, unless a control steered the camera or restarted the stream between the requests."""
         if not self._asked:
+            self._unmoved = copy.deepcopy(self._camera)
             self._inputs = None if self._camera is None else self._camera.next_chunk()
             self._asked = True
         if self._voice is not None:
@@ -243,29 +246,36 @@ class VideoContent:
         return piece
 
     def state(self) -> dict[str, Any]:
-        """Return the conditions of the session, its camera and voice, and the inputs of a chunk that was requested and
-        not made yet."""
+        """Return the conditions of the session, its camera and its voice. If a chunk was requested and not made yet,
+        the camera is the camera before this chunk."""
+        camera = self._unmoved if self._asked else self._camera
         return {
             "opening": self.opening.state(),
-            "asked": self._asked,
-            "inputs": array_tables(self._inputs or {}) if self._asked else {},
-            "camera": None if self._camera is None else self._camera.state(),
+            "asked": self._voice is not None and self._voice.asked,
+            "camera": None if camera is None else camera.state(),
             "voice": None if self._voice is None else self._voice.state(),
         }
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned, with a session of the pool that was restored."""
-        self._asked, self._inputs = bool(state["asked"]), arrays_of(state["inputs"]) or None
         self._beside = row.decodes_beside
         if self._camera is not None:
             self._camera.load(state["camera"])
         if self._voice is not None:
             self._voice.load(row, state["voice"])
-            self._voice.asked = self._asked
+            self._voice.asked = bool(state["asked"])
+
+    def _unmoved_camera(self) -> ViewersCamera | None:
+        """Return the camera, after taking back its move for a chunk that was requested and not made yet. The next
+        request moves the camera again."""
+        if self._asked:
+            self._camera, self._asked = self._unmoved, False
+        return self._camera
 
     def _restart(self, row: Session, seed: int | None) -> None:
         picture = self.opening.image if picture_place(self.manifest) == "image" else None
         row.restart(seed=seed, image=picture)
+        self._asked = False  # the chunk that was requested is another one now
         squashed = squashed_input(self.manifest)
         if squashed is not None and squashed.name in self.opening.inputs:
             row.set_inputs({squashed.name: self.opening.inputs[squashed.name]})
