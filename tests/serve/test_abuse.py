@@ -25,6 +25,7 @@ import seko_serve.http.access
 import seko_serve.http.bodies
 import seko_serve.http.connections
 import seko_serve.http.stream
+import seko_serve.live.admission
 from seko_serve.client import AsyncClient
 from seko_serve.http.connections import HttpConnection
 
@@ -508,6 +509,21 @@ def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter)
             assert json.loads(await stream.recv())["type"] == "ready"
 
     run(lambda new_client: undisturbed(new_client, enter), server)
+
+
+def test_requests_with_one_queue_token_have_a_rate(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seko_serve.http.access, "WAITING", (1e-6, 2.0))
+    monkeypatch.setattr(seko_serve.live.admission, "GRACE", 1e3)  # no place is lost on a busy machine
+    server = start(max_sessions=1)
+    opened(server)
+
+    def waiting(queue: str) -> tuple[int, Any]:
+        return http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}, queue=queue)
+
+    tokens = [waiting("join")[1]["error"]["queue_token"] for _ in range(2)]
+    assert [waiting(tokens[0])[0] for _ in range(4)] == [503, 503, 429, 429]
+    status, answer = waiting(tokens[1])
+    assert (status, answer["error"]["code"], answer["error"]["place"]) == (503, "full", 2)
 
 
 def test_sockets_and_messages_of_one_caller_have_rates(

@@ -20,6 +20,7 @@ from seko_serve.settings import LOOPBACK, Settings
 
 # How many a second, and at once.
 OPENS_AT_ONCE = 8.0  # times the setting; by key and address
+WAITING = (2.0, 8.0)  # by queue token, whose client is told to ask once a second or less
 SOCKETS = (5.0, 30.0)  # by address
 MESSAGES = (60.0, 120.0)  # of a session's socket
 PROXY_HEADERS = "forwarded", "via", "x-real-ip", "x-forwarded-host"
@@ -61,6 +62,7 @@ class Access:
             "sessions and videos opened",
             time.monotonic,
         )
+        self._waiting = Rate(*WAITING, "requests with one queue token", time.monotonic)
         self._sockets = Rate(*SOCKETS, "sockets opened", time.monotonic)
         self.controls = Rate(*MESSAGES, "messages", time.monotonic)
         self.links = Links(time.monotonic)
@@ -104,6 +106,11 @@ class Access:
         tenant = self.tenant(connection, purpose)
         self._opens.take(f"{tenant} {_address(connection)}")
         return tenant
+
+    def count_waiting(self, tenant: str, queue_token: str) -> None:
+        """Count a request for a session by a client that waits in the queue; ServeError if the client asks too often.
+        Such requests do not count for `opener`, so that many waiting clients of one address keep their places."""
+        self._waiting.take(f"{tenant} {queue_token}")
 
     def count_socket(self, connection: HTTPConnection) -> None:
         """Count a socket that is opened; ServeError if too many sockets were opened from the same address."""

@@ -53,7 +53,9 @@ class SessionRoutes:
     async def _open(self, request: Request) -> Response:
         queue_token = request.headers.get(QUEUE_HEADER, "")
         tenant = self._access.tenant(request)
-        if not self._manager.waits(tenant, queue_token):
+        if self._manager.waits(tenant, queue_token):
+            self._access.count_waiting(tenant, queue_token)
+        else:
             self._access.opener(request)
         table = await json_body(request, MAX_OPENING_BYTES)
         manifest = self._manager.device.manifest
