@@ -138,6 +138,11 @@ class VideoJobs:
             raise ServeError("unsupported", "this server makes no videos (--videos 0)")
         if manifest.pool is None and self._device.capacity > 1:
             raise ServeError("unsupported", "all rows of this artifact run together: it makes no videos")
+        if manifest.offloads_cache:
+            raise ServeError(
+                "unsupported",
+                "sessions of this artifact (--offload-cache) cannot give their row to others: it makes no videos",
+            )
         try:
             folder = self._folder.path()  # what removes old temporary files may have removed it
         except StoreError as error:

@@ -16,7 +16,14 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 import seko_serve.live.manager
 from seko_runtime import Pool
-from seko_runtime.errors import DeviceFaultError, RankLostError
+from seko_runtime.errors import (
+    DeviceFaultError,
+    DeviceMemoryError,
+    EngineRunError,
+    EnvironmentLacksError,
+    RankLostError,
+    SekoRuntimeError,
+)
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.live.device import Device, DeviceEndedError
@@ -132,6 +139,24 @@ def test_a_device_that_is_lost_at_an_opening_is_not_the_clients_fault(
     status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
     assert (status, answer["error"]["code"]) == (503, "stopping")
     server.wait()
+
+
+@pytest.mark.parametrize("error", [EnvironmentLacksError, DeviceMemoryError, EngineRunError])
+def test_what_the_server_lacks_at_an_opening_is_not_the_clients_fault(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, error: type[SekoRuntimeError]
+) -> None:
+    server = start()
+
+    def lack(*_: object, **__: object) -> None:
+        raise error("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "open_session", lack)
+        status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+        assert (status, answer["error"]["code"]) == (500, "internal")
+        assert "planted" not in str(answer)
+    assert server.manager.admission.running == 0
+    assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 201
 
 
 def test_calls_to_which_a_device_does_not_come_are_refused() -> None:

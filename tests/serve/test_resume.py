@@ -16,7 +16,7 @@ from seko_runtime import Pool
 from seko_runtime.errors import EnvironmentLacksError
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.live.session import LiveSession
+from seko_serve.live.session import Capture, LiveSession
 from seko_serve.protocol import Media
 from seko_serve.store.base import StoreError
 from seko_serve.store.folder import FolderStore
@@ -392,6 +392,30 @@ def test_a_full_disk_stops_no_stream_and_the_snapshot_before_stays(
         assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT}))
         assert len(list((tmp_path / "store").glob("*.snapshot-*"))) == 1
         assert await server.manager.saving.find(client._id) is not None
+
+    run(test, server)
+
+
+def test_a_session_is_saved_after_a_snapshot_for_which_memory_lacked(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, tried, real = start(**folder(tmp_path), snapshot_every=1), [], LiveSession.capture
+
+    def capture(session: LiveSession) -> Capture:
+        tried.append(session)
+        if len(tried) == 1:
+            raise EnvironmentLacksError("this machine gives no more memory")
+        return real(session)
+
+    monkeypatch.setattr(LiveSession, "capture", capture)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 12)
+        assert len(tried) > 1
+        while not list((tmp_path / "store").glob("*.record*")):
+            await asyncio.sleep(0.02)
+        assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT}))
 
     run(test, server)
 

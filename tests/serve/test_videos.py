@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 
 import seko_serve.jobs
 import seko_serve.live.behind
+from seko_runtime import Pool, VideoManifest
+from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
@@ -159,6 +161,15 @@ def test_a_file_that_is_renamed_while_a_folder_is_counted_has_no_size(tmp_path: 
     assert _bytes_in(tmp_path) == 7
 
 
+def test_an_artifact_whose_sessions_keep_their_row_makes_no_videos(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    monkeypatch.setattr(VideoManifest, "offloads_cache", True)
+    status, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})
+    assert (status, answer["error"]["code"]) == (415, "unsupported")
+
+
 def test_a_server_without_videos_says_so(start: Starter) -> None:
     server = start(videos=0)
     assert http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})[0] == 415
@@ -217,6 +228,19 @@ def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: 
     assert ended(server, second["id"])["status"] == "completed"
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
     assert [file.name for file in tmp_path.iterdir()] == [f"{second['id']}.mp4"]
+
+
+def test_what_the_server_lacks_for_a_video_is_not_the_clients_fault(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+
+    def lack(*_: object, **__: object) -> None:
+        raise EnvironmentLacksError("planted")
+
+    monkeypatch.setattr(Pool, "open_session", lack)
+    failed = ended(server, created(server, seconds=0.5)["id"])
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "internal")
 
 
 def test_a_full_disk_fails_a_video_by_name_and_keeps_nothing_of_it(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime import Chunk, VideoManifest
-from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import RowSession
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.sinks import Mp4Sink
@@ -219,9 +219,9 @@ class VideoBehind:
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             _LOG.error("a video's file cannot be written: %s", error.strerror, extra={"video": self._name})
             error = ServeError("full", "the server has no space for the video's file")
-        elif not isinstance(error, ServeError | SekoRuntimeError):
+        elif not isinstance(error, ServeError | UsageError):
             _LOG.error("a video failed", extra={"video": self._name}, exc_info=error)
             error = ServeError("internal", "the video could not be made")
-        elif isinstance(error, SekoRuntimeError):
+        elif isinstance(error, UsageError):
             error = ServeError("bad_request", str(error))
         self._report(self._written, True, error)

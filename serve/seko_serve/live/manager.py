@@ -42,14 +42,15 @@ _LOG = logging.getLogger("seko_serve")
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Context manager that turns errors of the runtime into the ServeErrors with which a request is refused."""
+    """Context manager that turns errors of the runtime into the ServeErrors with which a request is refused. Errors
+    that are not the client's fault, such as a lack of memory, are raised unchanged and answered as ``internal``."""
     try:
         yield
     except PoolFullError:
         raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
     except (*LOST, DeviceEndedError):
         raise ServeError("stopping", NO_DEVICE, retry_after=AGAIN_S) from None
-    except SekoRuntimeError as error:
+    except UsageError as error:
         raise ServeError("bad_request", str(error)) from None
 
 

@@ -311,9 +311,13 @@ class LiveSession:
         if wants_snapshot and self._save is not None and not len(self._encoder):
             try:
                 self._save(self, self.capture())
-            except SekoRuntimeError as error:
+            except UsageError as error:
                 _LOG.warning("sessions of this artifact cannot be saved: %s", type(error).__name__)
                 self._every = 0
+            except SekoRuntimeError as error:
+                _LOG.warning("session %s is not saved now: %s", self.name, type(error).__name__)
+                with self._lock:
+                    self._unsaved = 0  # the next snapshot is tried after as many chunks as ever
         if self.content.starved():
             return None
         if self._waits_since is None:
