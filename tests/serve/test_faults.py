@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,55 @@ def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
         await asyncio.gather(first, stopping)
 
     asyncio.run(test())
+
+
+def test_calls_behind_one_that_loses_the_device_are_refused() -> None:
+    async def test() -> None:
+        device = Device(toy_opener)
+        await device.start()
+        begun, end = threading.Event(), threading.Event()
+
+        def wait(_: object) -> None:
+            begun.set()
+            end.wait(30)
+
+        def lose(_: object) -> None:
+            raise DeviceFaultError("planted")
+
+        calls = [asyncio.create_task(device.call(wait))]
+        await asyncio.to_thread(begun.wait, 30)
+        calls += [asyncio.create_task(device.call(work)) for work in (lose, lambda _: None)]
+        await asyncio.sleep(0)
+        end.set()
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+        assert [type(result) for result in results] == [type(None), DeviceFaultError, DeviceEndedError]
+        await device.stop()
+        assert device.lost
+
+    asyncio.run(test())
+
+
+def test_a_device_that_is_lost_while_a_session_is_restored_ends_the_server(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(snapshots=str(tmp_path / "store"), lease_s=0.2)
+
+    def lose(*_: object, **__: object) -> None:
+        raise DeviceFaultError("planted")
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        await watch(client, 2)
+        await client.drop()
+        while server.manager.sessions:
+            await asyncio.sleep(0.02)
+        monkeypatch.setattr(Pool, "restore", lose)
+        with pytest.raises(ServeError) as end:
+            await client.resume()
+        assert end.value.kind.code == "stopping"
+
+    run(test, server)
+    server.wait()
 
 
 def test_a_session_that_cannot_be_ended_keeps_no_other(

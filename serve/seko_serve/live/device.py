@@ -188,11 +188,29 @@ class Device:
 
     async def beside(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
         """Run a function in a separate thread while the pool makes chunks. The method `beside` is for large reads and
-        copies."""
+        copies. If the function finds that the device is lost, the device's thread ends, as after `call`."""
         pool = self._pool
         if pool is None:
             raise DeviceEndedError
-        return await asyncio.to_thread(work, pool)
+
+        def run() -> ResultT:
+            try:
+                return work(pool)
+            except LOST as error:
+                self._end_with(error)
+                raise
+
+        return await asyncio.to_thread(run)
+
+    def _end_with(self, error: Exception) -> None:
+        """Make the device's thread end with an error; any thread may call this."""
+
+        def end(_: ServedPool) -> None:
+            raise error
+
+        with self._desk:
+            self._calls.append((end, Future()))
+            self._desk.notify()
 
     def wake(self) -> None:
         """Make the device's thread check again which sessions are ready, after a control or an acknowledgement. Any
@@ -268,8 +286,9 @@ class Device:
                     self._desk.wait(None if self._behind is None else BEHIND_S)
                 if self._stopping:
                     return
-                calls = [self._calls.popleft() for _ in range(len(self._calls))]
-            for run, _ in calls:
+                waiting = len(self._calls)
+            for _ in range(waiting):  # what an error leaves here is refused by `_run`
+                run, _ = self._calls.popleft()
                 run(pool)
             ready: list[Streamed] = [stream for stream in self._streams if stream.ready()]
             if not ready and not self._asked and self._fits_behind(pool, time.monotonic()):
