@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -23,13 +24,14 @@ from hypothesis import strategies as st
 
 import seko_serve.jobs
 import seko_serve.live.behind
-from seko_runtime import Pool, VideoManifest
+from seko_runtime import Chunk, Pool, VideoManifest
 from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.videos import form_fields
 from seko_serve.jobs import Video, VideoJobs, _bytes_in
+from seko_serve.live.behind import VideoBehind
 from seko_serve.live.device import CAUTION, Device
 from tests.runtime import toy_pool, toy_whole
 
@@ -217,6 +219,49 @@ def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(
         whole = np.concatenate([session.run_chunk().video()[0] for _ in range(60)])
     assert np.array_equal(seen[0], whole[: len(seen[0])])
     assert np.array_equal(np.concatenate(written), whole[: 4 * FPS])
+
+
+def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[np.ndarray] = []
+    made: list[int] = []
+    encoding, made_next, release = threading.Event(), threading.Event(), threading.Event()
+
+    class Sink(Mp4Sink):
+        def write(self, pictures: Iterable[np.ndarray]) -> None:
+            encoding.set()
+            release.wait()
+            written.append(np.array(list(pictures)))
+            super().write(pictures)
+
+    class Stream(VideoBehind):
+        def made(self, chunk: Chunk, now: float) -> None:
+            super().made(chunk, now)
+            made.append(chunk.index)
+            if chunk.index:
+                made_next.set()
+
+    monkeypatch.setattr(seko_serve.live.behind, "Mp4Sink", Sink)
+    monkeypatch.setattr(seko_serve.jobs, "VideoBehind", Stream)
+    server = start(plain_opener)  # one row
+    video = created(server, seconds=1)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        for event in (encoding, made_next):
+            await asyncio.to_thread(event.wait)
+        viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        await watch(viewer, 2)
+        await viewer.close()
+
+    try:
+        run(test, server)
+        assert made == [0, 1]  # no more of them wait for the encoder
+        assert written == []
+    finally:
+        release.set()
+    assert ended(server, video["id"])["status"] == "completed"
+    assert np.array_equal(np.concatenate(written), alone(20, {0: PROMPT})[:FPS])
 
 
 def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from seko_serve.protocol import Control
 
 NO_SPACE = errno.ENOSPC, errno.EDQUOT
 LATER_S = 3600.0  # nobody waits for its chunks
+AHEAD = 2  # chunks that are made and not yet written
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -96,7 +99,8 @@ class VideoBehind:
     path : Path
         Path of the video's file.
     workers : Executor
-        A thread pool of one thread that reads and encodes frames.
+        A thread pool of one thread that encodes frames. A thread of each chunk reads the chunk's frames, so that the
+        device's thread never waits for the encoder.
     report : callable
         Function that any thread calls with the number of frames written so far, whether the video has ended, and the
         error or None.
@@ -123,6 +127,8 @@ class VideoBehind:
         self._row: Any = None
         self._file: VideoFile | None = None
         self._written = 0
+        self._chunks_made = 0  # counted by the device's thread
+        self._chunks_done = 0  # counted by the worker
         self._idle = threading.Event()  # no chunk is being read: the row may be moved
         self._idle.set()
         self._over = False  # no further chunk is made
@@ -137,7 +143,7 @@ class VideoBehind:
 
     def ready(self) -> bool:
         """Return whether the video's next chunk may be made now."""
-        return not self._over and self._idle.is_set()
+        return not self._over and self._idle.is_set() and self._chunks_made - self._chunks_done < AHEAD
 
     def take_row(self, pool: Any) -> None:
         """Take a free row of the pool; after `yield_row`, continue from the stored state. The method raises errors of
@@ -165,11 +171,16 @@ class VideoBehind:
         return row
 
     def made(self, chunk: Chunk, now: float) -> None:
-        """Take a finished chunk, and queue the writing of its frames."""
+        """Take a finished chunk, and begin to read its frames."""
         del now
         self._content.made(chunk)
+        self._chunks_made += 1
         self._idle.clear()
-        self._workers.submit(self._write, chunk)
+        try:
+            threading.Thread(target=self._read, args=(chunk,), name="seko-video-read", daemon=True).start()
+        except BaseException:
+            self._idle.set()
+            raise
 
     def failed(self, error: Exception) -> None:
         """End the video with an error: a chunk cannot be made, or the video was removed."""
@@ -184,14 +195,24 @@ class VideoBehind:
         if row is not None:
             row.close()
 
-    # -- a worker ----------------------------------------------------------------------------------------------
+    # -- a thread of the chunk ---------------------------------------------------------------------------------
 
-    def _write(self, chunk: Chunk) -> None:
+    def _read(self, chunk: Chunk) -> None:
         try:
-            frames = chunk.video()[0]
-            self._idle.set()
-            if self._filed:
-                return
+            work = partial(self._write, chunk.video()[0])
+        except Exception as error:
+            work = partial(self._end, error)
+        with suppress(RuntimeError):  # the worker has ended, because the device is lost
+            self._workers.submit(work)
+        self._idle.set()  # after `submit`: the next chunk is written after this one
+        self._wake()
+
+    # -- the worker --------------------------------------------------------------------------------------------
+
+    def _write(self, frames: NDArray[np.uint8]) -> None:
+        if self._filed:
+            return
+        try:
             assert self._file is not None  # made with the row
             self._file.write(frames[: self._frames - self._written])
             self._written = min(self._frames, self._written + len(frames))
@@ -200,8 +221,8 @@ class VideoBehind:
             else:
                 self._report(self._written, False, None)
         except Exception as error:
-            self._idle.set()
             self._end(error)
+        self._chunks_done += 1
         self._wake()
 
     def _end(self, error: Exception | None) -> None:
