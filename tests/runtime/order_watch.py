@@ -253,6 +253,7 @@ class FakeMemory(CudaMemory):
         """The host writes at once, whatever stream is current, and queues later work behind that."""
         before, self.world.current = self.world.current, "host"
         pinned = super()._in_pinned_memory(*args)
+        self.world.access([], list(pinned.tensors.values()), "written by the host")
         self.world.current = before
         for stream in list(self.world.clocks):
             self.world.join(stream, self.world.clocks["host"])

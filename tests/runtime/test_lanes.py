@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
@@ -271,6 +272,41 @@ def test_a_session_that_moves_again_takes_the_same_locked_memory(
 
 def test_the_host_writes_no_locked_memory_that_copies_still_read(world: World, tmp_path: Path) -> None:
     moved_about(world, tmp_path / "one")
+
+
+def test_a_state_that_comes_from_a_file_is_copied_on_the_host_only_once(world: World) -> None:
+    """Sessions of the pool wait for this copy, and a second one into fresh pages would take several times as long."""
+    memory, generator = FakeMemory(world), np.random.default_rng(0)
+    tensors = {
+        "cache": torch.zeros(3, 5, 2),
+        "count": torch.zeros(7, dtype=torch.int16),
+        "none": torch.zeros(0),
+    }
+    state = {
+        name: generator.integers(0, 256, tensor.nbytes).astype(np.uint8) for name, tensor in tensors.items()
+    }
+    for array in state.values():
+        array.setflags(write=False)  # as the content of a snapshot in memory is
+    storages: set[int] = set()
+
+    class Storages(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            del types
+            out = func(*args, **(kwargs or {}))
+            storages.update(
+                tensor.untyped_storage().data_ptr()
+                for tensor in (*args, out)
+                if isinstance(tensor, torch.Tensor)
+            )
+            return out
+
+    with Storages():
+        copies = memory._in_pinned_memory(state, tensors)
+    assert len(storages) == 1
+    assert {name: array.tobytes() for name, array in copies.arrays().items()} == {
+        name: array.tobytes() for name, array in state.items()
+    }
+    memory.close()
 
 
 def test_a_host_that_writes_locked_memory_too_early_is_found(world: World, tmp_path: Path) -> None:
