@@ -33,6 +33,7 @@ from seko_serve.http.videos import form_fields
 from seko_serve.jobs import Video, VideoJobs, _bytes_in
 from seko_serve.live.behind import VideoBehind
 from seko_serve.live.device import CAUTION, Device
+from seko_serve.store.saved import Record, Saved, SavedSessions
 from tests.runtime import toy_pool, toy_whole
 
 from .conftest import Running, Starter, plain_opener
@@ -264,6 +265,54 @@ def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
     assert np.array_equal(np.concatenate(written), alone(20, {0: PROMPT})[:FPS])
 
 
+def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_while_it_is_read(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, looks = start(plain_opener, snapshots=str(tmp_path / "store"), lease_s=0.3), []  # one row
+    fits, real = Device._fits_behind, SavedSessions.read
+
+    def fits_behind(device: Device, pool: Any, now: float) -> bool:
+        looks.append(now)
+        return fits(device, pool, now)
+
+    def read(saved: SavedSessions, record: Record) -> Saved:
+        enough = len(looks) + 3
+        while len(looks) < enough:  # the device's thread looks whether the video may run
+            time.sleep(0.01)
+        return real(saved, record)
+
+    monkeypatch.setattr(Device, "_fits_behind", fits_behind)
+    monkeypatch.setattr(SavedSessions, "read", read)
+
+    def progress() -> int:
+        return int(http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"])
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(viewer, 2)
+        await viewer.drop()
+        while server.manager.sessions:
+            await asyncio.sleep(0.02)
+        video.update(created(server, seconds=60))
+        while progress() < 1:
+            await asyncio.sleep(0.005)
+        await viewer.resume()
+        before = progress()
+        assert before < 100
+        media += (await watch(viewer, 3))[0]
+        seen.append(pictures(media))
+        await viewer.close()
+        while progress() <= before:  # the video goes on
+            await asyncio.sleep(0.02)
+
+    video: dict[str, Any] = {}
+    seen: list[np.ndarray] = []
+    run(test, server)
+    with plain_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
+        whole = np.concatenate([session.run_chunk().video()[0] for _ in range(20)])
+    assert np.array_equal(seen[0], whole[: len(seen[0])])
+
+
 def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: Path) -> None:
     server = start(video_folder=tmp_path)
     first, second = created(server, seconds=60), created(server, seconds=0.5)
@@ -381,6 +430,21 @@ class Stream:
 
     def next_due(self) -> float | None:
         return self._due
+
+    def yield_row(self) -> None:
+        self.holds_row = False
+
+
+def test_the_row_of_a_video_is_freed_for_the_second_of_two_sessions_that_share_one_free_row() -> None:
+    device, video = Device(nullcontext), Stream()  # type: ignore[arg-type]
+    device.run_behind(video)  # type: ignore[arg-type]
+    pool: Any = SimpleNamespace(free=1)
+    with device.reserved_row():
+        device.make_room(pool)
+        assert video.holds_row
+        with device.reserved_row():
+            device.make_room(pool)
+            assert not video.holds_row
 
 
 @given(

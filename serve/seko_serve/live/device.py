@@ -142,6 +142,7 @@ class Device:
         self._streams: list[Watched] = []
         self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
         self._behind: Behind | None = None
+        self._reserved = 0  # rows for which live sessions hold a `reserved_row`
         self._taking_s = 0.0  # the longest time in which a stream behind took a row
         self._stopping = self.lost = False
         self._opened: Future[None] = Future()
@@ -238,11 +239,22 @@ class Device:
         """
         self._behind = stream
 
+    @contextmanager
+    def reserved_row(self) -> Iterator[None]:
+        """Context manager in which the stream of `run_behind` leaves one free row of the pool to a live session, from
+        `make_room` until the session has the row. Only the event loop's thread may call `reserved_row`."""
+        self._reserved += 1
+        try:
+            yield
+        finally:
+            self._reserved -= 1
+            self.wake()
+
     def make_room(self, pool: ServedPool) -> None:
-        """If no row of the pool is free and the stream of `run_behind` has a row, free this row for a live session.
-        Call `make_room` only on the device's thread.
+        """If the pool has fewer free rows than live sessions need and the stream of `run_behind` has a row, free this
+        row for a live session. Call `make_room` only on the device's thread, within `reserved_row`.
         """
-        if not pool.free and self._behind is not None and self._behind.holds_row:
+        if pool.free < self._reserved and self._behind is not None and self._behind.holds_row:
             self._behind.yield_row()
 
     async def stop(self) -> None:
@@ -299,7 +311,7 @@ class Device:
         """Return whether the stream behind the live sessions may run now: whether every live session's next chunk can
         still be made in time."""
         behind = self._behind
-        if behind is None or not behind.ready() or not (behind.holds_row or pool.free):
+        if behind is None or not behind.ready() or not (behind.holds_row or pool.free > self._reserved):
             return False
         dues = [due for stream in self._streams if (due := stream.next_due()) is not None]
         if not dues:

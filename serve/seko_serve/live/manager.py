@@ -197,7 +197,8 @@ class SessionManager:
                 # First, because a request of a tenant that has enough sessions must not hold a row for a moment.
                 await self._leases.claim(session.name, tenant)
                 self._ask(session, place, queue_token)
-                await self.device.call(partial(self._take_row, session))
+                with self.device.reserved_row():
+                    await self.device.call(partial(self._take_row, session))
                 await self._add(session, None)
         finally:
             if session.name not in self.sessions:
@@ -275,6 +276,12 @@ class SessionManager:
         self.device.add(session)
         self.device.metrics.opening.observe(time.monotonic() - began)
 
+    def _make_room(self, pool: ServedPool) -> None:
+        """Free a row for a saved session; PoolFullError if no row becomes free."""
+        self.device.make_room(pool)
+        if not pool.free:
+            raise PoolFullError("no row of the pool is free")
+
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
         """Return a session that has a row of the pool; ServeError if there is no such session, or the session is
         another tenant's."""
@@ -349,11 +356,12 @@ class SessionManager:
         self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)
         try:
             await self._leases.claim(name, record.tenant)
-            record = await self._taken_over(record)
-            await self.device.call(self.device.make_room)
-            began = time.monotonic()
-            saved = await self.saving.read(record)
-            session = await self.device.beside(lambda pool: self._restored(pool, record, saved))
+            with self.device.reserved_row():
+                await self.device.call(self._make_room)
+                record = await self._taken_over(record)
+                began = time.monotonic()
+                saved = await self.saving.read(record)
+                session = await self.device.beside(lambda pool: self._restored(pool, record, saved))
             self.device.metrics.snapshot.labels("read").observe(time.monotonic() - began)
             session.tokens = tokens
             await self.device.call(lambda _: self.device.add(session))
