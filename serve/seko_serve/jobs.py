@@ -136,8 +136,6 @@ class VideoJobs:
         manifest = self._device.manifest
         if not self._most:
             raise ServeError("unsupported", "this server makes no videos (--videos 0)")
-        if manifest.pool is None and self._device.capacity > 1:
-            raise ServeError("unsupported", "all rows of this artifact run together: it makes no videos")
         if manifest.offloads_cache:
             raise ServeError(
                 "unsupported",

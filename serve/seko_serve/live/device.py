@@ -1,5 +1,5 @@
-"""The thread that owns the artifact and its pool. No thread other than this one calls the runtime, so the event loop
-never waits for the device.
+"""The thread that owns the artifact and its pool. All engine calls run in this thread, so the event loop never waits
+for the device. Worker threads read frames and restore sessions.
 """
 
 from __future__ import annotations
@@ -372,12 +372,9 @@ class Device:
                 self._end(stream, error)
 
     def _serve_one_by_one(self, pool: ServedPool, error: Exception) -> None:
-        """Serve sessions one by one after a failed call, which has advanced no session; only the sessions whose chunk
-        cannot be made end."""
+        """Serve sessions one by one after a call that failed with ``error``; only the sessions whose chunk cannot be
+        made end."""
         _LOG.warning("a call of %d sessions failed: %s", len(self._asked), type(error).__name__)
-        if self.manifest.pool is None and self.capacity > 1:  # its calls carry all rows
-            self._end(next(iter(self._asked.values())), error)
-            return
         for session, stream in list(self._asked.items()):
             try:
                 self._serve_next(pool, [session])
