@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_serve.live.content import Opening
 from seko_serve.live.pace import Pace
@@ -94,6 +95,29 @@ def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(sessio
                 session.made(object(), now)
     assert sorted(served[:3]) == [0, 1, 2]
     assert served.count(2) > 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UsageError("no such key"), "bad_request", "no such key"),
+        (DeviceMemoryError("cuda:0 has 3 bytes"), "internal", "the control could not be applied"),
+    ],
+)
+def test_a_control_that_the_server_cannot_apply_is_not_the_clients_fault(
+    error: Exception, code: str, words: str, session: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def apply(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(session.content, "apply", apply)
+    monkeypatch.setattr(session.viewer, "tell", lambda text: told.append(json.loads(text)))
+    session.control(Control("restart", "7", {}))
+    session.request(0.0)
+    (rejected,) = [line for line in told if line["type"] == "rejected"]
+    assert (rejected["id"], rejected["code"], rejected["message"]) == ("7", code, words)
 
 
 def steered(control: Control | None, *, asked: bool = False, saved: bool = False) -> list[np.ndarray]:

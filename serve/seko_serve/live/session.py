@@ -360,8 +360,14 @@ class LiveSession:
         for control in waiting:
             try:
                 self.content.apply(row, control)
-            except (SekoRuntimeError, ServeError) as error:
-                refused = error if isinstance(error, ServeError) else ServeError("bad_request", str(error))
+            except ServeError as refused:
                 self.viewer.tell(message("rejected", id=control.id, **refused.body()))
+            except SekoRuntimeError as error:
+                answer = ServeError("internal", "the control could not be applied")
+                if isinstance(error, UsageError):
+                    answer = ServeError("bad_request", str(error))
+                else:
+                    _LOG.error("a control of session %s failed: %s", self.name, type(error).__name__)
+                self.viewer.tell(message("rejected", id=control.id, **answer.body()))
             else:
                 self._applied.append(control.id)
