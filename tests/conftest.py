@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.byte_code import make_byte_code
 from tests.lone_runtime import lone_python, wheel
 from tests.manifest_schema import check_manifest
 from tests.minutes import Minutes
@@ -41,11 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the minutes by folder told after the run. Before several processes collect all tests, make byte code."""
+    """Have the minutes by folder told after the run."""
     config.pluginmanager.register(Minutes())
-    alone = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if not alone and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        make_byte_code(config)
 
 
 def pytest_collection_finish() -> None:

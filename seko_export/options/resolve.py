@@ -222,8 +222,7 @@ def _notes_without_goldens(config: VideoBuild, options: BuildOptions) -> list[st
 
 def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
     """Return the VAE with fp8 convolutions in its decoder; refuse --vae-fp8 where nothing would be computed in fp8."""
-    in_fp8 = None if vae is None else vae.with_fp8()
-    if in_fp8 is None:
+    if vae is None or (in_fp8 := vae.with_fp8()) is None:
         what = "this build has no VAE" if vae is None else f"a {vae.title} has none"
         raise UsageError(
             f"--vae-fp8 is for the convolutions of a Wan VAE's decoder, and {what}: leave it out"
@@ -235,7 +234,7 @@ def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
         )
     if not has_fp8_convolutions(machine.arch, in_fp8.fp8_channels):
         raise UsageError(
-            f"--vae-fp8: no fp8 convolution of a {in_fp8.title.partition(',')[0]} was measured on {machine.arch}, so "
+            f"--vae-fp8: no fp8 convolution of a {vae.title} was measured on {machine.arch}, so "
             "none would be used; leave it out, or measure (scripts/bench/vae_kernels.py --fp8 --admit)"
         )
     return in_fp8

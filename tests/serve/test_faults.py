@@ -160,23 +160,28 @@ def test_what_the_server_lacks_at_an_opening_is_not_the_clients_fault(
     assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 201
 
 
+class Held:
+    """A call that keeps the device's thread until it is released."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = threading.Event(), threading.Event()
+
+    def __call__(self, _: object) -> None:
+        self.begun.set()
+        assert self.end.wait(30)
+
+
 def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
     async def test() -> None:
-        device = Device(toy_opener)
+        device, held = Device(toy_opener), Held()
         await device.start()
-        begun, end = threading.Event(), threading.Event()
-
-        def wait(_: object) -> None:
-            begun.set()
-            end.wait()
-
-        first = asyncio.create_task(device.call(wait))
-        await asyncio.to_thread(begun.wait)
+        first = asyncio.create_task(device.call(held))
+        assert await asyncio.to_thread(held.begun.wait, 30)
         second = asyncio.create_task(device.call(lambda _: None))
         await asyncio.sleep(0)
         stopping = asyncio.create_task(device.stop())
         await asyncio.sleep(0)
-        end.set()
+        held.end.set()
         with pytest.raises(DeviceEndedError):
             await asyncio.wait_for(second, 30)
         await asyncio.gather(first, stopping)
@@ -186,22 +191,17 @@ def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
 
 def test_calls_behind_one_that_loses_the_device_are_refused() -> None:
     async def test() -> None:
-        device = Device(toy_opener)
+        device, held = Device(toy_opener), Held()
         await device.start()
-        begun, end = threading.Event(), threading.Event()
-
-        def wait(_: object) -> None:
-            begun.set()
-            end.wait(30)
 
         def lose(_: object) -> None:
             raise DeviceFaultError("planted")
 
-        calls = [asyncio.create_task(device.call(wait))]
-        await asyncio.to_thread(begun.wait, 30)
+        calls = [asyncio.create_task(device.call(held))]
+        assert await asyncio.to_thread(held.begun.wait, 30)
         calls += [asyncio.create_task(device.call(work)) for work in (lose, lambda _: None)]
         await asyncio.sleep(0)
-        end.set()
+        held.end.set()
         results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
         assert [type(result) for result in results] == [type(None), DeviceFaultError, DeviceEndedError]
         await device.stop()

@@ -22,7 +22,7 @@ from seko_runtime.sessions.session import RowSession
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.errors import ServeError
-from seko_serve.live.content import Opening
+from seko_serve.live.content import Opening, answer_to
 from seko_serve.live.video import VideoContent
 from seko_serve.protocol import Control
 
@@ -240,9 +240,8 @@ class VideoBehind:
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             _LOG.error("a video's file cannot be written: %s", error.strerror, extra={"video": self._name})
             error = ServeError("full", "the server has no space for the video's file")
-        elif not isinstance(error, ServeError | UsageError):
-            _LOG.error("a video failed", extra={"video": self._name}, exc_info=error)
-            error = ServeError("internal", "the video could not be made")
-        elif isinstance(error, UsageError):
-            error = ServeError("bad_request", str(error))
+        elif not isinstance(error, ServeError):
+            if not isinstance(error, UsageError):
+                _LOG.error("a video failed", extra={"video": self._name}, exc_info=error)
+            error = answer_to(error, "the video could not be made")
         self._report(self._written, True, error)

@@ -10,8 +10,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import RowSession
+from seko_serve.errors import ServeError
 from seko_serve.protocol import Codec, Control, Media
+
+
+def answer_to(error: Exception, otherwise: str) -> ServeError:
+    """Return the error that a client sees for an error of the runtime: ``bad_request`` with the runtime's sentence for
+    what the client sent, such as a text that is too long; ``internal`` with the sentence ``otherwise`` for the rest."""
+    if isinstance(error, UsageError):
+        return ServeError("bad_request", str(error))
+    return ServeError("internal", otherwise)
 
 
 @dataclass(frozen=True)

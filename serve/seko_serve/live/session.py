@@ -23,7 +23,7 @@ from seko_runtime.sessions.session import RowSession
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_serve.errors import ServeError
 from seko_serve.live.connection import Connection
-from seko_serve.live.content import Content
+from seko_serve.live.content import Content, answer_to
 from seko_serve.live.encoding import ChunkEncoder, MadeChunk
 from seko_serve.live.viewer import Viewer
 from seko_serve.metrics import Metrics
@@ -339,11 +339,7 @@ class LiveSession:
         """End the session with an error: a chunk cannot be made or encoded."""
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)
         self.close()
-        if isinstance(error, UsageError):
-            # What the client sent cannot be made, such as a sentence that is too long.
-            self.finish(ServeError("bad_request", str(error)))
-            return
-        self.finish(ServeError("internal", "a chunk of this session could not be made"))
+        self.finish(answer_to(error, "a chunk of this session could not be made"))
 
     def _own_row(self) -> RowSession:
         if self._row is None:
@@ -363,11 +359,9 @@ class LiveSession:
             except ServeError as refused:
                 self.viewer.tell(message("rejected", id=control.id, **refused.body()))
             except SekoRuntimeError as error:
-                answer = ServeError("internal", "the control could not be applied")
-                if isinstance(error, UsageError):
-                    answer = ServeError("bad_request", str(error))
-                else:
+                if not isinstance(error, UsageError):
                     _LOG.error("a control of session %s failed: %s", self.name, type(error).__name__)
+                answer = answer_to(error, "the control could not be applied")
                 self.viewer.tell(message("rejected", id=control.id, **answer.body()))
             else:
                 self._applied.append(control.id)

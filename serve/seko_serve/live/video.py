@@ -251,7 +251,6 @@ class VideoContent:
         camera = self._unmoved if self._asked else self._camera
         return {
             "opening": self.opening.state(),
-            "asked": self._voice is not None and self._voice.asked,
             "camera": None if camera is None else camera.state(),
             "voice": None if self._voice is None else self._voice.state(),
         }
@@ -263,7 +262,6 @@ class VideoContent:
             self._camera.load(state["camera"])
         if self._voice is not None:
             self._voice.load(row, state["voice"])
-            self._voice.asked = bool(state["asked"])
 
     def _unmoved_camera(self) -> ViewersCamera | None:
         """Return the camera, after taking back its move for a chunk that was requested and not made yet. The next

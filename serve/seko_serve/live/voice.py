@@ -115,6 +115,7 @@ class ViewersVoice:
             "first": self._first,
             "ended": self._ended,
             "next_frame": self._next_frame,
+            "asked": self.asked,
             "samples": base64.b64encode(samples.astype("<f4").tobytes()).decode(),
         }
 
@@ -128,6 +129,7 @@ class ViewersVoice:
             self.finish(row)
         else:
             self._ended = False
+        self.asked = bool(state["asked"])
 
     def _heard(self) -> int:
         """Return the end of the samples that frames already made, or requested, use: the number of the last such
