@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from seko_runtime.backends.blocks import CALLS_IN_FLIGHT, block_offsets
+from seko_runtime.backends.cuda_products import ProductsLoading
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
 from seko_runtime.backends.device_tensor import aligned_strides, indexed_axes
 from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, ResultBlocks, Upload
@@ -52,6 +53,7 @@ class CudaMemory(CpuMemory):
         self._moves: CudaCopies | None = None  # CUDA stream of `park` and `unpark`
         self._copies: list[CudaCopies] = []
         self._idle_blocks: dict[int, list[torch.Tensor]] = {}  # free pinned blocks, by size
+        self._products: ProductsLoading | None = None
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
         """Return a zero-filled tensor in which the layers, and the rows that lanes use, begin at multiples of
@@ -65,7 +67,8 @@ class CudaMemory(CpuMemory):
         return torch.zeros(numbers, dtype=dtype, device=self.device).as_strided(spec.shape, strides)
 
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
-        """Begin to copy all tensors into one allocation on the device."""
+        """Begin to copy all tensors into one allocation on the device, and to load cuBLAS meanwhile."""
+        self._products = ProductsLoading(self.device)
         layout, stream = BlockLayout(files), _cuda.Stream(self.device)
         count = min(STAGING_BUFFERS, -(-layout.nbytes // STAGING_BYTES))
         with self.ordered():
@@ -199,6 +202,7 @@ class CudaMemory(CpuMemory):
         self._graphs, self._copies = [], []
         self._pool = self._moves = self.stream = None
         release_all(
+            None if self._products is None else self._products.wait,
             self.wait,
             *(graph.reset for graph in graphs),
             *(queue.close for queue in copies),
