@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from seko_export.host.progress import Progress, silent
 from seko_export.media.sources import MediaSources
 from seko_export.workloads.base import BuildResult
 from seko_export.workloads.registry import workload_of
+from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.format.manifest import MANIFEST_FILE, Manifest, Weight
 from seko_runtime.format.whole_files import check_folder_place, whole_folder
 
@@ -106,9 +108,14 @@ def build_artifact(
             if maker.host_code:
                 progress("probing the compiler", 0, 1)
                 environment.probe_compiler()
-            recording, scales = None, dict[str, Tensor]()
+            recording, scales, engine_s = None, dict[str, Tensor](), dict[str, float]()
             if goldens:
-                recording = workload.record(config, tensors, source, media, progress)
+                record = partial(workload.record, config, tensors, source, media, progress)
+                try:
+                    recording = record()
+                except (DeviceMemoryError, torch.OutOfMemoryError):
+                    engine_s = wait_for_engines()  # the processes that compile engines hold GPU memory, too
+                    recording = record()
                 recording.write(folder)
                 scales |= recording.scales
             else:
@@ -118,7 +125,7 @@ def build_artifact(
             write_sbom(folder, config.model.name, _cuda(config), maker.packages, source.adapters)
             # kernels of a backend that nothing was measured with have no tiles of their own for a GPU
             workload.write_files(folder, config, media, measured=not maker.capabilities.unmeasured)
-            engine_s = wait_for_engines()
+            engine_s = engine_s or wait_for_engines()
         if maker.build_engines is not None and maker.form is not None:
             forms, engines = folder / maker.form[0], folder / ENGINES_FOLDER
             engine_s = maker.build_engines(config, forms, engines, progress)

@@ -22,12 +22,12 @@ from pathlib import Path
 from seko_export.backends.base import EngineMaker, ExportBackend
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER, engine_file
-from seko_export.errors import ExportError
+from seko_export.errors import ExportError, MachineError
 from seko_export.families.registry import graph_of
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
 from seko_runtime.host.end_signals import held_signals
-from seko_runtime.host.faults import told_by_the_system
+from seko_runtime.host.faults import fault_text, told_by_the_system
 
 COMPILING = "compiling the engines"
 # Environment variables that modules, libraries or Python read once.
@@ -63,7 +63,8 @@ def compiled_beside(
     ------
     callable
         Function that waits for all engines. It returns the seconds that each engine took, or raises the error of the
-        first engine that failed.
+        first engine that failed. Engines for which the GPU had too little free memory are compiled again, one at a
+        time, when all others are compiled.
 
     Raises
     ------
@@ -75,35 +76,49 @@ def compiled_beside(
     (artifact / folder).mkdir()
     pieces = graph_of(config).pieces
     workers = min(len(pieces), len(os.sched_getaffinity(0)))
+    costs = {name: _SLOW_COST if piece.large else 1.0 for name, piece in pieces.items()}
+    by_cost = dict(sorted(costs.items(), key=lambda pair: -pair[1]))
+
+    def submitted(pool: ProcessPoolExecutor, name: str, workplace: Path) -> Future[float]:
+        output = artifact / engine_file(name, suffix, folder)
+        return pool.submit(_make_and_move, backend.compile_piece, config, name, workplace, output)
+
+    with workshop("seko-") as workdir, _worker_pool(backend, workers) as pool:
+        with _workers_starting():
+            futures = {submitted(pool, name, workdir / name): name for name in by_cost}
+        progress(COMPILING, 0, len(futures), beside=_Watch(futures, by_cost, workdir, workers))
+
+        def wait_for_engines() -> dict[str, float]:
+            seconds, lacking = _wait_for_all(futures, progress)
+            pool.shutdown()  # idle workers hold GPU memory, too
+            if lacking:
+                with _worker_pool(backend, 1) as lone_pool:
+                    for number, name in enumerate(lacking):
+                        progress(f"compiling {name} again, alone: GPU memory was short", number, len(lacking))
+                        with _workers_starting():
+                            future = submitted(lone_pool, name, workdir / f"{name}-alone")
+                        seconds[name] = _seconds_of(future, name)
+            return seconds
+
+        yield wait_for_engines
+
+
+@contextmanager
+def _worker_pool(backend: ExportBackend, workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of worker processes. If the block ends early, the workers and their compilers are ended, too."""
     pool = ProcessPoolExecutor(
         workers, _started_by(backend), initializer=_quiet_worker, initargs=(dict(os.environ),)
     )
-    costs = {name: _SLOW_COST if piece.large else 1.0 for name, piece in pieces.items()}
-    by_cost = dict(sorted(costs.items(), key=lambda pair: -pair[1]))
     finished = False
-    with workshop("seko-") as workdir:
-        try:
-            with _workers_starting():
-                futures: dict[Future[float], str] = {
-                    pool.submit(
-                        _make_and_move,
-                        backend.compile_piece,
-                        config,
-                        name,
-                        workdir / name,
-                        artifact / engine_file(name, suffix, folder),
-                    ): name
-                    for name in by_cost
-                }
-            progress(COMPILING, 0, len(futures), beside=_Watch(futures, by_cost, workdir, workers))
-            yield lambda: _wait_for_all(futures, progress)
-            finished = True
-        finally:
-            if not finished:
-                # no public way to end running workers before 3.14
-                for process in list((pool._processes or {}).values()):
-                    _end_with_children(process.pid)
-            pool.shutdown(wait=True, cancel_futures=True)
+    try:
+        yield pool
+        finished = True
+    finally:
+        if not finished:
+            # no public way to end running workers before 3.14
+            for process in list((pool._processes or {}).values()):
+                _end_with_children(process.pid)
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _started_by(backend: ExportBackend) -> BaseContext:
@@ -151,22 +166,54 @@ def _make_and_move(
     except (ExportError, OSError):  # exceptions of these classes can be pickled
         raise
     except Exception as fault:
+        if _lacks_gpu_memory(fault):
+            raise _GpuMemoryError(f"engine {name!r} did not compile: {fault_text(fault)}") from None
         raise ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}") from None
 
 
-def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict[str, float]:
-    """Return the seconds of each engine when all are compiled; raise the error of the first that failed."""
-    pending = set(futures)
+class _GpuMemoryError(MachineError):
+    """The GPU had too little free memory to compile an engine."""
+
+
+def _lacks_gpu_memory(fault: Exception) -> bool:
+    """Return whether an engine was not compiled for want of GPU memory. The compiler may wrap torch's error."""
+    return type(fault).__name__ == "OutOfMemoryError" or "CUDA out of memory" in str(fault)
+
+
+def _wait_for_all(
+    futures: dict[Future[float], str], progress: Progress
+) -> tuple[dict[str, float], list[str]]:
+    """Wait for all engines; raise the error of the first that failed.
+
+    Returns
+    -------
+    dict of str to float
+        The seconds that each compiled engine took.
+    list of str
+        The engines that were not compiled because the GPU had too little free memory. Other engines, and the goldens
+        that this process records, took memory at the same time, so another attempt can succeed.
+    """
+    pending, seconds, lacking = set(futures), dict[str, float](), list[str]()
     while pending:
         progress(COMPILING, len(futures) - len(pending), len(futures))
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in done:
-            fault = future.exception()
-            if isinstance(fault, ExportError | OSError):  # `whole_folder` understands a full disk's
-                raise fault
-            if fault is not None:  # a worker that was killed
-                raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
-    return {name: future.result() for future, name in futures.items()}
+            name = futures[future]
+            try:
+                seconds[name] = _seconds_of(future, name)
+            except _GpuMemoryError:
+                lacking.append(name)
+    return seconds, lacking
+
+
+def _seconds_of(future: Future[float], name: str) -> float:
+    """Return the seconds that an engine took; raise the error of an engine that failed."""
+    fault = future.exception()
+    if isinstance(fault, ExportError | OSError):  # `whole_folder` understands a full disk's
+        raise fault
+    if fault is not None:  # a worker that was killed
+        raise ExportError(f"engine {name!r} did not compile: {fault}") from fault
+    return future.result()
 
 
 @dataclass
