@@ -102,7 +102,6 @@ def test_goldens_that_lack_gpu_memory_are_recorded_when_all_engines_are_compiled
 
     monkeypatch.setattr(build_steps, "compiled_beside", noted)
     monkeypatch.setattr(VideoExport, "record", recorded)
-    build(
-        BuildOptions(preset="tiny", random_weights=0, backend="compile", target="cpu"), tmp_path / "artifact"
-    )
+    options = BuildOptions(preset="tiny", random_weights=0, backend="compile", target="cpu")
+    build(options, tmp_path / "artifact", compiler_cache=False, note=lambda _: None)
     assert steps == ["goldens", "engines", "goldens"]
