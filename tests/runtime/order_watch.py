@@ -7,6 +7,7 @@ and waits alone.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,12 +47,21 @@ class World:
 
     def __init__(self) -> None:
         self.clocks: dict[str, Clock] = defaultdict(dict)
-        self.current = "host stream"
+        self.of_thread = threading.local()
         self.capturing = False
         self.bytes: dict[int, Bytes] = {}
         self.storages: list[torch.UntypedStorage] = []  # so that no address is used again
         self.host_waits = self.device_waits = 0
         self.locked: dict[int, tuple[int, int]] = {}  # page-locked memory: bytes and flags by address
+
+    @property
+    def current(self) -> str:
+        """The stream that this thread works on: as in CUDA, each thread has one of its own."""
+        return getattr(self.of_thread, "stream", "host stream")
+
+    @current.setter
+    def current(self, stream: str) -> None:
+        self.of_thread.stream = stream
 
     def tick(self, stream: str) -> int:
         clock = self.clocks[stream]
