@@ -56,7 +56,11 @@ BUILDS: tuple[tuple[str, dict[str, Any], tuple[str, str] | None], ...] = (
         {"fp4_kv": True, "fp8": True, "resident_window": True},
         ("s5_fp4_fp8_vs_b3", f"{S5}, fp4_fp8_resident"),
     ),
-    ("wan-5b", {"fp4_kv": True, "fp8": True, "resident_window": True}, None),
+    (
+        "wan-5b",
+        {"fp4_kv": True, "fp8": True, "resident_window": True},
+        ("s6_fp4_fp8_vs_b3", "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, fp4_fp8_resident"),
+    ),
 )
 
 

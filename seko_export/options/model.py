@@ -347,7 +347,7 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
     """Return sentences on stream fields that a checkpoint does not state, and on the values that are assumed for these
     fields.
 
-    The fields ``answered`` of the stream need no sentence, because the user's options determine their values.
+    The user's options set the fields that ``answered`` names, so there is no sentence on them.
     """
     taken: dict[str, list[str]] = {}
     for name, fact in facts.model.items():

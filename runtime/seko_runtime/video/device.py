@@ -99,7 +99,8 @@ class VideoDevice(Device):
         return self.buffers[self._manifest.workload.output]
 
     def prepare(self) -> None:
-        """Run every program once, and capture the calls of a chunk if the memory can; see `Device.prepare`."""
+        """Run every program once. If the memory can record CUDA graphs, also capture the calls of a chunk; see
+        `Device.prepare`."""
         memory = self._memory
         if memory.warm_up_runs:
             with part("warm"):
