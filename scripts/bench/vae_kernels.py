@@ -282,9 +282,11 @@ def admit_fastest(
     if not INTERPRETED:
         torch.cuda.empty_cache()
     admitted, refusals = dict[Convolution, dict[str, Any]](), Counter[int]()
-    for line in children(
-        [{"admit": share} for n in range(ADMITTING) if (share := orders[n::ADMITTING])], seconds
-    ):
+    lines = children([{"admit": share} for n in range(ADMITTING) if (share := orders[n::ADMITTING])], seconds)
+    checked = {line["number"] for line in lines}
+    if unchecked := [order for order in orders if order[0] not in checked]:  # GPU memory was short
+        lines += children([{"admit": unchecked}], seconds)
+    for line in lines:
         emit(**{**line, "convolution": keys[line["number"]]})
         if line["kind"] == "admitted":
             admitted[keys[line["number"]]] = line

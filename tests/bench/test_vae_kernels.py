@@ -197,6 +197,23 @@ def test_convolutions_are_refused_if_every_checked_candidate_is(
     assert set(admitted) == groups.keys() - set(refused)
 
 
+def test_convolutions_that_a_lost_process_did_not_check_are_checked_again(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = bench.grouped(Namespace(**TOY))
+    orders = {key: list(sys.modules["vae_layers"].tried(key, 2)) for key in groups}
+    asked: list[list[int]] = []
+
+    def children(tasks: list[dict[str, Any]], _: float) -> list[dict[str, Any]]:
+        asked.append(sorted(number for task in tasks for number, _ in task["admit"]))
+        return [{"kind": "admitted", "number": number} for number in asked[-1] if number or len(asked) > 1]
+
+    monkeypatch.setattr(bench, "children", children)
+    admitted, refused = bench.admit_fastest(groups, orders, 1.0)
+    assert asked == [[*range(len(groups))], [0]]
+    assert (set(admitted), refused) == (set(groups), [])
+
+
 @pytest.mark.slow
 def test_the_script_runs_in_the_interpreter(tmp_path: Path) -> None:
     """Every convolution is timed by the kernel itself, and admitted."""
