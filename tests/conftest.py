@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Have the minutes by folder told after the run."""
     config.pluginmanager.register(Minutes())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a run of several processes, put files of few tests first: these are the long ones, and a long file at the end
+    would leave the other processes idle."""
+    if hasattr(config, "workerinput"):
+        tests_of = Counter(item.path for item in items)
+        items.sort(key=lambda item: (tests_of[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:
