@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,11 @@ def build_artifact(
             recording, scales, engine_s = None, dict[str, Tensor](), dict[str, float]()
             if goldens:
                 record = partial(workload.record, config, tensors, source, media, progress)
-                try:
+                with suppress(DeviceMemoryError, torch.OutOfMemoryError):
                     recording = record()
-                except (DeviceMemoryError, torch.OutOfMemoryError):
-                    engine_s = wait_for_engines()  # the processes that compile engines hold GPU memory, too
+                if recording is None:  # the processes that compile engines hold GPU memory, too
+                    torch.cuda.empty_cache()
+                    engine_s = wait_for_engines()
                     recording = record()
                 recording.write(folder)
                 scales |= recording.scales

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,9 @@ class ProductsLoading:
             self._thread = None
 
     def _load(self) -> None:
-        stream: Any = borrow_stream(self._device)
+        stream: Any = None
         try:
+            stream = borrow_stream(self._device)
             with queued_on(self._device, stream):
                 for dtype in (torch.bfloat16, torch.float32):
                     for rows in (1, _SIDE):
@@ -58,4 +60,4 @@ class ProductsLoading:
         except (SekoRuntimeError, RuntimeError):
             return  # the first session computes the same, and raises what is wrong
         finally:
-            release_all(lambda: return_stream(self._device, stream))
+            release_all(None if stream is None else partial(return_stream, self._device, stream))
