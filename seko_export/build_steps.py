@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,14 @@ from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
+from seko_export.host.gpu_memory import lacks_gpu_memory, release_gpu_memory
 from seko_export.host.progress import Progress, silent
 from seko_export.media.sources import MediaSources
 from seko_export.workloads.base import BuildResult
 from seko_export.workloads.registry import workload_of
-from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.format.manifest import MANIFEST_FILE, Manifest, Weight
 from seko_runtime.format.whole_files import check_folder_place, whole_folder
+from seko_runtime.host.faults import fault_text
 
 
 def build_artifact(
@@ -112,10 +112,15 @@ def build_artifact(
             recording, scales, engine_s = None, dict[str, Tensor](), dict[str, float]()
             if goldens:
                 record = partial(workload.record, config, tensors, source, media, progress)
-                with suppress(DeviceMemoryError, torch.OutOfMemoryError):
+                try:
                     recording = record()
+                except Exception as fault:
+                    if not lacks_gpu_memory(fault):
+                        raise
+                    lack = fault_text(fault)
                 if recording is None:  # the processes that compile engines hold GPU memory, too
-                    torch.cuda.empty_cache()
+                    progress(f"goldens are recorded again when all engines are compiled: {lack}", 0, 1)
+                    release_gpu_memory()
                     engine_s = wait_for_engines()
                     recording = record()
                 recording.write(folder)

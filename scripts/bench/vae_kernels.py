@@ -282,15 +282,20 @@ def admit_fastest(
     if not INTERPRETED:
         torch.cuda.empty_cache()
     admitted, refusals = dict[Convolution, dict[str, Any]](), Counter[int]()
-    lines = children([{"admit": share} for n in range(ADMITTING) if (share := orders[n::ADMITTING])], seconds)
-    checked = {line["number"] for line in lines}
-    if unchecked := [order for order in orders if order[0] not in checked]:  # GPU memory was short
-        lines += children([{"admit": unchecked}], seconds)
-    for line in lines:
-        emit(**{**line, "convolution": keys[line["number"]]})
-        if line["kind"] == "admitted":
-            admitted[keys[line["number"]]] = line
-        refusals[line["number"]] += line["kind"] == "refused"
+
+    def check(tasks: list[dict[str, Any]], limit: float) -> None:
+        for line in children(tasks, limit):
+            emit(**{**line, "convolution": keys[line["number"]]})
+            if line["kind"] == "admitted":
+                admitted[keys[line["number"]]] = line
+            refusals[line["number"]] += line["kind"] == "refused"
+
+    check([{"admit": share} for n in range(ADMITTING) if (share := orders[n::ADMITTING])], seconds)
+    for number, order in orders:
+        if keys[number] not in admitted and refusals[number] < len(order):
+            # Alone, as its process ended without a verdict: several that check at a time may fill the GPU.
+            refusals[number] = 0
+            check([{"admit": [(number, order)]}], seconds / len(orders))
     return admitted, [keys[number] for number, order in orders if refusals[number] == len(order)]
 
 

@@ -24,6 +24,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER, engine_file
 from seko_export.errors import ExportError, MachineError
 from seko_export.families.registry import graph_of
+from seko_export.host.gpu_memory import lacks_gpu_memory, release_gpu_memory
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
 from seko_runtime.host.end_signals import held_signals
@@ -166,18 +167,20 @@ def _make_and_move(
     except (ExportError, OSError):  # exceptions of these classes can be pickled
         raise
     except Exception as fault:
-        if _lacks_gpu_memory(fault):
-            raise _GpuMemoryError(f"engine {name!r} did not compile: {fault_text(fault)}") from None
-        raise ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}") from None
+        if lacks_gpu_memory(fault):
+            error: ExportError = _GpuMemoryError(
+                f"engine {name!r} did not compile, because GPU memory was short: {fault_text(fault)}; end other "
+                "programs on the GPU, or build with a smaller picture or chunk"
+            )
+        else:
+            error = ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}")
+    finally:
+        release_gpu_memory()
+    raise error  # here, because within the handler it would hold the fault, whose frames hold tensors
 
 
 class _GpuMemoryError(MachineError):
     """The GPU had too little free memory to compile an engine."""
-
-
-def _lacks_gpu_memory(fault: Exception) -> bool:
-    """Return whether an engine was not compiled for want of GPU memory. The compiler may wrap torch's error."""
-    return type(fault).__name__ == "OutOfMemoryError" or "CUDA out of memory" in str(fault)
 
 
 def _wait_for_all(
@@ -240,25 +243,26 @@ class _Watch:
     begun: dict[str, float] = field(default_factory=dict)
 
     def __call__(self) -> str:
-        """Return a sentence about the engines that are being compiled; empty once all are compiled, or one has
-        failed."""
+        """Return a sentence about the engines that are being compiled; empty once all are compiled, or one has failed
+        for another reason than GPU memory."""
         done = {name: future for future, name in self.futures.items() if future.done()}
-        if len(done) == len(self.futures) or any(
-            future.cancelled() or future.exception() for future in done.values()
+        faults = {name: future.cancelled() or future.exception() for name, future in done.items()}
+        compiled = {name: future.result() for name, future in done.items() if not faults[name]}
+        if len(compiled) == len(self.futures) or any(
+            fault and not isinstance(fault, _GpuMemoryError) for fault in faults.values()
         ):
             return ""
         now = time.monotonic()
-        left = [name for name in self.costs if name not in done]
+        left = [name for name in self.costs if name not in compiled]
         for name in left:
             if name not in self.begun and (self.workdir / name).exists():
                 self.begun[name] = now
-        running = [name for name in left if name in self.begun]
+        running = [name for name in left if name in self.begun and name not in done]
         status = f"engines: {len(left)} of {len(self.futures)} left"
         if running:
             status += f", compiling {', '.join(running)}"
-        if done:
-            spent = sum(future.result() for future in done.values())
-            unit = spent / sum(self.costs[name] for name in done)
+        if compiled:
+            unit = sum(compiled.values()) / sum(self.costs[name] for name in compiled)
             status += f", about {self._remaining(left, unit, now):.0f} s"
         return status
 

@@ -197,21 +197,27 @@ def test_convolutions_are_refused_if_every_checked_candidate_is(
     assert set(admitted) == groups.keys() - set(refused)
 
 
-def test_convolutions_that_a_lost_process_did_not_check_are_checked_again(
+def test_convolutions_that_a_lost_process_did_not_check_are_checked_again_alone(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = bench.grouped(Namespace(**TOY))
     orders = {key: list(sys.modules["vae_layers"].tried(key, 2)) for key in groups}
-    asked: list[list[int]] = []
+    asked: list[tuple[list[int], float]] = []
 
-    def children(tasks: list[dict[str, Any]], _: float) -> list[dict[str, Any]]:
-        asked.append(sorted(number for task in tasks for number, _ in task["admit"]))
-        return [{"kind": "admitted", "number": number} for number in asked[-1] if number or len(asked) > 1]
+    def children(tasks: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+        numbers = sorted(number for task in tasks for number, _ in task["admit"])
+        asked.append((numbers, seconds))
+        if len(asked) == 1:  # the process of 1 ended behind its first candidate
+            return [
+                {"kind": "refused" if number == 1 else "admitted", "number": number} for number in numbers[1:]
+            ]
+        return [{"kind": "refused", "number": number} for number in numbers for _ in range(2 * number)]
 
     monkeypatch.setattr(bench, "children", children)
-    admitted, refused = bench.admit_fastest(groups, orders, 1.0)
-    assert asked == [[*range(len(groups))], [0]]
-    assert (set(admitted), refused) == (set(groups), [])
+    admitted, refused = bench.admit_fastest(groups, orders, 60.0)
+    alone = 60.0 / len(groups)
+    assert asked == [([*range(len(groups))], 60.0), ([0], alone), ([1], alone)]
+    assert (set(admitted), refused) == ({*[*groups][2:]}, [[*groups][1]])
 
 
 @pytest.mark.slow

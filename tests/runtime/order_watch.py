@@ -7,10 +7,10 @@ and waits alone.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,21 +47,12 @@ class World:
 
     def __init__(self) -> None:
         self.clocks: dict[str, Clock] = defaultdict(dict)
-        self.of_thread = threading.local()
+        self.current = "host stream"
         self.capturing = False
         self.bytes: dict[int, Bytes] = {}
         self.storages: list[torch.UntypedStorage] = []  # so that no address is used again
         self.host_waits = self.device_waits = 0
         self.locked: dict[int, tuple[int, int]] = {}  # page-locked memory: bytes and flags by address
-
-    @property
-    def current(self) -> str:
-        """The stream that this thread works on: as in CUDA, each thread has one of its own."""
-        return getattr(self.of_thread, "stream", "host stream")
-
-    @current.setter
-    def current(self, stream: str) -> None:
-        self.of_thread.stream = stream
 
     def tick(self, stream: str) -> int:
         clock = self.clocks[stream]
@@ -277,6 +268,8 @@ def made_world(monkeypatch: pytest.MonkeyPatch) -> World:
     for module in (cuda_memory, cuda_streams):
         monkeypatch.setattr(module, "_cuda", fake)
     monkeypatch.setattr(cuda_memory, "pinned", lambda tensor: tensor)
+    # Its thread would have the test's current stream; it has tests of its own.
+    monkeypatch.setattr(cuda_memory, "ProductsLoading", lambda _: SimpleNamespace(wait=lambda: None))
     monkeypatch.setattr(cuda_streams, "_IDLE_STREAMS", {})
 
     def captured(work: Any, *where: object) -> Any:

@@ -21,8 +21,9 @@ class ProductsLoading:
     """A thread that computes small matrix products once for each device of the process.
 
     The first product of a process loads cuBLAS, which takes 0.1 s. Without the thread, the capture of the first session
-    waits for it. The thread borrows the CUDA stream that the first session borrows afterwards, and torch gives the
-    thread's cuBLAS handle to the next thread that needs one. So cuBLAS keeps no further workspace.
+    waits for it. The thread returns its CUDA stream, and torch gives the thread's cuBLAS handle to the next thread that
+    needs one. So if the thread ends before the first session opens, as it does for a large model, cuBLAS keeps no
+    further workspace.
 
     Parameters
     ----------
