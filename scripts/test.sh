@@ -38,7 +38,7 @@ run() { # PROCESSES PYTEST ARGUMENTS...
 }
 # Three processes for two cores, as a test uses one core and some wait for a quarter of a minute; a file's tests stay
 # together, so that its artifacts are built once.
-# In their order, as the longest files have few tests: those would come last.
+# In the order of tests/conftest.py, which puts the longest files first; the plug-in would put them last.
 first=0 last=0
 if [ -z "$all" ]; then
     run "${SEKO_TEST_PROCESSES:-3}" -m "not slow" "$@" || first=$?

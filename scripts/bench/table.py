@@ -51,6 +51,7 @@ OLDER: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("s1_exact_vs_b3 step_vs_eager", "*", "2026-11-26", "before GELU in cuBLAS"),
     ("vae_vs_eager vae_difference", "*", "2026-11-25", "before the VAE's norm kernel"),
+    ("vae22_vs_eager", "*cudnn.benchmark", "2026-11-26", "before tiles for Wan 2.2"),
     (
         "vae_encode_* first_frame_s overlap_vs_none real_time_factor",
         "*Wan VAE*",

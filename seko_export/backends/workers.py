@@ -170,13 +170,13 @@ def _make_and_move(
         if lacks_gpu_memory(fault):
             error: ExportError = _GpuMemoryError(
                 f"engine {name!r} did not compile, because GPU memory was short: {fault_text(fault)}; end other "
-                "programs on the GPU, or build with a smaller picture or chunk"
+                "programs on the GPU, or build something smaller"
             )
         else:
             error = ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}")
     finally:
         release_gpu_memory()
-    raise error  # here, because within the handler it would hold the fault, whose frames hold tensors
+    raise error  # here, because within the handler it would hold the fault, whose traceback holds tensors
 
 
 class _GpuMemoryError(MachineError):

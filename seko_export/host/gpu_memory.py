@@ -19,5 +19,5 @@ def release_gpu_memory() -> None:
     """Return the GPU memory that torch keeps for later tensors of this process, if the process uses a GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        gc.collect()  # of exceptions that hold their frames' tensors
+        gc.collect()  # of exceptions whose tracebacks hold tensors
         torch.cuda.empty_cache()
