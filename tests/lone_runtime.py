@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -67,7 +68,9 @@ def make_venv(folder: Path, *wheels: Path, linked: Sequence[str] = ("torch", "nu
     for name in linked:
         link_distribution(name, site)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "-q"]
-    subprocess.run([*pip, *wheels], check=True)
+    # With a path to this tree, pip would find the distributions installed.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*pip, *wheels], check=True, env=environ)
 
 
 def link_distribution(name: str, folder: Path) -> None:

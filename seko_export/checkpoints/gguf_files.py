@@ -193,5 +193,8 @@ def _expand(data: memoryview, kind: Any, layout: tuple[int, int], shape: tuple[i
     if kind.name in plain:
         numbers = plain[kind.name]().copy()
     else:
-        numbers = dequantize(np.frombuffer(data, np.uint8).reshape(layout), kind)
+        with np.errstate(
+            all="ignore"
+        ):  # damaged scales give numbers that are not finite, which are refused later
+            numbers = dequantize(np.frombuffer(data, np.uint8).reshape(layout), kind)
     return torch.from_numpy(np.ascontiguousarray(numbers)).reshape(shape)

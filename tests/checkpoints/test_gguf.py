@@ -91,6 +91,18 @@ def test_truncated_anywhere(file: Path, tmp_path: Path, model: ModelConfig) -> N
             load_checkpoint(tmp_path / "cut", model)
 
 
+def test_an_infinite_scale_is_refused(file: Path, tmp_path: Path, model: ModelConfig) -> None:
+    matrix = next(
+        tensor for tensor in gguf.GGUFReader(str(file)).tensors if tensor.tensor_type.name == "Q8_0"
+    )
+    damaged = bytearray(file.read_bytes())
+    damaged[matrix.data_offset : matrix.data_offset + 3] = b"\x00\x7c\x00"  # infinite; the first number is 0
+    (tmp_path / "damaged").write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        for _ in load_checkpoint(tmp_path / "damaged", model).items():
+            pass
+
+
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60)
 def test_flipped_bytes_load_or_are_refused(
