@@ -279,11 +279,6 @@ MISSED: tuple[Said, ...] = (
         ),
     ),
     (
-        "the fast tier of the tests; the quick start = 1",
-        "{:.1f}",
-        (("cpu", "test_per_quickstart", "bash scripts/test.sh"),),
-    ),
-    (
         "all tests; the quick start = 1",
         "{:.1f}",
         (("cpu", "test_per_quickstart", "bash scripts/test.sh --all"),),
