@@ -69,8 +69,12 @@ def make_venv(folder: Path, *wheels: Path, linked: Sequence[str] = ("torch", "nu
         link_distribution(name, site)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "-q"]
     # With a path to this tree, pip would find the distributions installed.
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([*pip, *wheels], check=True, env=environ)
+    subprocess.run([*pip, *wheels], check=True, env=outside_environment())
+
+
+def outside_environment() -> dict[str, str]:
+    """Return this process's environment without the path to this tree."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def link_distribution(name: str, folder: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from seko_runtime.cli.console import LIBRARIES
+from tests.lone_runtime import outside_environment
 
 ROOT = Path(__file__).parents[1]
 NOT_AT_IMPORT = ("torch", "triton", "click", "transformers", "rich", "safetensors")
@@ -142,7 +143,7 @@ def asked(
 ) -> subprocess.CompletedProcess[str]:
     """Start `info` in a folder, by Python with these options, without options by `seko-run`."""
     command = [python, *options] if options else [python.parent / "seko-run"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    environment = outside_environment() | variables
     return subprocess.run(
         [*command, "info", artifact], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email
 import json
-import os
 import re
 import subprocess
 import zipfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lone_runtime import build_wheel, make_venv
+from tests.lone_runtime import build_wheel, make_venv, outside_environment
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +51,6 @@ def test_the_three_wheels_alone_build_and_run(wheels, tmp_path):
     make_venv(tmp_path / "venv", *wheels, linked=LINKED)
     work = tmp_path / "work"
     work.mkdir()
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     build = ("seko-export", "build", "--preset", "tiny", "--height", "32", "--width", "32", "--target", "cpu")
     for command in (
         (*build, "-o", "made", "--json"),
@@ -61,7 +59,7 @@ def test_the_three_wheels_alone_build_and_run(wheels, tmp_path):
         done = subprocess.run(
             [tmp_path / "venv/bin" / command[0], *command[1:]],
             cwd=work,
-            env=environ,
+            env=outside_environment(),
             capture_output=True,
             text=True,
             check=False,

@@ -174,9 +174,9 @@ def _make_and_move(
             )
         else:
             error = ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}")
-    finally:
-        release_gpu_memory()
-    raise error  # here, because within the handler it would hold the fault, whose traceback holds tensors
+    # Behind the handler, because within it the error would hold the fault, whose traceback holds tensors.
+    release_gpu_memory()
+    raise error
 
 
 class _GpuMemoryError(MachineError):

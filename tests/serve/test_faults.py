@@ -160,7 +160,7 @@ def test_what_the_server_lacks_at_an_opening_is_not_the_clients_fault(
     assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 201
 
 
-class Held:
+class HeldCall:
     """A call that keeps the device's thread until it is released."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Held:
 
 def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
     async def test() -> None:
-        device, held = Device(toy_opener), Held()
+        device, held = Device(toy_opener), HeldCall()
         await device.start()
         first = asyncio.create_task(device.call(held))
         assert await asyncio.to_thread(held.begun.wait, 30)
@@ -191,7 +191,7 @@ def test_calls_to_which_a_device_does_not_come_are_refused() -> None:
 
 def test_calls_behind_one_that_loses_the_device_are_refused() -> None:
     async def test() -> None:
-        device, held = Device(toy_opener), Held()
+        device, held = Device(toy_opener), HeldCall()
         await device.start()
 
         def lose(_: object) -> None:

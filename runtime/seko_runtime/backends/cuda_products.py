@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
 import torch
 
 from seko_runtime.backends.cuda_streams import borrow_stream, queued_on, return_stream
 from seko_runtime.errors import SekoRuntimeError
-from seko_runtime.host.releasing import release_all
 
 _SIDE = 256  # of the matrices: any size loads the library
 _loaded: set[torch.device] = set()
@@ -44,7 +42,6 @@ class ProductsLoading:
         """Wait until the thread has ended."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
 
     def _load(self) -> None:
         stream: Any = None
@@ -61,4 +58,5 @@ class ProductsLoading:
         except (SekoRuntimeError, RuntimeError):
             return  # the first session computes the same, and raises what is wrong
         finally:
-            release_all(None if stream is None else partial(return_stream, self._device, stream))
+            if stream is not None:
+                return_stream(self._device, stream)
