@@ -121,7 +121,7 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Say what this machine can build and run, and give the reason for what it cannot."""
+    """Say what this machine can build and run, and why not the rest."""
     from seko_export.engines.kernel_table import examine_kernels
     from seko_export.host import environment
 

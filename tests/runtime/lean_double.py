@@ -1,4 +1,5 @@
-"""A double of TensorRT's runtimes, strict by the stubs of the lean bindings, over the driver's double. No tests.
+"""A double of TensorRT's runtimes, strict by the stubs of the lean bindings, over the driver's double. No tests. The
+builder for RTX makes plans without a GPU (`tests/tensorrt_plans`), but no runtime of TensorRT opens them without one.
 
 What only the runtime for RTX has is put in by `_behave_as_rtx`.
 

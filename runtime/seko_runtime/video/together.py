@@ -35,14 +35,14 @@ class RowChunks:
 
 @dataclass(frozen=True)
 class Together:
-    """A batch: sessions of a pool that advance together, as many as the largest engine call of the pool carries.
+    """Sessions of a pool that advance together in one engine call, for `seko-run verify` and `seko-run run`.
 
     Parameters
     ----------
     pool : Pool
         The pool to which the sessions belong.
     sessions : sequence of Session
-        The sessions of the batch, in the order of their rows in the pool.
+        The sessions, in the order of their rows in the pool.
     """
 
     pool: Pool
@@ -55,7 +55,7 @@ class Together:
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of the pool of the batch."""
+        """Counters of the pool."""
         return self.pool.stats
 
     def run_chunk(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> RowChunks:
