@@ -1,8 +1,9 @@
-"""Rows of the tests beside the quick start: seconds, processor seconds of grandchildren, a ratio; none of a failure."""
+"""Rows of the tests beside the quick start: seconds, processor seconds of all processes, a ratio; none of a failure."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -66,3 +67,11 @@ def test_what_is_not_committed_is_not_measured(tree: Path, tmp_path: Path) -> No
     with pytest.raises(SystemExit, match="1 files differ"):
         suite_time.main(["--rows", str(tmp_path / "rows.jsonl")])
     assert rows(tmp_path / "rows.jsonl") == []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_processes_count_whether_or_not_their_parents_wait_for_them(waits: bool, tmp_path: Path) -> None:
+    """Else a build's compile workers, children of a fork server that nobody waits for, would be others' work."""
+    (tmp_path / "script.sh").write_text(f'bash -c "{BUSY} & {"wait" if waits else "true"}"\n')
+    took = suite_time.timed(("script.sh",), tmp_path, dict(os.environ))
+    assert took.processor_seconds >= 0.3
