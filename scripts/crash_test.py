@@ -70,7 +70,7 @@ class Scenario:
 
 
 @dataclass
-class Found:
+class Results:
     """The results of the runs of a scenario."""
 
     calls: int = 0
@@ -151,7 +151,7 @@ def scenarios(artifact: Path, archive: Path) -> dict[str, Scenario]:
     }
 
 
-def crash(scenario: Scenario, place: Path, step: int = 1) -> Found:
+def crash(scenario: Scenario, place: Path, step: int = 1) -> Results:
     """Run a scenario with a fault at every call, and look at what is left.
 
     Parameters
@@ -163,21 +163,21 @@ def crash(scenario: Scenario, place: Path, step: int = 1) -> Found:
     step : int
         At every how many calls one fails; 1 for all. It is killed at all of them.
     """
-    outcome = Found()
+    results = Results()
     with _not_waiting_for_the_disk():
         wanted = _Wanted(scenario, place)
         for kind in (KILL, *FAULTS):
             for at in range(1, MAX_CALLS, 1 if kind == KILL else step):
                 _prepare(scenario, place)
                 ending = run_failing(lambda: scenario.work(place), at, kind)
-                outcome.runs += 1
-                outcome.violations += [f"{kind} at call {at}: {wrong}" for wrong in wanted.wrongs(ending)]
+                results.runs += 1
+                results.violations += [f"{kind} at call {at}: {wrong}" for wrong in wanted.wrongs(ending)]
                 if ending.how == "done" and not ending.struck:
-                    outcome.calls = max(outcome.calls, at - 1)
+                    results.calls = max(results.calls, at - 1)
                     break
             else:
-                outcome.violations.append(f"{kind}: no end after {MAX_CALLS} calls")
-    return outcome
+                results.violations.append(f"{kind}: no end after {MAX_CALLS} calls")
+    return results
 
 
 class _Wanted:
@@ -257,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--step", type=int, default=1, metavar="N", help="fail at every N-th call only; kill at all"
     )
     options = parser.parse_args(arguments)
-    outcomes: dict[str, Found] = {}
+    outcomes: dict[str, Results] = {}
     with tempfile.TemporaryDirectory(dir=options.place) as folder:
         artifact, archive = Path(folder, "small"), Path(folder, "small.tar")
         build_small_artifact(artifact)
@@ -266,9 +266,9 @@ def main(arguments: list[str] | None = None) -> int:
             if options.only in (None, name):
                 outcomes[name] = crash(scenario, Path(folder, "place"), options.step)
                 print(f"{name}: {outcomes[name].calls} calls, {outcomes[name].runs} runs", file=sys.stderr)
-    violations = [f"{name}: {wrong}" for name, outcome in outcomes.items() for wrong in outcome.violations]
+    violations = [f"{name}: {wrong}" for name, results in outcomes.items() for wrong in results.violations]
     report = {
-        "calls": {name: outcome.calls for name, outcome in outcomes.items()},
+        "calls": {name: results.calls for name, results in outcomes.items()},
         "points": sum(value.runs for value in outcomes.values()),
         "violations": len(violations),
         "told": violations[:20],

@@ -9,24 +9,24 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.video.manifest import parse_video_manifest
 
 
-def resident_copy(streamed: Path, goal: Path) -> Path:
+def resident_copy(streamed: Path, output_path: Path) -> Path:
     """Link an artifact's files into a folder, beside a manifest of the same without ``--offload-cache``.
 
     Parameters
     ----------
     streamed : Path
         The artifact.
-    goal : Path
+    output_path : Path
         A folder on the same disk that does not exist.
 
     Returns
     -------
     Path
-        ``goal``.
+        ``output_path``.
     """
-    goal.mkdir(parents=True)
+    output_path.mkdir(parents=True)
     for path in sorted(streamed.rglob("*")):
-        target = goal / path.relative_to(streamed)
+        target = output_path / path.relative_to(streamed)
         if path.is_dir():
             target.mkdir()
         elif path.name != "manifest.json":
@@ -34,5 +34,5 @@ def resident_copy(streamed: Path, goal: Path) -> Path:
     manifest = parse_video_manifest((streamed / "manifest.json").read_bytes())
     buffers = tuple(replace(buffer, device_layers=0) for buffer in manifest.buffers)
     resident = replace(manifest, buffers=buffers)
-    (goal / "manifest.json").write_bytes(manifest_json(resident))
-    return goal
+    (output_path / "manifest.json").write_bytes(manifest_json(resident))
+    return output_path

@@ -70,8 +70,8 @@ SERVED = (
 )
 FIT = "self-forcing-1.3b, --chunk-frames 3 --sink-frames 1 --ring-frames 21 --pass-caches"
 # Figures in plain words, as README has them: text, format of the values, and (file, figure, shape) of each.
-Said = tuple[str, str, tuple[tuple[str, str, str], ...]]
-FIGURES: tuple[Said, ...] = (
+FigureLine = tuple[str, str, tuple[tuple[str, str, str], ...]]
+FIGURES: tuple[FigureLine, ...] = (
     (
         "time of a pass of the 1.3B model, exact cache; by hand = 1",
         "{:.2f}",
@@ -131,7 +131,7 @@ ABSOLUTE: tuple[Shown, ...] = (
     ),
 )
 # What docs/performance.md says in its first table besides.
-MORE: tuple[Said, ...] = (
+MORE: tuple[FigureLine, ...] = (
     (
         "seconds until the first chunk of the 1.3B model over an FP4 cache, after torch was imported",
         "{:.1f}",
@@ -144,7 +144,7 @@ MORE: tuple[Said, ...] = (
     ),
 )
 # Goals that were missed, the same way; the goal is the row's.
-MISSED: tuple[Said, ...] = (
+MISSED: tuple[FigureLine, ...] = (
     (
         "time of a pass of the 1.3B model over an FP4 cache, fp8 matmuls, cached frames held in 8 bits during a chunk; "
         "by hand = 1",

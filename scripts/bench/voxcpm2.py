@@ -42,9 +42,9 @@ from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
 
 ROOT = Path(__file__).parents[2]
 GPU_BYTES_PER_MS = 4.8e9  # of an H200
-POSITIONS, HELD = 1024, 600
-ONE, MANY, BESIDE = 1, 64, 32
-BUCKETS = (ONE, BESIDE, MANY)
+POSITIONS, CACHED_POSITIONS = 1024, 600  # of a row: room in the cache, and positions that the cache has
+SINGLE_ROW, MANY_ROWS, BUSY_ROWS = 1, 64, 32  # batch sizes; `BUSY_ROWS` speak while another row begins
+BUCKETS = (SINGLE_ROW, BUSY_ROWS, MANY_ROWS)
 TEXT = "hello world " * 12 + "in the thin "
 VOICE_SECONDS = 5
 BARS = {
@@ -97,7 +97,7 @@ class Bench:
             speak_to_the_limit(model / FILES[0])
         if not folder.exists():
             sizes = ("--positions", str(POSITIONS), "--read-lengths", str(POSITIONS), "--prefill", "128")
-            pool = ("--sessions", str(MANY), "--batch", ",".join(map(str, BUCKETS)))
+            pool = ("--sessions", str(MANY_ROWS), "--batch", ",".join(map(str, BUCKETS)))
             _run(
                 "-m",
                 "seko_export",
@@ -136,8 +136,8 @@ def peers(bench: Bench) -> None:
     """Plain torch in this process: whichever peers a batch is compared with."""
     config = PRESETS[bench.options.preset]
     device, dtype = ("cuda", torch.bfloat16) if bench.on_gpu else ("cpu", torch.float32)
-    for batch, names in ((ONE, (EAGER, PUBLIC, CAPTURED, COMPILED)), (MANY, (EAGER, CAPTURED))):
-        peer = Peer(config, batch, HELD, POSITIONS, device, dtype)
+    for batch, names in ((SINGLE_ROW, (EAGER, PUBLIC, CAPTURED, COMPILED)), (MANY_ROWS, (EAGER, CAPTURED))):
+        peer = Peer(config, batch, CACHED_POSITIONS, POSITIONS, device, dtype)
         bench.floor_ms = peer.weight_bytes / GPU_BYTES_PER_MS
         for name in names if bench.on_gpu else (EAGER,):
             with torch.no_grad():
@@ -148,15 +148,15 @@ def peers(bench: Bench) -> None:
 
 
 def step(bench: Bench) -> None:
-    """Steps of the artifact's captured graphs at `HELD` positions, and their ratios to the peers of this run."""
+    """Time the artifact's captured step at `CACHED_POSITIONS` positions; append its ratios to the peers of this run."""
     with bench.opened("artifact") as artifact:
         launches = 0
-        for batch in (ONE, MANY):
+        for batch in (SINGLE_ROW, MANY_ROWS):
             bench.steps[batch], launches = steps_ms(artifact, batch, 20)
-    ours, many = bench.steps[ONE], bench.steps[MANY]
+    ours, many = bench.steps[SINGLE_ROW], bench.steps[MANY_ROWS]
     facts = {
         "step_ms": ours,
-        "held": HELD,
+        "held": CACHED_POSITIONS,
         "peers_ms": {f"{n} {b}": ms for (n, b), ms in bench.peers.items()},
     }
     bench.row("vox_launches_per_step", launches, "graph launches")
@@ -171,12 +171,12 @@ def step(bench: Bench) -> None:
         ("vox_step_vs_public", PUBLIC),
         ("vox_step_vs_eager", EAGER),
     ):
-        if (name, ONE) in bench.peers:
-            bench.row(figure, ours / bench.peers[name, ONE], f"step / {name}", **facts)
-    if (CAPTURED, MANY) in bench.peers:
-        ratio = many / bench.peers[CAPTURED, MANY]
-        bench.row("vox_b64_vs_captured", ratio, f"step of {MANY} / captured", b64_ms=many,
-                  patches_per_second=1e3 * MANY / many, **facts)  # fmt: skip
+        if (name, SINGLE_ROW) in bench.peers:
+            bench.row(figure, ours / bench.peers[name, SINGLE_ROW], f"step / {name}", **facts)
+    if (CAPTURED, MANY_ROWS) in bench.peers:
+        ratio = many / bench.peers[CAPTURED, MANY_ROWS]
+        bench.row("vox_b64_vs_captured", ratio, f"step of {MANY_ROWS} / captured", b64_ms=many,
+                  patches_per_second=1e3 * MANY_ROWS / many, **facts)  # fmt: skip
 
 
 def talk(bench: Bench) -> None:
@@ -218,7 +218,7 @@ def talk(bench: Bench) -> None:
                         if stop.is_set():
                             break
 
-        threads = [threading.Thread(target=speaker, args=(seed,)) for seed in range(BESIDE)]
+        threads = [threading.Thread(target=speaker, args=(seed,)) for seed in range(BUSY_ROWS)]
         for thread in threads:
             thread.start()
         time.sleep(2)
@@ -228,31 +228,33 @@ def talk(bench: Bench) -> None:
             stop.set()
             for thread in threads:
                 thread.join()
-        bench.row("vox_first_audio_busy_ms", busy["p99"], f"ms, p99, beside {BESIDE} who speak", **busy)
+        bench.row("vox_first_audio_busy_ms", busy["p99"], f"ms, p99, beside {BUSY_ROWS} who speak", **busy)
 
 
 def fp8(bench: Bench) -> None:
     """A step whose layers' matrices are fp8."""
-    if ONE not in bench.steps:
+    if SINGLE_ROW not in bench.steps:
         step(bench)
     with bench.opened("artifact-fp8", "--fp8") as artifact:
-        steps = {batch: steps_ms(artifact, batch, 20)[0] for batch in (ONE, MANY)}
-    bench.row("vox_fp8_step_vs_bf16", steps[ONE] / bench.steps[ONE], "step / step in bf16", fp8_ms=steps[ONE],
-              bf16_ms=bench.steps[ONE], fp8_b64_ms=steps[MANY], bf16_b64_ms=bench.steps[MANY])  # fmt: skip
+        steps = {batch: steps_ms(artifact, batch, 20)[0] for batch in (SINGLE_ROW, MANY_ROWS)}
+    fp8_ms, bf16_ms = steps[SINGLE_ROW], bench.steps[SINGLE_ROW]
+    bench.row("vox_fp8_step_vs_bf16", fp8_ms / bf16_ms, "step / step in bf16", fp8_ms=fp8_ms, bf16_ms=bf16_ms,
+              fp8_b64_ms=steps[MANY_ROWS], bf16_b64_ms=bench.steps[MANY_ROWS])  # fmt: skip
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (peers, step, talk, fp8)}
 
 
 def steps_ms(artifact: SpeechArtifact, batch: int, count: int) -> tuple[float, int]:
-    """Return milliseconds of a step of some rows that hold `HELD` positions each, and the graphs that it launches."""
+    """Return the milliseconds of a step of ``batch`` rows with `CACHED_POSITIONS` cached positions each, and the number
+    of CUDA graphs that the step launches."""
     with artifact.open_pool() as pool:
         rows = pool._rows
         device, positions = rows.device(), (artifact.manifest.workload.places - 1) // pool.capacity
         numbers = {
             contract.ROWS: range(batch),
             contract.STARTS: range(0, batch * positions, positions),
-            contract.FIRST: [HELD] * batch,
+            contract.FIRST: [CACHED_POSITIONS] * batch,
             contract.COUNT: [1] * batch,
             contract.SEEDS: range(batch),
             contract.PATCH_NUMBERS: [0] * batch,

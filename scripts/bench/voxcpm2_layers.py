@@ -40,7 +40,7 @@ COMPILED = (
     "decoder 64",
     "base 64",
 )  # layers that torch.compile is timed on: each takes 15 s
-LENGTH, HELD = 1024, 600  # places that a row has, and how many it holds
+LENGTH, CACHED_POSITIONS = 1024, 600  # of a row: room in the cache, and positions that the cache has
 PARTS = ("layers", "attention")
 
 
@@ -73,7 +73,7 @@ def layers() -> None:
         dims = CONFIG.base
         places = batch * LENGTH + 1
         caches = [normal(places, dims.kv_heads, dims.head_dim) for _ in range(2)]
-        first, count = (torch.full((batch,), value, device="cuda") for value in (HELD, 1))
+        first, count = (torch.full((batch,), value, device="cuda") for value in (CACHED_POSITIONS, 1))
         starts = torch.arange(batch, device="cuda") * LENGTH
         positions = Positions(1, LENGTH, places, CONFIG.rope.amplitude)
         rope = [table.cuda() for table in rope_tables(CONFIG.rope)]
@@ -161,7 +161,13 @@ def attention() -> None:
             figures["difference"] = relative(run(), expected)
             figures[f"warps_{warps}_us"] = microseconds([run])
         emit(kind="local attention", rows=batch, tokens=tokens, **figures)
-    for batch, cached in ((1, HELD), (8, HELD), (64, HELD), (64, 60), (1, 8000)):
+    for batch, cached in (
+        (1, CACHED_POSITIONS),
+        (8, CACHED_POSITIONS),
+        (64, CACHED_POSITIONS),
+        (64, 60),
+        (1, 8000),
+    ):
         decode(batch, cached, width, net)
 
 

@@ -91,7 +91,7 @@ def stages(what: str, runs: Path) -> list[Stage]:
         Stage(
             "export",
             "export_sample",
-            (*taught, "--student", of("mean"), "--judged", of("judge.json"), "--goal", of("sample")),
+            (*taught, "--student", of("mean"), "--judged", of("judge.json"), "--output-path", of("sample")),
             "files",
         ),
         *switches,

@@ -23,7 +23,7 @@ LARGEST = 25_000_000  # bytes of all shipped files together
 TEMPLATE = Path(__file__).with_name("MODEL.template.md")
 
 
-def export(vae: Path, teacher: Path, student: Path, judged: dict[str, Any], goal: Path) -> int:
+def export(vae: Path, teacher: Path, student: Path, judged: dict[str, Any], output_path: Path) -> int:
     """Write the sample's folder and return its bytes.
 
     Parameters
@@ -32,18 +32,18 @@ def export(vae: Path, teacher: Path, student: Path, judged: dict[str, Any], goal
         Folders of the three runs; the text encoder comes from the teacher's.
     judged : dict
         The JSON line of `evaluate.py`.
-    goal : Path
+    output_path : Path
         The folder to write; must not exist.
 
     Raises
     ------
     FileExistsError
-        If ``goal`` exists.
+        If ``output_path`` exists.
     ValueError
         If names or shapes are not the checkpoint's, or everything together is too large.
     """
-    if goal.exists():
-        raise FileExistsError(f"{goal} exists; remove it first, or choose another folder")
+    if output_path.exists():
+        raise FileExistsError(f"{output_path} exists; remove it first, or choose another folder")
     vae_weights, vae_facts = read_ema(vae)
     taught, taught_facts = read_ema(teacher)
     dit, student_facts = read_ema(student)
@@ -70,7 +70,7 @@ def export(vae: Path, teacher: Path, student: Path, judged: dict[str, Any], goal
         },
         "text": text_config(model.text_dim, training["text_layers"]).to_diff_dict(),
     }
-    fresh = goal.with_name(f".{goal.name}.fresh")
+    fresh = output_path.with_name(f".{output_path.name}.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     text = {name.removeprefix("text."): t for name, t in taught.items() if name.startswith("text.")}
@@ -91,7 +91,7 @@ def export(vae: Path, teacher: Path, student: Path, judged: dict[str, Any], goal
     )
     if total > LARGEST:
         raise ValueError(f"the sample has {total} bytes, at most {LARGEST} ship; train a smaller model")
-    fresh.rename(goal)
+    fresh.rename(output_path)
     return total
 
 
@@ -171,11 +171,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--judged", type=Path, required=True, help="file that ends in the JSON line of evaluate.py"
     )
-    parser.add_argument("--goal", type=Path, default=Path("seko_export/sample"))
+    parser.add_argument("--output-path", type=Path, default=Path("seko_export/sample"))
     options = parser.parse_args(arguments)
     judged = json.loads(options.judged.read_text(encoding="utf-8").splitlines()[-1])
-    total = export(options.vae, options.teacher, options.student, judged, options.goal)
-    print(json.dumps({"stage": "export", "goal": str(options.goal), "bytes": total}))
+    total = export(options.vae, options.teacher, options.student, judged, options.output_path)
+    print(json.dumps({"stage": "export", "output_path": str(options.output_path), "bytes": total}))
     return 0
 
 

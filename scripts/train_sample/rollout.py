@@ -37,7 +37,7 @@ def roll_out(
     *,
     prefix: Tensor | None = None,
     conditioned: Tensor | None = None,
-    given_latents: Tensor | None = None,
+    conditioning_latents: Tensor | None = None,
     keep_inputs: bool = False,
 ) -> Rollout:
     """Generate chunks on the model's own cache, as the exported step does.
@@ -57,20 +57,20 @@ def roll_out(
     prefix : Tensor or None
         [B, C, K, h, w] clean frames to stand on, whole chunks.
     conditioned : Tensor or None
-        [B] bool: which rows' first frame is given: clean, at the context time in every pass, left as it is. Not with
-        a ``prefix``.
-    given_latents : Tensor or None
-        [B, C, 1, h, w], that frame; other rows' are not looked at.
+        [B] bool, whether a row begins with a conditioning frame, which is clean, has the context's time in every pass,
+        and is not changed. Not with a ``prefix``.
+    conditioning_latents : Tensor or None
+        [B, C, 1, h, w], the conditioning frames; the values of rows without a conditioning frame are not used.
     keep_inputs : bool
         Whether to keep every pass's input.
 
     Raises
     ------
     ValueError
-        If frames are given behind a prefix, or without their latents.
+        If ``conditioned`` is combined with a prefix, or lacks ``conditioning_latents``.
     """
-    if conditioned is not None and (prefix is not None or given_latents is None):
-        raise ValueError("given frames begin a stream: give their latents, and no prefix")
+    if conditioned is not None and (prefix is not None or conditioning_latents is None):
+        raise ValueError("conditioning frames begin a stream: give their latents, and no prefix")
     size, device = dit.stream.chunk_frames, text.device
     with autocast(device.type):
         text_kv = dit.text_kv(text)
@@ -102,11 +102,11 @@ def roll_out(
                 dit.stream.latent_width,
             )
             x = torch.randn(shape, generator=generator, device=device)
-            still = None  # [B, 1, F, 1, 1] bool, the chunk's given frames
-            if conditioned is not None and given_latents is not None and start == 0:
+            still = None  # [B, 1, F, 1, 1] bool, True for the chunk's conditioning frames
+            if conditioned is not None and conditioning_latents is not None and start == 0:
                 still = torch.zeros(len(text), 1, size, 1, 1, dtype=torch.bool, device=device)
                 still[:, :, :1] = conditioned[:, None, None, None, None]
-                x = torch.where(still, given_latents, x)
+                x = torch.where(still, conditioning_latents, x)
             passes = []
             for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
                 passes.append(x)

@@ -99,7 +99,7 @@ class SelfForcing:
         frames = batch.frames if sequence.prefix else self._beginning(sequence)
         rolled = roll_out(
             self.student, text, frames, self.config.sigmas, generator, prefix=prefix, keep_inputs=True,
-            conditioned=conditioned, given_latents=batch.latents[:, :, :1],
+            conditioned=conditioned, conditioning_latents=batch.latents[:, :, :1],
         )  # fmt: skip
         latents = rolled.latents
         clean = (latents if prefix is None else torch.cat((prefix, latents), dim=2))[:, :, :-size]

@@ -79,8 +79,8 @@ def check_exists(what: str, path: Path, advice: str) -> None:
         path.stat()
     except OSError as fault:
         absent = fault.errno in (errno.ENOENT, errno.ENOTDIR)
-        found = "was not found" if absent else f"cannot be read ({fault.strerror})"
-        raise CheckpointNotFoundError(f"{what} {found}: {advice}") from None
+        problem = "was not found" if absent else f"cannot be read ({fault.strerror})"
+        raise CheckpointNotFoundError(f"{what} {problem}: {advice}") from None
 
 
 @contextmanager

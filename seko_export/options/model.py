@@ -207,7 +207,7 @@ class ReadFacts:
 
     @property
     def recognised(self) -> Recognised:
-        """The recognised checkpoint with the facts of ``model`` and ``stream``."""
+        """Return the recognised checkpoint with `model` and `stream` in place of what was read from the file."""
         return replace(self.file.recognised, model=self.model, stream=self.stream)
 
 

@@ -256,23 +256,24 @@ def _fused(config: VideoBuild, options: BuildOptions) -> bool:
     """
     if options.kernels == "auto":
         can = export_backend(options.backend).capabilities
-        wish = ATTENTIONS.get(options.attention)
-        wanted = not can.unmeasured or (wish is not None and wish.own_kernel)
+        attention = ATTENTIONS.get(options.attention)
+        wanted = not can.unmeasured or (attention is not None and attention.own_kernel)
         return config.target.device == "cuda" and config.target.ranks == 1 and can.fused_kernels and wanted
     return options.kernels == "fused"
 
 
-def _attention(config: VideoBuild, wish: str, machine: Target) -> str:
+def _attention(config: VideoBuild, requested: str, machine: Target) -> str:
     """Return the attention of a build; by default the attention that was measured fastest on such a GPU (docs/adr/0006,
     0013).
     """
-    kind = ATTENTIONS.get(wish)
+    kind = ATTENTIONS.get(requested)
     if kind is not None and machine.device == "cuda" and kind.arch not in (None, machine.arch):
         raise UsageError(
-            f"--attention {wish}: its kernel is for {kind.arch}, this GPU is {machine.arch}; take --attention torch"
+            f"--attention {requested}: its kernel is for {kind.arch}, this GPU is {machine.arch}; "
+            "take --attention torch"
         )
     if kind is not None:
-        return wish
+        return requested
     if config.target.device != "cuda":
         return TORCH.name
     if config.no_attention(FP8) is None and all(

@@ -69,7 +69,7 @@ def test_a_session_that_is_served_later_moves_its_camera_once_a_chunk(
     for asked in (1, 3, 2):  # times until the pool makes the chunk
         for _ in range(asked):
             session.request(0.0)
-        session.made(object(), 1.0)
+        session.accept_chunk(object(), 1.0)
     assert camera.moves == 3
     assert row.asked == [{"move": 1}, *[{"move": 2}] * 3, *[{"move": 3}] * 2]
 
@@ -79,7 +79,7 @@ def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(sessio
     call_s, row = 3.0, cast("Row", session._row)
     late = [Pace(1.0), Pace(1.0)]
     for pace in late:
-        pace.made(1, 0.0)
+        pace.count_chunk(1, 0.0)
     now, served = 10.0, []
     for _ in range(8):
         session.request(now)
@@ -90,9 +90,9 @@ def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(sessio
         served += call.sessions
         for number in call.sessions:
             if number < len(late):
-                late[number].made(1, now)
+                late[number].count_chunk(1, now)
             else:
-                session.made(object(), now)
+                session.accept_chunk(object(), now)
     assert sorted(served[:3]) == [0, 1, 2]
     assert served.count(2) > 1
 
@@ -127,15 +127,15 @@ def steered(control: Control | None, *, asked: bool = False, saved: bool = False
         content = VideoContent(pool.manifest, Opening("a b c", 3, 4.0))
         row = content.open(pool, "name", "tenant")
 
-        def made() -> np.ndarray:
+        def next_frames() -> np.ndarray:
             content.ask(row, 0.0)
             ((_, chunk),) = pool.serve_next()
-            content.made(chunk)
+            content.accept_chunk(chunk)
             return np.asarray(chunk.video()[0])
 
         content.apply(row, Control("keys", "1", {"held": ["KeyW"]}))
         for _ in range(2):
-            made()
+            next_frames()
         if asked:
             content.ask(row, 0.0)
         if saved:
@@ -144,7 +144,7 @@ def steered(control: Control | None, *, asked: bool = False, saved: bool = False
             content.load(row, state)
         if control is not None:
             content.apply(row, control)
-        frames = [made() for _ in range(2)]
+        frames = [next_frames() for _ in range(2)]
         row.close()
         return frames
 

@@ -11,28 +11,28 @@ from seko_serve.live.pace import CREDIT, Pace
 def test_chunks_are_due_when_the_ones_before_were_shown() -> None:
     pace = Pace(fps=16.0)
     assert pace.due(100.0) == 100.0
-    assert pace.made(9, 101.0) == 0.0
+    assert pace.count_chunk(9, 101.0) == 0.0
     assert pace.due(101.1) == 101.0 + 9 / 16
-    assert pace.made(12, 101.5) == 0.0
+    assert pace.count_chunk(12, 101.5) == 0.0
     assert pace.due(101.6) == 101.0 + 21 / 16
-    assert pace.made(12, 102.5) == 102.5 - (101.0 + 21 / 16)
+    assert pace.count_chunk(12, 102.5) == 102.5 - (101.0 + 21 / 16)
     assert pace.late == 1
     assert pace.due(102.5) == 102.5 + 12 / 16  # the viewer stood still until then
 
 
 def test_a_viewer_with_a_buffer_begins_later() -> None:
     pace = Pace(fps=10.0, buffer=2)
-    pace.made(10, 1.0)
+    pace.count_chunk(10, 1.0)
     assert pace.begun is None
-    pace.made(10, 2.0)
+    pace.count_chunk(10, 2.0)
     assert pace.due(2.0) == 2.0 + 20 / 10
 
 
 def test_a_pause_counts_as_no_stall() -> None:
     pace = Pace(fps=10.0)
-    pace.made(10, 1.0)
+    pace.count_chunk(10, 1.0)
     pace.stop()
-    assert pace.made(10, 50.5) == 0.0
+    assert pace.count_chunk(10, 50.5) == 0.0
     assert pace.due(50.6) == 51.5
     assert pace.late == 0
 
@@ -43,7 +43,7 @@ def test_nothing_runs_further_ahead_than_the_credit(buffer: int, steps: list[str
     for now, step in enumerate(steps):
         if step == "make":
             if pace.may_run():
-                pace.made(12, float(now))
+                pace.count_chunk(12, float(now))
         else:
             pace.acknowledge(int(step))
         assert 0 <= pace.shown <= pace.chunks <= pace.shown + CREDIT + buffer - 1

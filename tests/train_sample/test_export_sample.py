@@ -45,8 +45,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_folder_holds_what_the_builder_needs(runs, tmp_path):
-    goal = tmp_path / "sample"
-    total = export_sample.export(**runs, judged=JUDGED, goal=goal)
+    output_path = tmp_path / "sample"
+    total = export_sample.export(**runs, judged=JUDGED, output_path=output_path)
     names = {
         "dit.safetensors",
         "vae.safetensors",
@@ -55,30 +55,30 @@ def test_the_folder_holds_what_the_builder_needs(runs, tmp_path):
         "config.json",
         "MODEL.md",
     }
-    assert {file.name for file in goal.iterdir()} == names
-    dit = load_file(goal / "dit.safetensors")
+    assert {file.name for file in output_path.iterdir()} == names
+    dit = load_file(output_path / "dit.safetensors")
     assert {name: tuple(t.shape) for name, t in dit.items()} == wan_shapes(MICRO.model)
     assert {t.dtype for t in dit.values()} == {torch.bfloat16}
     for name, value in read_ema(runs["student"])[0].items():
         assert torch.equal(dit[name], value.bfloat16())
-    config = json.loads((goal / "config.json").read_text())
+    config = json.loads((output_path / "config.json").read_text())
     assert tuple(config["schedule"]["timesteps"]) == Schedule.warped().timesteps
-    assert Tokenizer.from_file(str(goal / "tokenizer.json")).encode("a red disc").ids[-1] == 1
-    card = (goal / "MODEL.md").read_text()
+    assert Tokenizer.from_file(str(output_path / "tokenizer.json")).encode("a red disc").ids[-1] == 1
+    card = (output_path / "MODEL.md").read_text()
     for name in names - {"MODEL.md"}:
-        assert f"{hashlib.sha256((goal / name).read_bytes()).hexdigest()}  {name}" in card
-    assert total == sum((goal / name).stat().st_size for name in names - {"MODEL.md"})
+        assert f"{hashlib.sha256((output_path / name).read_bytes()).hexdigest()}  {name}" in card
+    assert total == sum((output_path / name).stat().st_size for name in names - {"MODEL.md"})
 
 
 def test_a_folder_is_never_overwritten_and_too_much_is_refused(runs, tmp_path, monkeypatch):
-    goal = tmp_path / "sample"
+    output_path = tmp_path / "sample"
     monkeypatch.setattr(export_sample, "LARGEST", 1000)
     with pytest.raises(ValueError, match="at most 1000 ship"):
-        export_sample.export(**runs, judged=JUDGED, goal=goal)
-    assert not goal.exists()
-    goal.mkdir()
+        export_sample.export(**runs, judged=JUDGED, output_path=output_path)
+    assert not output_path.exists()
+    output_path.mkdir()
     with pytest.raises(FileExistsError, match="remove it"):
-        export_sample.export(**runs, judged=JUDGED, goal=goal)
+        export_sample.export(**runs, judged=JUDGED, output_path=output_path)
 
 
 def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
@@ -92,9 +92,11 @@ def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
     assert students[0][1]["began_from"] == begin[1]
 
     def card(student: str) -> str:
-        goal = tmp_path / f"{student}-sample"
-        export_sample.export(runs["vae"], runs["teacher"], tmp_path / student, judged=JUDGED, goal=goal)
-        return (goal / "MODEL.md").read_text()
+        output_path = tmp_path / f"{student}-sample"
+        export_sample.export(
+            runs["vae"], runs["teacher"], tmp_path / student, judged=JUDGED, output_path=output_path
+        )
+        return (output_path / "MODEL.md").read_text()
 
     text = card("adamw")
     assert "method `ode`, then `dmd`" in text

@@ -98,7 +98,14 @@ def test_a_given_frame_is_what_the_exported_step_makes_of_it():
     sigmas = warped(2, 5.0)
     frames = torch.arange(6).expand(2, -1)
     rolled = roll_out(
-        dit, text, frames, sigmas, generator, keep_inputs=True, conditioned=conditioned, given_latents=latents
+        dit,
+        text,
+        frames,
+        sigmas,
+        generator,
+        keep_inputs=True,
+        conditioned=conditioned,
+        conditioning_latents=latents,
     )
     stream = EagerStream(config, weights, text)
     for chunk in range(2):
@@ -119,7 +126,10 @@ def test_a_given_frame_is_what_the_exported_step_makes_of_it():
 def test_what_gives_a_frame_in_the_midst_of_a_stream_is_refused():
     dit, conditioned = drawn_dit(0), torch.ones(1, dtype=torch.bool)
     text, frames = torch.zeros(1, 48, 32), torch.arange(6)[None]
-    for more in ({"prefix": torch.zeros(1, 16, 3, 4, 4), "given_latents": torch.zeros(1, 16, 1, 4, 4)}, {}):
+    for more in (
+        {"prefix": torch.zeros(1, 16, 3, 4, 4), "conditioning_latents": torch.zeros(1, 16, 1, 4, 4)},
+        {},
+    ):
         with pytest.raises(ValueError, match="begin a stream"):
             roll_out(dit, text, frames, (1.0,), torch.Generator(), conditioned=conditioned, **more)
 

@@ -44,7 +44,8 @@ class RowTiles(NamedTuple):
 
 
 def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
-    """Return the tile sizes for rows of `width` numbers, with parts that need as little padding as possible.
+    """Return the tile sizes for rows of `width` numbers. A row is split into parts of equal size, so that little is
+    padded.
 
     The following times in us are for 4,680 rows of 1,536 and of 5,120 numbers, as fp8, on an H200. Residual, norm and
     modulation take 17 and 54 us with one row a program, 16 and 46 us with two rows, 16 and 58 us with four rows. With

@@ -137,9 +137,9 @@ class Upload(Protocol):
     """An upload of weights to the device that runs while the weights' files are read and hashed. Nothing may use the
     tensors before the hashes of all files were compared."""
 
-    def take(self, file: str, offset: int, piece: memoryview) -> None:
+    def take(self, file: str, offset: int, data: memoryview) -> None:
         """Queue the copy of the bytes of a file at ``offset``, which were just read; any thread may call `take`. The
-        piece may be overwritten after the call."""
+        caller may overwrite ``data`` after the call."""
 
     def finish(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
         """Wait for the copies; return the tensors on the device, by name.

@@ -34,7 +34,7 @@ class HashedBytes:
     def __init__(self, view: Callable[[MappedTensor], Tensor]) -> None:
         self._view = view
 
-    def take(self, file: str, offset: int, piece: memoryview) -> None:
+    def take(self, file: str, offset: int, data: memoryview) -> None:
         pass
 
     def finish(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
@@ -136,14 +136,14 @@ class StagedUpload:
         for buffer in buffers:
             self._idle.put(buffer)
 
-    def take(self, file: str, offset: int, piece: memoryview) -> None:
-        parts = [*self._layout.parts(file, offset, offset + len(piece))]
+    def take(self, file: str, offset: int, data: memoryview) -> None:
+        parts = [*self._layout.parts(file, offset, offset + len(data))]
         if not parts:
             return
         buffer = self._idle.get()
         try:
             buffer.wait()
-            buffer.array[: len(piece)] = np.frombuffer(piece, np.uint8)
+            buffer.array[: len(data)] = np.frombuffer(data, np.uint8)
             for place, low, high in parts:
                 buffer.send(place, low, high)
             buffer.sent()

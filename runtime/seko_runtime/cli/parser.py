@@ -278,7 +278,7 @@ OPTIONS = (
 )
 
 
-def given(options: argparse.Namespace, *groups: str) -> list[str]:
+def used_options(options: argparse.Namespace, *groups: str) -> list[str]:
     """Return the options that a command line of `run` contains and the help lists under the headings ``groups``, as the
     command line spells them."""
     return [

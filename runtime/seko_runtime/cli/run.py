@@ -24,7 +24,7 @@ from seko_runtime.cli.conditioning import (
 )
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
-from seko_runtime.cli.parser import INPUTS, MEDIA, SPEECH, VIDEO, given
+from seko_runtime.cli.parser import INPUTS, MEDIA, SPEECH, VIDEO, used_options
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
 from seko_runtime.format.outputs import STDOUT
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> Report:
     KeyboardInterrupt
         If a signal ends the run; finished chunks are kept, see `ChunkWriter`.
     """
-    for name in given(options, SPEECH):
+    for name in used_options(options, SPEECH):
         raise UsageError(f"{name} is for artifacts that speak; this one makes video")
     check_output(options.output, options.format)
     streams = options.output == STDOUT
@@ -280,7 +280,7 @@ def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: S
     prompts = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
     if prompts or list(golden.seeds) != list(seeds):
         return "another prompt or seed"
-    others = [name for name in given(options, VIDEO, MEDIA, INPUTS) if name != "--chunks"]
+    others = [name for name in used_options(options, VIDEO, MEDIA, INPUTS) if name != "--chunks"]
     return f"{others[0]} was given" if others else ""
 
 

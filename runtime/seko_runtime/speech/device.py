@@ -129,7 +129,7 @@ class SpeechDevice(Device):
         """Queue a step, which makes the next patch of some sessions; return the number of CUDA graphs launched, and the
         buffers of the step's samples and stop flags.
 
-        ``numbers`` has the numbers of the sessions, by the name of the buffer that the host fills. The next call of
+        ``numbers`` maps the name of each buffer that the host fills to one number for each session. The next call of
         `step` overwrites the returned buffers.
         """
         rows, first = numbers[contract.ROWS], numbers[contract.FIRST]

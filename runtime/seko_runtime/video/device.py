@@ -278,7 +278,9 @@ class VideoDevice(Device):
             slot_firsts = [entry.slot_first for entry in entries]
             positions = Positions(called, seeds[called], frames, slot_firsts)
             self._write_caches(
-                positions, partial(self._load_kept, called, entries), self._inputs.kept(called, entries)
+                positions,
+                partial(self._load_kept, called, entries),
+                self._inputs.of_kept_chunks(called, entries),
             )
         beside = [row for row in called if row not in rows and not clocks.chunks_made(row)]
         empty = [*clocks.rebuilt(rows), *beside] if steps else []

@@ -138,7 +138,7 @@ class CallerInputs:
             self._latest[name][list(rows)] = array
             self._kept[name][list(kept_slots), list(rows)] = array
 
-    def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
+    def of_kept_chunks(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
         """Return the inputs of the kept chunks in one step of a cache rebuild; zeros for a stream without a chunk."""
         arrays = {}
         for name, by_slot in self._kept.items():

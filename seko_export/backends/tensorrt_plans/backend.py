@@ -87,8 +87,8 @@ def check_can_build(library: TensorRt) -> None:
 def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
     """Translate one engine to the ONNX form from which its TensorRT plan is built.
 
-    In the form, functions that Seko's kernels or TensorRT's attention replace get no bodies, because making the bodies
-    would take minutes.
+    The ONNX model has no bodies for functions that Seko's kernels or TensorRT's attention replace, because exporting
+    them takes minutes.
     """
     path.write_bytes(form_of(piece).SerializeToString(deterministic=True))
 

@@ -234,8 +234,8 @@ def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: 
     }
     sizes: dict[nn.Module, str] = {}
 
-    def note(part: nn.Module, given: tuple[Any, ...], _: Tensor) -> None:
-        shape = given[0].shape
+    def note(part: nn.Module, call_inputs: tuple[Any, ...], _: Tensor) -> None:
+        shape = call_inputs[0].shape
         frames = shape[0] if len(shape) == 4 else shape[0] * shape[2]
         sizes[part] = size_class(frames, *shape[-2:])
 

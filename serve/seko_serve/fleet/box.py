@@ -121,7 +121,7 @@ class Box:
 
     async def _admit(self, takes: bool) -> int:
         self._manager.closed = not takes
-        return self._server.application.held
+        return self._server.application.running_streams
 
     # -- the leases of the sessions ----------------------------------------------------------------------------
 

@@ -97,11 +97,11 @@ def _enough(load: int, rows_each: float, free: float) -> int:
     return ceil(load / (rows_each * (1 - free)) - 1e-9)
 
 
-def _as_told(row: BoxFacts, takes: bool) -> BoxFacts:
-    """Return a box's entry as it will be after its next renewal."""
-    if takes == row.accepts:
+def _after_command(row: BoxFacts, accepts: bool) -> BoxFacts:
+    """Return a box's entry as it will be when the box has followed the command to accept, or to refuse, sessions."""
+    if accepts == row.accepts:
         return row
-    return replace(row, accepts=takes, free=row.capacity - row.sessions if takes else 0)
+    return replace(row, accepts=accepts, free=row.capacity - row.sessions if accepts else 0)
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,9 @@ class Scaling:
 
     def __init__(self, bounds: Bounds, began: float) -> None:
         self.bounds, self._changes = bounds, Changes(began, began)
-        self._told: dict[str, tuple[bool, float]] = {}  # whether a box was told to take sessions, and when
-        self._resumed: set[str] = set()  # boxes that were told so since they were last closed
+        # For each box: whether the last command was to accept sessions, and the time of this command.
+        self._commands: dict[str, tuple[bool, float]] = {}
+        self._resumed: set[str] = set()  # boxes that were reopened since they were last closed
 
     def plan(self, rows: Sequence[BoxFacts], boxes: Collection[str], now: float) -> Plan:
         """Return the changes that are due now; the caller must make all these changes.
@@ -155,9 +156,9 @@ class Scaling:
         now : float
             The time in seconds.
         """
-        accepting = {box: takes for box, (takes, at) in self._told.items() if now - at < KNOWN_S}
+        accepting = {box: accepts for box, (accepts, at) in self._commands.items() if now - at < KNOWN_S}
         known = [
-            _as_told(row, accepting.get(row.application, row.accepts))
+            _after_command(row, accepting.get(row.application, row.accepts))
             for row in rows
             if row.application in boxes
         ]
@@ -170,7 +171,7 @@ class Scaling:
         resume = tuple(able[: max(0, wanted - count)])
         # A box without a row takes no session yet, or perhaps no more: as many others stay open.
         close = tuple(row.application for row in taking[: max(0, len(taking) - wanted)])
-        self._told |= dict.fromkeys(resume, (True, now)) | dict.fromkeys(close, (False, now))
+        self._commands |= dict.fromkeys(resume, (True, now)) | dict.fromkeys(close, (False, now))
         self._resumed = (self._resumed | set(resume)) - set(close)
         still = tuple(row.application for row in closed if row.application not in resume)
         return Plan(max(0, wanted - count - len(resume)), resume, still + close)

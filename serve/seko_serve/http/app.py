@@ -52,8 +52,8 @@ class Application:
         )
 
     @property
-    def held(self) -> int:
-        """Number of sessions that hold a row, and of videos: what would end with the process."""
+    def running_streams(self) -> int:
+        """Number of sessions that have a row of the pool, plus the number of video jobs."""
         return self._manager.admission.running + self._jobs.count
 
     @property

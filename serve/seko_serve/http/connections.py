@@ -50,8 +50,8 @@ class HttpConnection(H11Protocol):
         super().resume_writing()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Begin a socket, without the request's cookies. The cookies belong to other servers of this machine, and may
-        be longer than a line that `StreamConnection` takes."""
+        """Accept a WebSocket upgrade. The request's cookies are removed first. The cookies belong to other servers of
+        this machine, and may be longer than a line that `StreamConnection` takes."""
         self._stop_watching()
         self.headers = [(name, value) for name, value in self.headers if name != b"cookie"]
         super().handle_websocket_upgrade(event)

@@ -170,10 +170,10 @@ class VideoBehind:
         row: RowSession = self._row
         return row
 
-    def made(self, chunk: Chunk, now: float) -> None:
-        """Take a finished chunk, and begin to read its frames."""
+    def accept_chunk(self, chunk: Chunk, now: float) -> None:
+        """Accept a finished chunk, and begin to read its frames."""
         del now
-        self._content.made(chunk)
+        self._content.accept_chunk(chunk)
         self._chunks_made += 1
         self._idle.clear()
         try:

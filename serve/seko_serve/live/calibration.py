@@ -57,7 +57,7 @@ def _measure_video(pool: Pool, sessions: list[Session]) -> None:
         for content, session in zip(contents[:count], sessions[:count], strict=True):
             content.ask(session, 0.0)
         for session, chunk in pool.serve_next(in_one=True):
-            contents[sessions.index(session)].made(chunk)
+            contents[sessions.index(session)].accept_chunk(chunk)
 
 
 def _measure_speech(pool: SpeechPool, sessions: list[SpeechSession]) -> None:

@@ -190,8 +190,8 @@ class Content(Protocol):
     def ask(self, row: Any, due: float) -> None:
         """Request the session's next chunk from the pool; a repeated request replaces the due time."""
 
-    def made(self, result: Any) -> Piece:
-        """Take the chunk that was requested, once it is made."""
+    def accept_chunk(self, result: Any) -> Piece:
+        """Accept the requested chunk, which the device has made."""
 
     def state(self) -> dict[str, Any]:
         """Return, as a JSON value, the part of the session's state that a snapshot of the session's row in the pool

@@ -75,8 +75,8 @@ class Streamed(Protocol):
         The result is None if the stream needs no chunk now.
         """
 
-    def made(self, chunk: Any, now: float) -> None:
-        """Take the chunk that was requested, once it is made."""
+    def accept_chunk(self, chunk: Any, now: float) -> None:
+        """Accept the requested chunk, which the device has made."""
 
     def failed(self, error: Exception) -> None:
         """End the stream with an error: the requested chunk cannot be made."""
@@ -367,7 +367,7 @@ class Device:
                 continue
             stream = self._asked.pop(session)
             try:
-                stream.made(chunk, now)  # also one that was paused since it asked
+                stream.accept_chunk(chunk, now)  # also one that was paused since it asked
             except Exception as error:
                 self._end(stream, error)
 

@@ -43,7 +43,7 @@ class Pace:
 
     def may_run(self, pending: int = 0) -> bool:
         """Return whether the next chunk may be made, when ``pending`` chunks are finished but not yet counted by
-        `made`."""
+        `count_chunk`."""
         return self.chunks + pending - self.shown < CREDIT + self.buffer - 1
 
     def due(self, now: float, pending: int = 0) -> float:
@@ -55,13 +55,13 @@ class Pace:
         now : float
             The present time, in seconds of the clock.
         pending : int
-            Number of chunks that are finished but not yet counted by `made`; each is taken to be as long as the last
-            counted chunk.
+            Number of chunks that are finished but not yet counted by `count_chunk`; each is taken to be as long as the
+            last counted chunk.
         """
         frames = self.frames + pending * self.last_frames
         return now if self.begun is None else self.begun + frames / self.fps
 
-    def made(self, frames: int, now: float) -> float:
+    def count_chunk(self, frames: int, now: float) -> float:
         """Count a chunk that is ready now; return the seconds by which the chunk is late, 0 if the chunk is on time."""
         lateness = 0.0
         if self.begun is not None:

@@ -113,11 +113,11 @@ class LiveSession:
         self.savable, self._save = save is not None, save
         self._every = snapshot_every if self.savable else 0
         self._unsaved, self._saving = 0, False  # chunks since the last snapshot; whether one is being written
-        self._paused = self._held = False
+        self._paused = self._on_hold = False
         self._lock = threading.Lock()
         self._waiting: deque[Control] = deque()  # controls for the next chunk
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
-        self._made = 0  # chunks that the device has made
+        self._chunks_made = 0  # chunks that the device has made
         self._row: RowSession | None = None
         self._waits_since: float | None = None  # when the chunk that is made next was first requested
 
@@ -183,7 +183,7 @@ class LiveSession:
     def hold(self, on: bool = True) -> None:
         """Stop making chunks if ``on`` is True; continue if ``on`` is False."""
         with self._lock:
-            self._held = on
+            self._on_hold = on
         self._wake()
 
     @property
@@ -196,7 +196,7 @@ class LiveSession:
     @property
     def made_chunks(self) -> int:
         """Number of chunks that the device has made."""
-        return self._made
+        return self._chunks_made
 
     def snapshot_done(self) -> None:
         """Record that the state in the last `Capture` was saved, or that saving failed."""
@@ -231,7 +231,7 @@ class LiveSession:
             If ``state`` is not the state of a `Capture`.
         """
         self.viewer.load(state["viewer"], messages)
-        self._made, self._paused = self.viewer.counts()["chunks"], bool(state["paused"])
+        self._chunks_made, self._paused = self.viewer.counts()["chunks"], bool(state["paused"])
         self._applied = [str(name) for name in state["applied"]]
         restored = pool.restore(row, name=self.name, tenant=self.tenant)
         try:
@@ -285,17 +285,17 @@ class LiveSession:
         with self._lock:
             # What needs all chunks encoded waits for it; otherwise one is encoded while the next one is made.
             alone = self._snapshot_due() or any(control.type in _BEGINS_ANEW for control in self._waiting)
-            may_run = not (self._paused or self._held) and (bool(self._waiting) or not starved)
+            may_run = not (self._paused or self._on_hold) and (bool(self._waiting) or not starved)
         return (
             may_run
             and self._row is not None
             and len(self._encoder) < (1 if alone else MAX_ENCODING)
-            and self.viewer.takes(self._made)
+            and self.viewer.takes(self._chunks_made)
         )
 
     def next_due(self) -> float | None:
         """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing."""
-        return self.viewer.due(0.0, self._made) if self.viewer.plays and not self._paused else None
+        return self.viewer.due(0.0, self._chunks_made) if self.viewer.plays and not self._paused else None
 
     def request(self, now: float) -> RowSession | None:
         """Apply waiting controls, request the next chunk, and return the pool's session that makes the chunk.
@@ -322,15 +322,15 @@ class LiveSession:
             return None
         if self._waits_since is None:
             self._waits_since = now
-        self.content.ask(row, self.viewer.due(self._waits_since, self._made))
+        self.content.ask(row, self.viewer.due(self._waits_since, self._chunks_made))
         return row
 
-    def made(self, chunk: Any, now: float) -> None:
-        """Take the chunk that was requested, and queue its encoding."""
+    def accept_chunk(self, chunk: Any, now: float) -> None:
+        """Accept the requested chunk, and queue its encoding."""
         self._waits_since = None
         applied, self._applied = self._applied, []
-        finished = MadeChunk(self._made, self.content.made(chunk), applied, now)
-        self._made += 1
+        finished = MadeChunk(self._chunks_made, self.content.accept_chunk(chunk), applied, now)
+        self._chunks_made += 1
         with self._lock:
             self._unsaved += 1
         self._encoder.add(finished)

@@ -134,8 +134,8 @@ class SpeechContent:
             self._speaking = True
         row.request_patch(due)
 
-    def made(self, result: Patch) -> SpeechPiece:
-        """Take a patch of sound, and record whether the patch's sentence is over."""
+    def accept_chunk(self, result: Patch) -> SpeechPiece:
+        """Accept a finished patch of sound, and record whether the patch's sentence is over."""
         surplus = result.surplus()
         self._speaking = not surplus and self._row is not None and self._row.speaks
         return SpeechPiece(self, None if surplus else result, last=self.starved())

@@ -236,8 +236,8 @@ class VideoContent:
             self._voice.asked = True
         row.request_chunk(due, self._inputs)
 
-    def made(self, result: Chunk) -> VideoPiece:
-        """Take a finished chunk of video, and the sound that is played with it."""
+    def accept_chunk(self, result: Chunk) -> VideoPiece:
+        """Accept a finished chunk of video, and return it with the sound that is played with it."""
         self._asked = False
         heard = None if self._voice is None else self._voice.of_chunk(int(result.frames[0, 0]))
         piece = VideoPiece(self, result, heard)

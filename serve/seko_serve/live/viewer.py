@@ -213,7 +213,7 @@ class Viewer:
         """Count a finished chunk of ``units`` video frames or samples, and return its place on the viewer's clock."""
         with self._lock:
             first, awaited = self._pace.frames, self._pace.begun is not None
-            return Timing(first, self._pace.made(units, time.monotonic()), awaited)
+            return Timing(first, self._pace.count_chunk(units, time.monotonic()), awaited)
 
     def send(self, chunk: int, messages: Iterable[str | Media]) -> None:
         """Send each of a chunk's messages as soon as ``messages`` yields it, and keep all messages until the chunk is

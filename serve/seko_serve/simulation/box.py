@@ -188,7 +188,7 @@ class Box:
         self.stopping = True
         sessions, until = list(self.sessions.values()), self._env.now + DRAIN_S
         for session in sessions:
-            session.held = True
+            session.on_hold = True
         for session in sessions:
             if self._env.now < until and self.alive and session.name in self.sessions:
                 yield from self._save(session)
@@ -250,7 +250,7 @@ class Box:
         """Take snapshots that are due, then make one call for sessions that have requested a chunk."""
         ready, self._ready = self._ready, []
         for session in ready:
-            if session.over.triggered or session.held:
+            if session.over.triggered or session.on_hold:
                 continue
             self._asked[session] = None
             session.due()  # it waits from now on
@@ -283,7 +283,7 @@ class Box:
         for session in chosen:
             if session in self._asked:  # else it has left
                 del self._asked[session]
-                session.made(self._draw(self._times.encode_s), self._draw(self._times.ack_s))
+                session.accept_chunk(self._draw(self._times.encode_s), self._draw(self._times.ack_s))
                 self._take(session)
 
     # -- snapshots and the directory ---------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Session:
         self.waits: list[float] = []
         self.again: list[int] = []
         self.saved: int | None = None
-        self.unsaved, self.saving, self.asked, self.held = 0, False, False, False
+        self.unsaved, self.saving, self.asked, self.on_hold = 0, False, False, False
         self._encoding = 0  # chunks that were made and have not arrived
         self._waits_since: float | None = None  # when the device was first asked for the next chunk
         self._pace = Pace(times.fps, buffer)
@@ -100,7 +100,7 @@ class Session:
         made."""
         self.over, self._socket, self._ready = self._env.event(), self._socket + 1, ready
         self._end, self._collected = None, []
-        self.asked = self.held = False
+        self.asked = self.on_hold = False
         self._encoding, self._waits_since = 0, None
         if self._lost_at is not None:  # it continues from the snapshot
             chunks = self.saved or 0
@@ -123,7 +123,7 @@ class Session:
 
     def may_run(self, *, alone: bool) -> bool:
         """Return whether the next chunk may be made; with ``alone`` all earlier chunks must be encoded."""
-        free = not (self.asked or self.held or self.over.triggered)
+        free = not (self.asked or self.on_hold or self.over.triggered)
         fits = self._encoding < (1 if alone else MAX_ENCODING)
         return free and fits and self._pace.may_run(self._encoding)
 
@@ -137,8 +137,8 @@ class Session:
             self._waits_since = self._env.now
         return self._pace.due(self._waits_since, self._encoding)
 
-    def made(self, encode_s: float, ack_s: float) -> None:
-        """Take a chunk that the device has made. The chunk arrives when the chunk is encoded, and is acknowledged
+    def accept_chunk(self, encode_s: float, ack_s: float) -> None:
+        """Accept a chunk that the device has made. The chunk arrives when the chunk is encoded, and is acknowledged
         ``ack_s`` seconds after the chunk was shown.
         """
         self.asked, self._waits_since = False, None
@@ -160,7 +160,7 @@ class Session:
         self._encoding -= 1
         number, came, view = self._pace.chunks, self._env.now, self.views[-1]
         frames = self._times.chunk_frames if number else self._first
-        self._pace.made(frames, came)
+        self._pace.count_chunk(frames, came)
         if view.first_at is None:
             view.first_at = came
         if self._lost_at is not None:
