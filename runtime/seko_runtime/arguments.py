@@ -77,7 +77,8 @@ def real_number(value: object, name: str, expected: str = "a finite number") -> 
 
 
 def flag(value: object, name: str) -> bool:
-    """Return a bool; UsageError for any other type, most of whose values Python would treat as True."""
+    """Return a value that must be a bool; UsageError for any other type, because Python would treat even the text
+    "False" as True."""
     # the second class is numpy's bool
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)

@@ -175,8 +175,8 @@ def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:
 
 
 def globals_of_pickle(pickled: bytes) -> list[str]:
-    """List the names that a series of pickles would import, except those that tensors need. No pickle is executed to
-    list its imports."""
+    """List the names that a series of pickles would import, except those that tensors need. The
+    pickles are parsed, not executed."""
     names: set[str] = set()
     strings: list[str] = []
     stream = io.BytesIO(pickled[:SCANNED_BYTES])

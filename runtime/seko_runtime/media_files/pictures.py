@@ -29,7 +29,7 @@ _FILMS = ("mov", "matroska")  # formats whose first picture is taken
 def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     """Read a picture, uint8 [H, W, 3]: an array file, a picture of a known format, or the first picture of a film.
 
-    A picture that its camera stored turned or mirrored, as EXIF says, is turned upright.
+    If the EXIF data of a photo says that the photo is stored rotated or mirrored, the result is upright.
 
     Raises
     ------

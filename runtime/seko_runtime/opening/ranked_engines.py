@@ -142,7 +142,7 @@ def rank_facts(
     trust: str | Path | None = None,
     copy_weights: bool = False,
 ) -> dict[str, Any]:
-    """Return the facts that a rank's process needs to open the artifact; EnvironmentLacksError if there are too few
+    """Return the settings with which a rank's process opens the artifact; EnvironmentLacksError if there are too few
     GPUs."""
     return {
         "path": str(Path(path).absolute()),

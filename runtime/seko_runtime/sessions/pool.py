@@ -1,7 +1,8 @@
 """A pool: sessions that come and go, each with one row of the pool's memory, and the engine calls that make the next
 results of some sessions.
 
-No session must take part in every engine call. The module `membership` has the sessions and their rows.
+An engine call may be for some sessions only; the other sessions do not change. The module `membership` has the
+sessions and their rows.
 """
 
 from __future__ import annotations

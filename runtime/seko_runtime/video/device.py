@@ -141,7 +141,7 @@ class VideoDevice(Device):
         Raises
         ------
         UsageError
-            If `CallerInputs.steady` refuses the inputs.
+            If an input's name is unknown, or its array has a wrong shape, dtype or value.
         """
         written = self._inputs.steady(inputs)
         rerun = rerun and any(spec.per == "prompt" for spec, _ in written)
@@ -194,8 +194,8 @@ class VideoDevice(Device):
         All rows of a launch have the same kind (`ChunkCall`). Engines for full caches may round differently from
         engines with a mask, and a stream's first chunk may have passes of its own, so the kind of a row's launch must
         depend on that row alone. A call with rows of several kinds is therefore several launches of its bucket (call
-        size). A row has the same batch index in every launch of a call. In launches that are not for a row, the spare
-        row takes the row's batch index.
+        size). A row has the same batch index in every launch of a call. In launches for rows
+        of other kinds, the spare row is computed at the row's batch index.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """Engines that write nothing in place: the tensors that an engine would write become additional outputs. The module
 `functional` does not use ONNX.
 
-Torch's ONNX exporter silently drops in-place writes to inputs.
+Additional outputs are needed because torch's ONNX exporter silently drops in-place writes to inputs.
 """
 
 from __future__ import annotations

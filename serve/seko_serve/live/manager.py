@@ -208,8 +208,8 @@ class SessionManager:
     async def check_prompt(self, prompt: str | None) -> None:
         """Raise the ServeError with which `open` refuses a prompt of a video, such as a prompt of too many tokens.
 
-        Do not call `check_prompt` before `open`: `open` makes this check itself, and `check_prompt` waits for a further
-        call of the pool to end.
+        Do not call `check_prompt` before `open`, which makes this check itself. Each check waits until the pool's
+        current engine call has ended.
         """
 
         def check(pool: ServedPool) -> None:

@@ -278,8 +278,8 @@ class LiveSession:
             row.close()
 
     def ready(self) -> bool:
-        """Return whether the device's thread may try the session's next chunk now. If the chunk lacks something that
-        the viewer must send, any waiting control suffices, because the control may contain what is lacking.
+        """Return whether the device's thread may call `request` now. If the chunk lacks something that the viewer must
+        send, such as sound, the result is True only if a control waits, because the control may contain it.
         """
         starved = self.content.starved()
         with self._lock:
