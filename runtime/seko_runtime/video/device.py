@@ -153,8 +153,8 @@ class VideoDevice(Device):
 
     @contextmanager
     def prompting(self, row: int) -> Iterator[None]:
-        """Context manager of the memory's `ordered` in which the prompt of a row changes; after an error inside,
-        `check_prompts` refuses the row."""
+        """Context manager in which the prompt of a row changes, in the order of `Memory.ordered`. After an error inside
+        the prompt is incomplete, and `check_prompts` refuses the row."""
         with self._memory.ordered():
             self.half_prompted.add(row)
             yield

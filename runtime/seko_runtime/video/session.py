@@ -258,8 +258,10 @@ class Session(RowSession):
 
         `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the voice. The prompt and inputs
         per session keep their present values after `rewind`. Until the cache evicts its first frame, `rewind` can reach
-        any chunk. After the first eviction `rewind` can reach only the last chunk. `rewind` can reach no chunk if a
-        chunk failed, a prompt rebuilt the cache, or video is decoded and not all chunks are kept any more.
+        any chunk. After the first eviction `rewind` can reach only the last chunk, and no chunk if the last chunk
+        failed. `rewind` can reach no chunk after a cut to another scene, or after the cache was rebuilt without evicted
+        frames. `rewind` restores the VAE's caches by decoding all earlier chunks again, so an artifact that decodes
+        video can go back only while the latents of all chunks are kept.
 
         Parameters
         ----------
