@@ -31,6 +31,9 @@ _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
 _HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
 _KOHYA_ALPHA = "ss_network_alpha"
+# What PEFT, diffusers and ComfyUI put in front of a module's name when they save a LoRA. The patterns of PEFT's config
+# are for names without it.
+_SAVED_PREFIXES = ("base_model.model.", "transformer.", "diffusion_model.")
 _MAX_PATTERN, _MAX_REPEATS = (
     200,
     4,
@@ -88,7 +91,8 @@ class Scaling:
     alpha, rank : float and int, or None
         Alpha and rank of all modules.
     alphas, ranks : mapping of str to number
-        Alphas and ranks by a regular expression on the module's name; the first matching expression counts, as in PEFT.
+        Alphas and ranks by a regular expression on the module's name in the model, without the prefix of the file's
+        keys; the first matching expression counts, as in PEFT.
     rank_stabilised : bool
         Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank.
     dora : bool
@@ -287,6 +291,8 @@ def _pattern(text: str, origin: str) -> str:
 
 
 def _by_pattern(values: Mapping[str, float], module: str, otherwise: float | None) -> float | None:
+    prefix = next((prefix for prefix in _SAVED_PREFIXES if module.startswith(prefix)), "")
+    module = module.removeprefix(prefix)
     for pattern, value in values.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -178,6 +178,24 @@ def test_patterns_and_rank_stabilisation(
         assert_close(checkpoint[f"{module}.weight"], expected)
 
 
+def test_patterns_of_diffusers_begin_behind_its_prefix(
+    tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]
+) -> None:
+    write_lora(tmp_path / "lora", pairs, "diffusers", ALPHA)
+    about = {
+        "transformer.lora_alpha": ALPHA,
+        "transformer.alpha_pattern": {r"^blocks\.1\.attn1\.to_q": 3.0},
+    }
+    save_file(load_file(tmp_path / "lora"), tmp_path / "new", {"lora_adapter_metadata": json.dumps(about)})
+    checkpoint = load(tmp_path / "new")
+    for module, alpha in ((Q, 3.0), ("blocks.0.self_attn.q", ALPHA)):
+        pair = pairs[module]
+        truth = merged(
+            numbers(weights[f"{module}.weight"]), numbers(pair.down), numbers(pair.up), alpha=alpha
+        )
+        assert_close(checkpoint[f"{module}.weight"], truth)
+
+
 @pytest.mark.parametrize("spelling", ["lora_magnitude_vector", "dora_scale"])
 def test_dora(spelling: str, tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]) -> None:
     pair, magnitude = pairs[Q], torch.rand(weights[f"{Q}.weight"].shape[0]) + 0.5
@@ -198,10 +216,11 @@ def test_dora(spelling: str, tmp_path: Path, load: Load, weights: Weights, pairs
 
 
 @pytest.mark.parametrize(
-    ("variant", "weight"), [("lora", 1.0), ("rslora", 1.0), ("dora", 1.0), ("dora", 0.0), ("bias", 1.0)]
+    ("variant", "weight"),
+    [("lora", 1.0), ("rslora", 1.0), ("dora", 1.0), ("dora", 0.0), ("bias", 1.0), ("anchored", 1.0)],
 )
 def test_merges_as_peft_does(variant: str, weight: float, tmp_path: Path) -> None:
-    """A DoRA of weight 0 also scales rows to its magnitudes."""
+    """A DoRA of weight 0 also scales rows to its magnitudes. Anchored patterns begin with the model's first module."""
     peft = pytest.importorskip("peft")
     from peft.tuners.lora import LoraLayer
 
@@ -219,9 +238,10 @@ def test_merges_as_peft_does(variant: str, weight: float, tmp_path: Path) -> Non
     net = Net()
     base = load_checkpoint(tmp_path / "base", tiny)
     net.load_state_dict({name: base[name] for name in net.state_dict()})
+    begin = r"^blocks\.0\." if variant == "anchored" else ""
     config = peft.LoraConfig(
-        r=4, lora_alpha=6, target_modules=["q", "o", "ffn.0"], rank_pattern={"self_attn.o": 2},
-        alpha_pattern={"ffn.0": 3}, use_rslora=variant == "rslora", use_dora=variant == "dora",
+        r=4, lora_alpha=6, target_modules=["q", "o", "ffn.0"], rank_pattern={f"{begin}self_attn.o": 2},
+        alpha_pattern={f"{begin}ffn.0": 3}, use_rslora=variant == "rslora", use_dora=variant == "dora",
         lora_bias=variant == "bias", init_lora_weights=False,
     )  # fmt: skip
     torch.manual_seed(0)
