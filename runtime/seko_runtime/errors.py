@@ -35,6 +35,10 @@ class InputFileError(UsageError):
     exit_code = 3
 
 
+class DecodingError(InputFileError):
+    """FFmpeg cannot read an input file or decode its content."""
+
+
 class SessionClosedError(SekoRuntimeError):
     """A session or an artifact was used after its `close()`."""
 

@@ -274,6 +274,16 @@ def png_with(kind: bytes, data: bytes) -> bytes:
     return plain[:header] + chunk + plain[header:]
 
 
+UNREADABLE = "is no picture of at most 67108864 pixels: [A-Z][a-z ]+$"  # without the decoder's functions
+
+
+def broken_png() -> bytes:
+    """Return a picture whose compressed data is damaged."""
+    plain = png_of(SIDE, SIDE)
+    start = plain.index(b"IDAT") + 4
+    return plain[:start] + bytes(byte ^ 0x5A for byte in plain[start:])
+
+
 def write_gif(path: Path) -> None:
     """Write two pictures."""
     with av.open(str(path), "w", format="gif") as container:
@@ -305,8 +315,22 @@ def write_cmyk(path: Path, form: str) -> None:
         (write_gif, "is animated; give one of its pictures"),
         (lambda path: path.write_bytes(png_of(1, 1)), "has 1 x 1 pixels, expected at least 8 along each"),
         (lambda path: path.write_bytes(png_of(10_000, 10_000)), "is no picture of at most 67108864 pixels"),
+        (lambda path: path.write_bytes(png_of(SIDE, SIDE).replace(b"IDAT", b"IDAX")), UNREADABLE),
+        (lambda path: path.write_bytes(broken_png()), UNREADABLE),
     ],
-    ids=["empty", "cmyk-jpeg", "cmyk-tiff", "hdr", "apng", "webp", "gif", "one-pixel", "100-megapixel"],
+    ids=[
+        "empty",
+        "cmyk-jpeg",
+        "cmyk-tiff",
+        "hdr",
+        "apng",
+        "webp",
+        "gif",
+        "one-pixel",
+        "100-megapixel",
+        "no-data",
+        "broken",
+    ],
 )
 def test_pictures_that_are_refused_by_a_sentence(tmp_path: Path, write: Any, said: str, option: str) -> None:
     path = tmp_path / "first.png"

@@ -75,6 +75,20 @@ def test_a_damaged_picture_is_refused_without_the_names_of_files(codec: str) -> 
     assert "/" not in refused.value.message
 
 
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_picture_of_broken_data_is_refused_without_words_of_the_decoder(damage: str) -> None:
+    """Its header is whole. The decoder has a limit of its own, and names its functions."""
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    data = coded(noise, "png")
+    half = len(data) // 2
+    broken = data[:half] + (bytes(byte ^ 0x5A for byte in data[half:]) if damage == "flipped" else b"")
+    assert uploads.picture_size(broken) == (64, 64)
+    with pytest.raises(ServeError) as refused:
+        uploads.decoded_picture(broken)
+    assert refused.value.message == "image is no picture that can be decoded: expected PNG, JPEG or WebP"
+    assert refused.value.kind.code == "bad_request"
+
+
 def test_a_damaged_sound_is_refused_without_the_names_of_files() -> None:
     with pytest.raises(ServeError, match="ref_audio is no sound") as refused:
         uploads.decoded_sound(b"RIFF....WAVE", "ref_audio")

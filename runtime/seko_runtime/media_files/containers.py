@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seko_runtime.errors import InputFileError, VideoWriterError
-from seko_runtime.host.faults import fault_text
+from seko_runtime.errors import DecodingError, InputFileError, VideoWriterError
 
-AV_ERRORS = (OSError, ValueError, LookupError, RuntimeError)  # what PyAV's are, besides its own
 MAX_PIXELS = 1 << 26  # of one picture: 64 megapixels, 200 MB decoded
 _MAX_FRAME_SAMPLES = 1 << 20  # of each channel, in what a decoder gives at once
 _HEAD_BYTES = 16
@@ -86,7 +84,7 @@ def read_head(path: Path, what: str) -> bytes:
 
 @contextmanager
 def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
-    """Context manager with an open PyAV container; errors of the library inside the context become InputFileErrors.
+    """Context manager with an open PyAV container; errors of the library inside the context become DecodingErrors.
 
     Parameters
     ----------
@@ -101,7 +99,7 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
 
     Raises
     ------
-    InputFileError
+    DecodingError
         If PyAV refuses the file.
     VideoWriterError
         If PyAV is not installed.
@@ -124,10 +122,18 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
                 if stream.codec_context is not None:
                     stream.codec_context.options = bounds
             yield container
-    except (InputFileError, VideoWriterError):
+    except (InputFileError, VideoWriterError, MemoryError):
         raise
-    except (*AV_ERRORS, StopIteration) as fault:
-        raise InputFileError(f"{what}: {fault_text(fault)[:120]}") from None
+    except (library.FFmpegError, OSError, ValueError, LookupError, RuntimeError, StopIteration) as fault:
+        raise DecodingError(f"{what}: {_reason(fault)[:120]}") from None
+
+
+def _reason(fault: Exception) -> str:
+    """Return the message of an exception of PyAV, without the name of the file or of FFmpeg's function."""
+    if isinstance(fault, StopIteration):
+        return "it holds nothing that can be decoded"
+    strerror: str | None = getattr(fault, "strerror", None)
+    return strerror or str(fault)
 
 
 def _no_other_file(url: str, flags: int, options: object) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.errors import DecodingError, SekoRuntimeError
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.media_files.sound import load_sound
 from seko_serve.errors import ServeError
@@ -148,7 +148,9 @@ def _from_file(data: bytes, name: str, read: Callable[[Path], ReadT], otherwise:
             return read(Path(file.name))
     except SekoRuntimeError as error:
         reason = str(error).partition(f"{file.name} ")[2]  # behind the words for an option and its file
-        if not reason or file.name in reason:  # such as FFmpeg's, which names it again
+        if (
+            not reason or file.name in reason or isinstance(error, DecodingError)
+        ):  # FFmpeg's words help no client
             reason = otherwise
         raise ServeError("bad_request", f"{name} {reason}") from None
     except OSError as error:
