@@ -217,3 +217,17 @@ def test_it_fits_a_phone_and_can_be_used_by_the_keyboard(start: Starter, tmp_pat
             "|| e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.id)"
         )
         assert unnamed == []
+
+
+def test_a_page_reaches_the_sockets_of_its_own_host_alone(start: Starter) -> None:
+    """The other tests show that it reaches those."""
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.value(
+            "window.refused = []; document.addEventListener('securitypolicyviolation', "
+            "event => refused.push(event.effectiveDirective)); "
+            f"try {{ window.other = new WebSocket('{server.url.replace('http://127.0.0.1', 'ws://localhost')}/'); }} "
+            "catch (error) {} true"
+        )
+        page.until("refused.length || window.other?.readyState > 1")
+        assert page.value("refused.join()") == "connect-src"

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -348,6 +349,15 @@ def test_answers_carry_the_policy_that_keeps_other_sites_out(start: Starter) -> 
     server = start()
     with urlopen(f"{server.url}/", timeout=20) as answer:
         assert b"<title>" in answer.read()
-        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        policy = answer.headers["content-security-policy"].split("; ")
+        own = urlsplit(server.url).netloc
+        assert {"default-src 'self'", f"connect-src 'self' ws://{own} wss://{own}"} <= set(policy)
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["[::1]:8000", "a; script-src *", "*", "a b", ""])
+def test_a_host_that_is_no_source_of_a_policy_adds_none(start: Starter, host: str) -> None:
+    server = start(keys=("a-key-of-32-letters-and-no-fewer",))
+    with urlopen(Request(f"{server.url}/", headers={"host": host}), timeout=20) as answer:
+        assert "; connect-src 'self'; " in answer.headers["content-security-policy"]

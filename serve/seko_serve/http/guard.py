@@ -3,6 +3,7 @@ and adds headers to every answer."""
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 from starlette.datastructures import Headers
@@ -16,10 +17,13 @@ from seko_serve.http.bodies import Refusals
 from seko_serve.protocol import QUEUE_HEADER
 
 POLICY = (
-    "default-src 'self'; connect-src 'self' ws: wss:{more}; media-src 'self' blob:; img-src 'self' data: blob:; "
+    "default-src 'self'; connect-src 'self'{more}; media-src 'self' blob:; img-src 'self' data: blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-BOXES = " http: https:"  # where a gateway's answers send the page to
+BOXES = " http: https: ws: wss:"  # where a gateway's answers send the page to
+HOST_SOURCE = re.compile(
+    r"[a-z0-9.-]+(:[0-9]{1,5})?", re.IGNORECASE
+)  # of a policy, which knows no IPv6 address
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -44,12 +48,12 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
     refusals : Refusals
         The object that answers refused requests.
     reaches : str
-        Further sources, in the words of a content security policy, that the page may send requests to.
+        Further sources, in the words of a content security policy, that the page may send requests to. Default: the
+        sockets of the request's own host.
     """
-    fixed = [*HEADERS, (b"content-security-policy", POLICY.format(more=reaches).encode())]
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        added = list(fixed)
+        added = list(HEADERS)
 
         async def send_with_headers(answer: Message) -> None:
             if answer["type"] == "http.response.start":
@@ -60,6 +64,8 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
             await app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        policy = POLICY.format(more=reaches or _own_sockets(headers.get("host", "")))
+        added.append((b"content-security-policy", policy.encode()))
         try:
             access.check_page(HTTPConnection(scope))
             if {"content-length", "transfer-encoding"} <= set(headers):
@@ -82,3 +88,8 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
             await app(scope, receive, send_with_headers)
 
     return guard
+
+
+def _own_sockets(host: str) -> str:
+    """Return the sources of a host's own WebSockets, for browsers whose ``'self'`` does not include them."""
+    return f" ws://{host} wss://{host}" if HOST_SOURCE.fullmatch(host) else ""
