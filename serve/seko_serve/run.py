@@ -218,6 +218,9 @@ def serve(settings: Settings) -> int:
         asyncio.run(_check_address(settings))
     except OSError as error:
         return _cannot_listen(settings, error)
+    # uvicorn raises the signal once more after the server has ended; by default it would kill the process before torch
+    # removes its temporary files.
+    signal.signal(signal.SIGTERM, http_server.handle_exit)
     try:
         asyncio.run(http_server.serve())
     except (SekoRuntimeError, StoreError, OSError) as error:

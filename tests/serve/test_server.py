@@ -267,6 +267,41 @@ def test_a_change_that_is_refused_changes_nothing(start: Starter) -> None:
     assert http(url, "PATCH", {"prompt": PROMPT, "paused": True})[1]["state"] == "paused"
 
 
+def test_a_paused_session_says_so_to_a_new_socket_and_a_change_by_http_has_no_receipts(
+    start: Starter,
+) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        await watch(client, 1)
+        url = f"{server.url}/v1/sessions/{client._id}"
+        assert http(url, "PATCH", {"prompt": "a blue ring", "paused": True})[0] == 200
+        await client.drop()
+        while http(url)[1]["attached"]:
+            await asyncio.sleep(0.01)
+        await client.resume()
+        played, told = "", []
+        async for received in client.messages():
+            if isinstance(received, Media):
+                continue
+            told.append(received)
+            if received == {"type": "state", "paused": True}:
+                played = await client.send("play")
+            elif received["type"] == "chunk":
+                await client.send("ack", chunk=received["chunk"])
+                if played and received["chunk"] >= 4:
+                    break
+        receipts = [message for message in told if message["type"] in ("received", "applied")]
+        assert [message["type"] for message in receipts] == ["received", "applied"]
+        assert {message["id"] for message in receipts} == {played}
+        after = told[told.index(receipts[1]) :]
+        following = [message["chunk"] for message in after if message["type"] == "chunk"]
+        assert receipts[1]["chunk"] == following[0]
+
+    run(test, server)
+
+
 @contextmanager
 def uncut_opener() -> Iterator[Pool]:
     """A pool that refuses a prompt of too many tokens."""

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import HTTPConnection
 
 from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.logs import JsonFormatter
 from seko_serve.settings import Settings
@@ -99,6 +100,8 @@ def test_a_proxy_on_this_machine_is_known_by_its_headers(header: str) -> None:
     headers = [(header.lower().encode(), b"1.2.3.4")]
     connection = HTTPConnection({"type": "http", "client": ("127.0.0.1", 1), "headers": headers})
     assert not access.from_this_machine(connection)
+    with pytest.raises(ServeError, match="only to its own machine"):
+        Access(Settings(Path("toy"))).check_watcher(connection)
 
 
 @contextmanager

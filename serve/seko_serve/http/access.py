@@ -116,6 +116,14 @@ class Access:
         """Count a socket that is opened; ServeError if too many sockets were opened from the same address."""
         self._sockets.take(_address(connection))
 
+    def check_watcher(self, connection: HTTPConnection) -> None:
+        """Raise a ServeError unless a request for metrics comes from this machine or has an API key."""
+        if self.from_this_machine(connection):
+            return
+        if not self._keys:
+            raise ServeError("forbidden", "a server without API keys shows metrics only to its own machine")
+        self.tenant(connection)
+
     def from_this_machine(self, connection: HTTPConnection) -> bool:
         """Return whether a request came from a loopback address and not through a proxy.
 

@@ -87,6 +87,5 @@ class MetricsRoutes:
         return [Route("/metrics", self._text)]
 
     async def _text(self, request: Request) -> Response:
-        if not self._access.from_this_machine(request):
-            self._access.tenant(request)
+        self._access.check_watcher(request)
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -151,6 +151,8 @@ class LiveSession:
             return ready()
 
         self.viewer.attach(connection, begin, last_serial, buffer)
+        if self._paused:
+            self.viewer.tell(message("state", paused=True))
         self._wake()
 
     def control(self, control: Control) -> None:
@@ -168,8 +170,11 @@ class LiveSession:
         elif control.type in ("pause", "play"):
             with self._lock:
                 self._paused = control.type == "pause"
+                following = self._chunks_made + (self._waits_since is not None)
             self.viewer.stop_clock()
-            self.viewer.tell(message("received", id=control.id))
+            if control.id:
+                self.viewer.tell(message("received", id=control.id))
+                self.viewer.tell(message("applied", id=control.id, chunk=following))
             self.viewer.tell(message("state", paused=self._paused))
         else:
             self.content.check(control)
@@ -177,7 +182,8 @@ class LiveSession:
                 if len(self._waiting) >= MAX_WAITING:
                     raise ServeError("too_many_requests", f"{MAX_WAITING} controls wait for the next chunk")
                 self._waiting.append(control)
-            self.viewer.tell(message("received", id=control.id))
+            if control.id:
+                self.viewer.tell(message("received", id=control.id))
         self._wake()
 
     def hold(self, on: bool = True) -> None:
@@ -302,7 +308,7 @@ class LiveSession:
 
         For a viewer that does not play yet, the chunk is due at the time of the first request, not at the time of a
         repeated request. Otherwise the chunks of late viewers that play would always be due earlier. The result is None
-        if the chunk lacks something that the viewer must still send.
+        if the chunk lacks something that the viewer must still send, or the session was paused meanwhile.
         """
         row = self._own_row()
         self._apply_waiting(row)
@@ -320,18 +326,21 @@ class LiveSession:
                     self._unsaved = 0  # the next snapshot is tried after as many chunks as ever
         if self.content.starved():
             return None
-        if self._waits_since is None:
-            self._waits_since = now
+        with self._lock:
+            if self._paused:  # since `ready` was asked
+                return None
+            if self._waits_since is None:
+                self._waits_since = now
         self.content.ask(row, self.viewer.due(self._waits_since, self._chunks_made))
         return row
 
     def accept_chunk(self, chunk: Any, now: float) -> None:
         """Accept the requested chunk, and queue its encoding."""
-        self._waits_since = None
         applied, self._applied = self._applied, []
         finished = MadeChunk(self._chunks_made, self.content.accept_chunk(chunk), applied, now)
-        self._chunks_made += 1
         with self._lock:
+            self._waits_since = None
+            self._chunks_made += 1
             self._unsaved += 1
         self._encoder.add(finished)
 
@@ -364,4 +373,5 @@ class LiveSession:
                 answer = answer_to(error, "the control could not be applied")
                 self.viewer.tell(message("rejected", id=control.id, **answer.body()))
             else:
-                self._applied.append(control.id)
+                if control.id:
+                    self._applied.append(control.id)

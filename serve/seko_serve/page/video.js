@@ -71,7 +71,7 @@ async function supported() {
 
 function control(type, fields) {
   const id = connection?.send(type, fields);
-  if (id) sent.set(id, { at: performance.now() });
+  if (id && type !== "pause" && type !== "play") sent.set(id, { at: performance.now() });
   return id;
 }
 
@@ -145,7 +145,8 @@ function told(message) {
     begun = true;
     hint("");
     showRunning(true);
-    say(paused ? "Paused" : "Live", "live");
+    showPaused(false); // where it is paused, a message `state` follows
+    say("Live", "live");
   } else if (message.type === "applied") {
     const control = sent.get(message.id);
     if (control) control.chunk = message.chunk;
@@ -157,14 +158,18 @@ function told(message) {
   } else if (message.type === "chunk" && message.late_ms > 0) {
     find("late").textContent = Number(find("late").textContent) + 1;
   } else if (message.type === "state") {
-    paused = message.paused;
-    find("pause").textContent = paused ? "Go on" : "Pause";
-    find("pause").setAttribute("aria-pressed", paused);
+    showPaused(message.paused);
     say(paused ? "Paused" : "Live", "live");
     if (paused) player.postMessage({ stop: true });
     if (paused) sound?.stop();
     else sound?.start();
   }
+}
+
+function showPaused(on) {
+  paused = on;
+  find("pause").textContent = on ? "Go on" : "Pause";
+  find("pause").setAttribute("aria-pressed", on);
 }
 
 /** Choose the player of a codec, and the element on which it paints. */
@@ -190,7 +195,8 @@ function ended(reason) {
   attempt += 1;
   say(reason ?? "Ended", reason && "error");
   connection = undefined;
-  begun = paused = false;
+  begun = false;
+  showPaused(false);
   sent.clear();
   finishRecording();
   microphone?.stop();
@@ -199,7 +205,6 @@ function ended(reason) {
   sound?.close();
   if (player === source) source.close();
   sound = undefined;
-  find("pause").textContent = "Pause";
   showRunning(false);
   invite();
 }
@@ -232,7 +237,8 @@ function heed(data) {
 async function reopen(prompt) {
   if (connection) connection.close();
   connection = undefined;
-  begun = paused = false;
+  begun = false;
+  showPaused(false);
   sent.clear();
   await start(prompt);
 }
