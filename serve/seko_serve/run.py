@@ -219,7 +219,7 @@ def serve(settings: Settings) -> int:
     except OSError as error:
         return _cannot_listen(settings, error)
     # uvicorn raises the signal once more after the server has ended; by default it would kill the process before torch
-    # removes its temporary files.
+    # removes the engines that it unpacked into the folder of temporary files.
     signal.signal(signal.SIGTERM, http_server.handle_exit)
     try:
         asyncio.run(http_server.serve())
