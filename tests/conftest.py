@@ -19,12 +19,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.lone_runtime import lone_python, wheel
-from tests.manifest_schema import check_manifest
+from tests.manifest_schema import check_manifest, check_what_builds_write
 from tests.minutes import Minutes
 from tests.shared import made_once
 
 __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
+check_what_builds_write()  # here: conftest.py files below this one may import the builder
 # A busy machine may take any time for an example.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -41,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the minutes by folder told after the run."""
+    """Have the minutes by folder told after the run.""" ""
     config.pluginmanager.register(Minutes())
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.lone_runtime import build_wheel, make_venv, outside_environment
+from tests.manifest_schema import check_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -67,4 +68,5 @@ def test_the_three_wheels_alone_build_and_run(wheels, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "error" not in json.loads(done.stdout)
         assert str(ROOT) not in done.stderr
+    check_manifest(work / "made")
     assert np.isfinite(np.load(work / "out.npy")).all()

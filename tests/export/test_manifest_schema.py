@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 
+from seko_export import build_steps
 from seko_export.artifact.manifest_json import manifest_json
-from seko_export.tools.manifest_schema import SCHEMAS, manifest_schema, schema_text
+from seko_export.tools.manifest_schema import SCHEMAS, schema_text
 from seko_runtime.errors import ArtifactError
-from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.opening.workloads import BUILT_IN
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.manifest_schema import SCHEMA, validator
+from tests.manifest_schema import schema_file, validator
 from tests.runtime.test_manifest import JUNK, PLACES, as_table, with_video
 from tests.speech.toy_speech import manifest as speech_manifest
 
 
 def test_the_runtimes_package_holds_the_schemas_of_its_dataclasses() -> None:
     """If not: python -m seko_export.tools.manifest_schema."""
-    assert SCHEMA.samefile(next(iter(SCHEMAS)))
+    assert {schema_file(kind).resolve() for kind in BUILT_IN} == {path.resolve() for path in SCHEMAS}
     for path, kind in SCHEMAS.items():
         assert path.read_text(encoding="utf-8") == schema_text(kind)
         Draft202012Validator.check_schema(json.loads(schema_text(kind)))
@@ -32,14 +36,31 @@ def test_the_runtimes_package_holds_the_schemas_of_its_dataclasses() -> None:
 def test_the_toy_that_speaks_is_as_its_schema_says() -> None:
     table = json.loads(manifest_json(speech_manifest()))
     table["weights"] = []  # its own lie in no file
-    validator = Draft202012Validator(manifest_schema(SpeechManifest))
-    validator.validate(table)
+    validator("speech").validate(table)
     for place, value in (("kind", "video"), ("positions", 1), ("read_lengths", ["x"]), ("vocabulary", 0)):
-        assert not validator.is_valid({**table, "workload": {**table["workload"], place: value}})
+        assert not validator("speech").is_valid({**table, "workload": {**table["workload"], place: value}})
+
+
+@pytest.mark.parametrize(
+    "manifest", [with_video(), speech_manifest()], ids=lambda manifest: manifest.workload.kind
+)
+def test_a_wrong_field_that_a_build_writes_fails_its_test(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every test that builds in its own process: tests/conftest.py."""
+    written: Any = (tmp_path, None, None, (), None, ())
+    manifest = replace(manifest, weights=())
+    monkeypatch.setattr(build_steps, "hash_files", lambda _: {})
+    monkeypatch.setattr(build_steps, "describe", lambda *_: manifest)
+    build_steps._write_manifest(*written)
+    assert (tmp_path / "manifest.json").read_bytes() == manifest_json(manifest)
+    monkeypatch.setattr(build_steps, "describe", lambda *_: replace(manifest, backend="no name"))
+    with pytest.raises(ValidationError, match="'no name' does not match"):
+        build_steps._write_manifest(*written)
 
 
 def test_the_largest_toy_is_as_the_schema_says() -> None:
-    validator().validate(as_table(with_video()))
+    validator("video").validate(as_table(with_video()))
 
 
 @settings(max_examples=400)
@@ -58,7 +79,7 @@ def test_what_the_runtime_reads_the_schema_accepts(
         resolve_video(parse_video_manifest(json.dumps(table).encode()))
     except ArtifactError:
         return
-    validator().validate(table)
+    validator("video").validate(table)
 
 
 @pytest.mark.parametrize(
@@ -83,4 +104,4 @@ def test_it_refuses_what_the_format_does_not_have(place: tuple[Any, ...], value:
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
-    assert not validator().is_valid(table)
+    assert not validator("video").is_valid(table)

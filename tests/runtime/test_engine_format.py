@@ -21,14 +21,14 @@ from seko_runtime.video import contract
 from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODER_PROGRAMS
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
-from tests.manifest_schema import SCHEMA, validator
+from tests.manifest_schema import schema_file, validator
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "engine-format.md").read_text(encoding="utf-8")
 CHECKS = (DOCS / "artifact-checks.md").read_text(encoding="utf-8")
 MOST_BYTES = 25_000  # an afternoon's reading
 ERRORS: dict[str, type[Exception]] = dict(inspect.getmembers(errors, inspect.isclass))
-RECORDS: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]
+RECORDS: dict[str, Any] = json.loads(schema_file("video").read_text(encoding="utf-8"))["$defs"]
 Rows = list[list[str]]
 
 
@@ -98,7 +98,7 @@ def test_the_rings_table_is_the_rings() -> None:
 def test_the_examples_are_as_the_runtime_and_the_schema_read_them() -> None:
     (block,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     example = json.loads(block)
-    validator().validate(example)
+    validator("video").validate(example)
     read = parse_video_manifest(block.encode())
     refs = [
         ref for calls in read.programs.values() for call in calls for ref in (*call.inputs, *call.outputs)

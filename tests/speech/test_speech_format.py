@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from seko_runtime.speech import contract
+from tests.manifest_schema import schema_file
 from tests.speech.toy_speech import BUCKETS, manifest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "speech-format.md").read_text(encoding="utf-8")
-SCHEMA = ROOT / "runtime" / "seko_runtime" / "speech" / "manifest.schema.json"
-RECORDS: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]
+RECORDS: dict[str, Any] = json.loads(schema_file("speech").read_text(encoding="utf-8"))["$defs"]
 OF_THE_CORE = {"SpeechManifest", "KvPool"}  # and what else docs/engine-format.md has
 
 

@@ -36,6 +36,7 @@ from seko_runtime.speech.manifest import (
 )
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import SpeechMarks, SpeechPrompt, assemble
+from tests.manifest_schema import check_manifest
 from tests.runtime import toy
 
 BUCKETS, SESSIONS = (1, 2, 4), 4
@@ -436,4 +437,4 @@ def write_artifact(folder: Path, **changes: np.ndarray) -> Path:
         files=toy.file_entries(folder),
     )
     (folder / "manifest.json").write_bytes(manifest_json(of))
-    return folder
+    return check_manifest(folder)

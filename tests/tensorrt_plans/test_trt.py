@@ -17,6 +17,7 @@ import pytest
 from seko_runtime import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 from seko_runtime.video.golden import relative_error
+from tests.manifest_schema import check_manifest
 from tests.stacked import open_stacked
 
 KINDS = [pytest.param("tensorrt", marks=pytest.mark.trt), pytest.param("tensorrt-rtx", marks=pytest.mark.rtx)]
@@ -40,7 +41,7 @@ def build(goal: Path, backend: str) -> Path:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["golden_error"] is not None  # it was verified
-    return goal
+    return check_manifest(goal)
 
 
 @pytest.fixture(scope="module", params=KINDS)
