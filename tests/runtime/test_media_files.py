@@ -302,6 +302,43 @@ def write_cmyk(path: Path, form: str) -> None:
     pillow.fromarray(picture()).convert("CMYK").save(path, form)
 
 
+def late_animation() -> bytes:
+    """An animated PNG with 70 kB of text before it says so."""
+    content = png_with(b"tEXt", b"Comment\0" + b"x" * 70_000)
+    pixels = content.index(b"IDAT") - 4
+    animated = png_with(b"acTL", struct.pack(">II", 2, 0))
+    begin = animated.index(b"acTL") - 4
+    return content[:pixels] + animated[begin : begin + 20] + content[pixels:]
+
+
+def tiff_of_pages(order: str) -> bytes:
+    """A TIFF with a second directory behind the first, which has one field."""
+    mark = {"<": b"II", ">": b"MM"}[order]
+    field = struct.pack(f"{order}HHIHxx", 256, 3, 1, SIDE)
+    directory = struct.pack(f"{order}H", 1) + field
+    return mark + struct.pack(f"{order}HI", 42, 8) + directory + struct.pack(f"{order}I", 64) + bytes(64)
+
+
+@pytest.mark.parametrize("more", [[], [1], [1, 1]])
+def test_a_picture_of_one_page_is_read(tmp_path: Path, more: list[int]) -> None:
+    """Beside it may be smaller copies, which cameras and scanners store."""
+    pillow = pytest.importorskip("PIL.Image")
+    pages = [pillow.fromarray(picture()) for _ in range(1 + len(more))]
+    for page in pages[1:]:
+        page.encoderinfo = {"tiffinfo": {254: 1}}
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
+    assert (load_image(tmp_path / "a.tif") == picture()).all()
+    pages[0].save(tmp_path / "b.tif", save_all=True, append_images=[pages[0]])
+    with pytest.raises(InputFileError, match="is animated"):
+        load_image(tmp_path / "b.tif")
+
+
+def avif_brands(major: bytes, *compatible: bytes) -> bytes:
+    """The first box of an AVIF, with its brands."""
+    brands = major + bytes(4) + b"".join(compatible)
+    return struct.pack(">I", 8 + len(brands)) + b"ftyp" + brands + bytes(64)
+
+
 @pytest.mark.parametrize("option", ["--image", "--last-image"])
 @pytest.mark.parametrize(
     ("write", "said"),
@@ -311,6 +348,11 @@ def write_cmyk(path: Path, form: str) -> None:
         (lambda path: write_cmyk(path, "TIFF"), "has CMYK colours; convert it to sRGB"),
         (lambda path: path.write_bytes(png_with(b"cICP", bytes([9, 16, 0, 1]))), "has HDR colours"),
         (lambda path: path.write_bytes(png_with(b"acTL", struct.pack(">II", 2, 0))), "is animated"),
+        (lambda path: path.write_bytes(late_animation()), "is animated"),
+        (lambda path: path.write_bytes(tiff_of_pages("<")), "is animated; give one of its pictures"),
+        (lambda path: path.write_bytes(tiff_of_pages(">")), "is animated"),
+        (lambda path: path.write_bytes(avif_brands(b"avif", b"mif1", b"avis")), "is animated"),
+        (lambda path: path.write_bytes(avif_brands(b"avis", b"mif1")), "is animated"),
         (lambda path: path.write_bytes(riff((b"VP8X", bytes([2]) + bytes(9)))), "is animated"),
         (write_gif, "is animated; give one of its pictures"),
         (lambda path: path.write_bytes(png_of(1, 1)), "has 1 x 1 pixels, expected at least 8 along each"),
@@ -324,6 +366,11 @@ def write_cmyk(path: Path, form: str) -> None:
         "cmyk-tiff",
         "hdr",
         "apng",
+        "late-apng",
+        "tiff",
+        "big-endian-tiff",
+        "avis",
+        "avis-first",
         "webp",
         "gif",
         "one-pixel",
