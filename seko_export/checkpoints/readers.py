@@ -90,6 +90,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
                 opened,
                 file_bytes=opened.file_bytes + beside.file_bytes,
                 sources=(*opened.sources, *beside.sources),
+                files=(*opened.files, *beside.files),
             )
     return with_quantised(opened)
 
@@ -115,11 +116,12 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
             head = file.read(64)
         file_bytes = path.stat().st_size
         if _looks_like_safetensors(head):
-            return OpenedFiles("safetensors", "all", file_bytes, *_open_safetensors(path, layout))
+            stored, metadata = _open_safetensors(path, layout)
+            return OpenedFiles("safetensors", "all", file_bytes, stored, metadata, files=(path,))
         if head.startswith(b"PK\x03\x04"):
-            return open_pt(path, layout)
+            return replace(open_pt(path, layout), files=(path,))
         if head.startswith(gguf_files.MAGIC):
-            return gguf_files.open_gguf(path, layout)
+            return replace(gguf_files.open_gguf(path, layout), files=(path,))
     except OSError as fault:
         raise CheckpointNotFoundError(f"{path} cannot be read: {fault.strerror or fault}") from fault
     raise _refused_content(path, head, layout)
@@ -220,12 +222,14 @@ def _open_sharded(index: Path, layout: Layout) -> OpenedFiles:
         raise DamagedCheckpointError(
             f"{index} mixes the variants {', '.join(sorted(variant or 'none' for variant in variants))}; fetch it again"
         )
+    files = [index]
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
         if not path.is_file():
             raise DamagedCheckpointError(
                 f"{index} names the shard {shown(repr(shard))}, which is not there; fetch it again"
             )
+        files.append(path)
         file_bytes += path.stat().st_size
         inside, about = _open_safetensors(path, layout)
         metadata |= about
@@ -238,7 +242,7 @@ def _open_sharded(index: Path, layout: Layout) -> OpenedFiles:
                 f"(first: {shown(repr(min(listed ^ stored)))}); they are of different checkpoints, fetch them again"
             )
         sources.extend(inside)
-    return OpenedFiles("safetensors", "all", file_bytes, tuple(sources), metadata)
+    return OpenedFiles("safetensors", "all", file_bytes, tuple(sources), metadata, files=tuple(files))
 
 
 def _read_weight_map(index: Path) -> Mapping[str, str]:

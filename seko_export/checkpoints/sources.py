@@ -204,6 +204,7 @@ class OpenedFiles:
     sources: tuple[TensorSource, ...]
     metadata: Mapping[str, str] = field(default_factory=dict)  # of a safetensors header
     other_parts: tuple[str, ...] = ()  # entries of the .pt that could be read instead
+    files: tuple[Path, ...] = ()  # every file that is read: an index, shards, companions
 
 
 def shown(key: str) -> str:

@@ -6,20 +6,28 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, astuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from seko_export.checkpoints.lora_files import PEFT_CONFIG
+from seko_export.checkpoints.readers import open_files
+from seko_export.checkpoints.sources import Layout, OpenedFiles
+from seko_export.config.media import VaeConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import ExportError, MachineError, RunError, UsageError
+from seko_export.families.registry import family_named
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
+from seko_export.media.clip.layout import CLIP_LAYOUT
+from seko_export.media.hubert.files import weights_of
+from seko_export.media.hubert.layout import HUBERT_LAYOUT
+from seko_export.media.umt5.layout import TEXT_LAYOUT
+from seko_export.media.vaes import vae_of
 from seko_export.options.checks import check_files, is_speech
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.model_folder import companion_names
 from seko_export.options.resolve import resolve_build
 from seko_export.options.resolved import ResolvedBuild
 from seko_runtime.errors import ArtifactError
@@ -31,6 +39,7 @@ from seko_runtime.video.files import SUFFIXES, check_output
 
 TRIALS = "trials"  # below the user's cache
 SERVER = "seko_serve"
+_PEFT_STEM = "adapter_model"  # of the file beside PEFT's config
 _DIGESTS = "digests.json"
 _KEY_LETTERS = 16
 
@@ -163,14 +172,20 @@ def serve_page(artifact: Path) -> int:
 
 def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _Digests) -> str:
     """Return a name made from everything that determines an artifact, except paths."""
-    loras = [[*digests.of(lora.path), lora.weight] for lora in options.lora_files]
+    media, workload, read = resolved.media, resolved.config.workload, digests.of
+    model = _opened_model(resolved)
     facts = {
         "config": repr(resolved.config),
-        "checkpoint": digests.of(resolved.checkpoint),
-        "entry": [resolved.load_options.entry, resolved.load_options.first_entry],
-        "beside": digests.of(resolved.load_options.companion),
-        "media": [digests.of(path) for path in astuple(resolved.media)],
-        "loras": [loras, options.lora_partial],
+        "checkpoint": [] if model is None else read(model.files),
+        "part": None if model is None else model.part,
+        "vae": read(_vae_files(media.vae, workload.vae)),
+        "vae_encoder": read(_vae_files(media.vae_encoder, workload.vae_encoder)),
+        "text": read(_files_of(media.text_encoder, TEXT_LAYOUT)),
+        "tokenizer": read([] if media.tokenizer is None else [media.tokenizer]),
+        "audio": read(_audio_files(media.audio_encoder)),
+        "image": read(_files_of(media.image_encoder, CLIP_LAYOUT)),
+        "loras": [[*read(_lora_files(lora.path)), lora.weight] for lora in options.lora_files],
+        "partial": options.lora_partial,
         "random": options.random_weights,
         "backend": [options.backend, options.no_goldens],
         "target": asdict(environment.resolve_target(resolved.config.target.device)),
@@ -180,13 +195,36 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
 
 
-def _read_with(file: Path) -> list[Path]:
-    """Return the files in a file's folder that are read together with it: shards of an index, PEFT's config of a LoRA,
-    further weights of a transformer."""
-    if file.suffix == ".json":
-        return sorted(file.parent.glob("*.safetensors"))
-    beside = (file.parent / name for name in (PEFT_CONFIG, *companion_names()))
-    return [path for path in beside if path.is_file() and path.name != file.name]
+def _opened_model(resolved: ResolvedBuild[VideoBuild]) -> OpenedFiles | None:
+    """Return the opened checkpoint of a build, with the entry and the files that the build reads; None: random
+    weights."""
+    if resolved.checkpoint is None:
+        return None
+    chosen, keys = resolved.load_options, family_named(resolved.config.model.family).keys
+    layout = keys.layout(chosen.entry, chosen.first_entry)
+    return open_files(resolved.checkpoint, layout, chosen.companion)
+
+
+def _files_of(path: Path | None, layout: Layout) -> tuple[Path, ...]:
+    """Return the files of weights that a build reads at a path. What it reads of a config.json is in its
+    configuration."""
+    return () if path is None else open_files(path, layout).files
+
+
+def _vae_files(path: Path | None, config: VaeConfig | None) -> tuple[Path, ...]:
+    return () if config is None else _files_of(path, vae_of(config).layout)
+
+
+def _audio_files(folder: Path | None) -> tuple[Path, ...]:
+    return () if folder is None else _files_of(weights_of(folder), HUBERT_LAYOUT)
+
+
+def _lora_files(path: Path) -> list[Path]:
+    """Return the file of a LoRA and, in the form in which PEFT saves LoRAs, its config."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.name == PEFT_CONFIG or file.stem == _PEFT_STEM)
+    config = path.parent / PEFT_CONFIG
+    return [path, config] if path.stem == _PEFT_STEM and config.is_file() else [path]
 
 
 class _Digests:
@@ -201,28 +239,16 @@ class _Digests:
             content = {}
         self._known: dict[str, list[Any]] = content if isinstance(content, dict) else {}
 
-    def of(self, path: Path | None) -> list[str]:
-        """Return the digest of a file, and those of files beside it that are read together with it; of a folder, the
-        digest of each file, with the file's name there."""
-        if path is None:
-            return []
-        if path.is_file():
-            return [
-                self._digest(path),
-                *(f"{file.name} {self._digest(file)}" for file in _read_with(path)),
-            ]
-        return [
-            f"{file.relative_to(path).as_posix()} {self._digest(file)}" for file in sorted(self._files(path))
-        ]
+    def of(self, files: Sequence[Path]) -> list[str]:
+        """Return the digest of one file, or of several files the digest of each with the file's name."""
+        if len(files) == 1:
+            return [self._digest(files[0])]
+        return [f"{file.name} {self._digest(file)}" for file in files]
 
     def save(self) -> None:
         """Write the known digests to the cache folder."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_text(json.dumps(self._known, indent=1, sort_keys=True), encoding="utf-8")
-
-    @staticmethod
-    def _files(folder: Path) -> Iterator[Path]:
-        return (file for file in folder.rglob("*") if file.is_file())
 
     def _digest(self, file: Path) -> str:
         at, state = str(file.resolve()), file.stat()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
@@ -95,6 +96,40 @@ def test_files_that_are_read_with_a_named_one_count(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("1.0", "2.0"))
     folders.append(tried()[0])
     assert len({*folders}) == 3
+
+
+def test_files_that_no_build_reads_do_not_count(tmp_path: Path) -> None:
+    """What a download leaves, a page, a video, another model's weights; and an entry that is taken anyway."""
+    folder, index_folder = tmp_path / "model", tmp_path / "sharded"
+    for path, form in ((folder, "diffusers"), (index_folder, "wan-sharded")):
+        write_random_checkpoint(path, TINY, format=form, seed=0)
+    index = next(index_folder.glob("*.index.json"))
+    checkpoints = [folder, index_folder, index]
+    before = [try_artifact(BuildOptions(path, target="cpu"), build)[0] for path in checkpoints]
+    for home in (folder, index_folder):
+        for name in (".cache/huggingface/download/x.metadata", "README.md", "try.mp4", "sub/a.safetensors"):
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text("x")
+    assert [try_artifact(BuildOptions(path, target="cpu"), build) for path in checkpoints] == [
+        (path, False) for path in before
+    ]
+    (index_folder / "other.safetensors").write_text("x")
+    assert try_artifact(BuildOptions(index, target="cpu"), build) == (before[2], False)
+
+
+def test_the_entry_that_is_taken_anyway_is_the_same_build(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.pt"
+    write_random_checkpoint(path, TINY, format="self-forcing", seed=0)
+    weights = torch.load(path, weights_only=True)["generator"]
+    torch.save(
+        {"generator": weights, "generator_ema": {key: weight + 1 for key, weight in weights.items()}}, path
+    )
+    tried = [
+        try_artifact(BuildOptions(path, entry=entry, target="cpu"), build)
+        for entry in (None, "generator_ema", "generator")
+    ]
+    assert tried[0][0] == tried[1][0]
+    assert [built for _, built in tried] == [True, False, True]
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path, cache: Path) -> None:

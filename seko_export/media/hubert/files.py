@@ -114,13 +114,24 @@ def load_hubert(path: Path, config: HubertConfig) -> WeightSource:
         If the file cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
+    home = weights_of(path)
+    return _Folded(load_weights(home, config, HUBERT_LAYOUT, lambda opened: _match(path, opened, config)))
+
+
+def weights_of(path: Path) -> Path:
+    """Return the path of the weights in the folder of a HuBERT encoder, as `open_files` takes it.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If the folder has no weights.
+    """
     file = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
     if file is None:
         raise CheckpointNotFoundError(
             f"no {' or '.join(WEIGHTS[1:])} in {path}: give {HUBERT_LAYOUT.formats}"
         )
-    home = path if file.name == WEIGHTS[0] else file
-    return _Folded(load_weights(home, config, HUBERT_LAYOUT, lambda opened: _match(path, opened, config)))
+    return path if file.name == WEIGHTS[0] else file
 
 
 def _match(path: Path, opened: OpenedFiles, config: HubertConfig) -> tuple[str, Mapping[str, TensorSource]]:
