@@ -43,6 +43,8 @@ class Preset:
         Repository and licence of the weights, and the code from which the numbers were taken.
     needs : str
         Further files that the model needs, and the options that take them.
+    lora : str
+        Name of the authors' LoRA in the folder of the checkpoint, without which the model is not theirs.
     unverified : str
         Properties of the preset that nobody has checked.
     missing : str
@@ -56,6 +58,7 @@ class Preset:
     files: tuple[str, ...] = ()
     source: str = ""
     needs: str = ""
+    lora: str = ""
     unverified: str = ""
     missing: str = ""
 

@@ -196,6 +196,9 @@ class ReadFacts:
         The preset with the name ``name``, if there is one.
     alike : tuple of str
         Names of presets that have all dimensions and stream fields of the checkpoint.
+    candidates : tuple of str
+        The presets of ``alike`` between which the user must choose; empty if there is one, or if the checkpoint's path
+        names the preset.
     """
 
     file: ModelFile
@@ -204,6 +207,7 @@ class ReadFacts:
     stream: Mapping[str, Fact]
     preset: Preset | None = None
     alike: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
 
     @property
     def recognised(self) -> Recognised:
@@ -251,13 +255,15 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
             not item[1].is_named(checkpoint),
         ),
     ):
+        same = tuple(name for name, preset in alike.items() if _has(preset.stream, layout))
         return ReadFacts(
             file,
             name,
             _taken_from(name, preset.model, model),
             _taken_from(name, preset.stream, stream),
             preset,
-            tuple(name for name, preset in alike.items() if _has(preset.stream, layout)),
+            same,
+            same if len(same) > 1 and not preset.is_named(checkpoint) else (),
         )
     return ReadFacts(file, f"{family}-{model['dim'].value}x{model['layers'].value}", model, stream)
 
@@ -372,16 +378,17 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
             notes.append(
                 f"{name} {answer.value} is taken ({answer.origin}); if the weights have others: {question.sentence}"
             )
-    if facts.preset is not None and len(facts.alike) > 1:
-        others = ", ".join(name for name in facts.alike if name != facts.name)
-        why = (
-            "since the file is named so"
-            if facts.preset.is_named(checkpoint)
-            else "and its file is named otherwise"
+    if facts.candidates:
+        notes.append(
+            f"{checkpoint} does not tell which preset it is of: {', '.join(facts.candidates)} have its sizes; stream "
+            f"and passes of {facts.name} are taken, --preset NAME chooses others"
         )
+    elif len(facts.alike) > 1:
+        others = ", ".join(name for name in facts.alike if name != facts.name)
         have = "has" if len(facts.alike) == 2 else "have"
         notes.append(
-            f"stream and passes are those of {facts.name}, {why}; {others} {have} the same sizes: --preset names one"
+            f"stream and passes are those of {facts.name}, since the file is named so; {others} {have} the same sizes: "
+            "--preset names one"
         )
     notes += _unused_note(checkpoint, facts.recognised)
     if facts.file.ignored_config is not None:

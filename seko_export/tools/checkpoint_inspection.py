@@ -39,7 +39,9 @@ from seko_export.roofline.gpus import find_gpu
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.format.manifest import MANIFEST_FILE
 
+CHOICE = "NAME"  # in place of the preset that the user must choose; no preset has this name
 _ENGINES = "engines"  # a folder that every artifact has, even one that lost its manifest
+_MODELS = "models"  # subfolder of repositories with a .pt
 _TAR_MARK = (257, b"ustar")
 
 
@@ -81,10 +83,11 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
         The report as plain data. The entries ``checkpoint`` (name of the checkpoint), ``family``, ``format``, ``part``,
         ``bytes``, ``parameters`` and ``dtypes`` (number of tensors of each) describe the file. ``model`` and ``stream``
         have ``value`` and ``from`` of each field. ``preset`` is a preset with the dimensions of the checkpoint, or
-        None, and ``presets`` are all presets with these dimensions. ``beside`` has further files of a folder, by
-        option. ``needs`` are the parts of the model that no option of ``command`` names. ``gpu`` has the bytes on the
-        GPU, if a GPU is named. ``notes`` are sentences. ``command`` builds the checkpoint; it is None if the model
-        cannot be built yet.
+        None, and ``presets`` are all presets with these dimensions. ``candidates`` are the presets between which the
+        user must choose. ``beside`` has further files of a folder, by option. ``needs`` are the parts of the model that
+        no option of ``command`` names. ``gpu`` has the bytes on the GPU, if a GPU is named. ``notes`` are sentences.
+        ``command`` builds the checkpoint; it is None if the model cannot be built yet, and it has ``--preset NAME``
+        where the user must choose a preset.
 
     Raises
     ------
@@ -109,6 +112,9 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     if path.is_dir():
         try:
             folder = find_files(path)
+            if folder.checkpoint is None and (path / _MODELS).is_dir():
+                path = path / _MODELS
+                folder = find_files(path)
         except AmbiguousCheckpointError as fault:
             several = fault
             odd.append(str(fault))
@@ -135,6 +141,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     missing = "" if facts.preset is None else facts.preset.missing
     if missing:
         notes.append(f"{facts.name} is not built yet: it needs {missing}")
+    candidates = () if whole or preset == SAMPLE else facts.candidates
     command = _sample_command(home) if whole else _command(path, facts, preset, beside)
     report: dict[str, Any] = {
         "checkpoint": path.name or path.resolve().name,
@@ -148,6 +155,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
         "stream": _shown(recognised.stream),
         "preset": preset,
         "presets": list(facts.alike),
+        "candidates": list(candidates),
         "beside": {option: str(file) for option, file in beside.items()},
         "needs": [] if whole else _needs(facts, command, preset),
         "notes": notes,
@@ -248,7 +256,7 @@ def _needs(facts: ReadFacts, command: str, preset: str | None) -> list[str]:
         named = command if facts.preset is None else command + facts.preset.needs
         if _value(facts.recognised.model, "image_dim", 0) and "--image-encoder" not in named:
             needs.append("--image-encoder: CLIP; without it features of the picture go in")
-    if facts.preset is not None and facts.preset.needs:
+    if facts.preset is not None and facts.preset.needs and "--lora" not in shlex.split(command):
         needs.append(facts.preset.needs)
     return needs
 
@@ -327,7 +335,7 @@ def _sample_command(folder: Path) -> str:
 
 def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]) -> str:
     """Return the command that builds a checkpoint. It includes ``--heads`` and the answers to questions of its family,
-    if the file does not state them.
+    if the file does not state them, and ``--preset NAME`` if the user must choose a preset.
     """
     words = ["seko-export", "build", str(path)]
     heads = facts.model.get("heads")
@@ -337,6 +345,8 @@ def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[s
     words += [question.usual for name, question in questions.items() if name not in facts.stream]
     if preset == SAMPLE:  # naming this preset also sets its VAE and text encoder
         words += ["--preset", SAMPLE]
+    elif facts.candidates:
+        words += ["--preset", CHOICE]
     folders = {name: "--vae" for vae in vaes() for name in vae.layout.subfolders}
     folders |= dict.fromkeys(TEXT_LAYOUT.subfolders, "--text-encoder")
     files = {
@@ -344,4 +354,8 @@ def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[s
     }  # files of a diffusers pipeline
     for option, file in (files | dict(beside)).items():
         words += [option, str(file)]
-    return shlex.join([*words, "-o", f"artifacts/{facts.name}"])
+    if facts.preset is not None and facts.preset.lora and not facts.candidates:
+        lora = path.parent / facts.preset.lora
+        words += ["--lora", str(lora)] if lora.is_file() else []
+    chosen = CHOICE if facts.candidates and preset != SAMPLE else facts.name
+    return shlex.join([*words, "-o", f"artifacts/{chosen}"])

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from scripts.random_lora import random_pairs, write_lora
 from seko_export import inspect
 from seko_export.checkpoints.errors import NotACheckpointError, UnknownModelError
 from seko_export.checkpoints.key_table import Dimension, KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.cli import main
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import CheckpointError, UsageError
@@ -128,7 +134,10 @@ def test_of_presets_with_the_same_sizes_the_file_s_name_tells(alike: Path) -> No
     build = resolved(checkpoint=alike)
     assert (build.config.model.name, build.config.workload.stream) == ("first", TINY.stream)
     assert build.load_options.first_entry is None
-    assert any("windowed, unbuilt have the same sizes: --preset names one" in note for note in build.notes)
+    assert any(
+        "of: first, windowed, unbuilt have its sizes; stream and passes of first" in note
+        for note in build.notes
+    )
     named = alike.rename(alike.parent / "models" / "windowed.pt")
     build = resolved(checkpoint=named)
     assert build.config.model.name == "windowed"
@@ -137,6 +146,44 @@ def test_of_presets_with_the_same_sizes_the_file_s_name_tells(alike: Path) -> No
     assert build.load_options.first_entry == "generator"
     assert any("those of windowed, since the file is named so" in note for note in build.notes)
     assert resolved("first", checkpoint=named).config.model.name == "first"
+
+
+def test_a_command_leaves_a_choice_that_the_file_does_not_make_to_the_user(alike: Path) -> None:
+    report = inspect(alike)
+    assert report["candidates"] == ["first", "windowed", "unbuilt"]
+    assert "--preset NAME -o artifacts/NAME" in report["command"]
+    program, *words = shlex.split(report["command"])
+    refused = CliRunner().invoke(main, words)
+    assert (program, refused.exit_code) == ("seko-export", 2)
+    assert "NAME" in refused.stderr
+    named = inspect(alike.rename(alike.parent / "models" / "windowed.pt"))
+    assert named["candidates"] == []
+    assert "--preset" not in named["command"]
+
+
+@pytest.mark.parametrize("named", ["file", "folder", "repository"])
+def test_a_lora_that_a_preset_needs_is_in_the_command(
+    alike: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """It lies beside the checkpoint, in the folder `models` of a repository."""
+    needs = "--lora models/lora.pt of the same repository"
+    preset = replace(LIKE_TINY["windowed"], needs=needs, lora="lora.pt")
+    monkeypatch.setitem(LIKE_TINY, "windowed", preset)
+    models = alike.parent / "models"
+    file = alike.rename(models / "windowed.pt")
+    path = {"file": file, "folder": models, "repository": models.parent}[named]
+    alone = inspect(path)
+    assert "--lora" not in alone["command"]
+    assert needs in alone["needs"]
+    write_lora(
+        tmp := models / "written.safetensors", random_pairs(TINY.model, rank=2, seed=0), "comfyui", 1.0
+    )
+    torch.save({"generator_lora": load_file(tmp)}, models / "lora.pt")
+    tmp.unlink()
+    report = inspect(path)
+    assert f"build {file} " in report["command"]
+    assert f"--lora {models / 'lora.pt'}" in report["command"]
+    assert needs not in report["needs"]
 
 
 def test_a_config_json_tells_which_of_them(alike: Path) -> None:

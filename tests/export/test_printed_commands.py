@@ -24,6 +24,7 @@ from seko_export.families.registry import families, family_named, graph_of, pres
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
+from seko_export.tools.checkpoint_inspection import CHOICE
 
 
 class StopError(RuntimeError):
@@ -123,7 +124,8 @@ def test_the_printed_command_builds_what_was_inspected(
     for file in files if not config_file else ():
         file.unlink()
     report = seko_export.inspect(path)
-    config = built_by(report["command"], monkeypatch)
+    chosen = [report["preset"] if word == CHOICE else word for word in shlex.split(report["command"])]
+    config = built_by(shlex.join(chosen), monkeypatch)
     inspected = stated(report, "model", type(config.model))
     assert {field: getattr(config.model, field) for field in inspected} == inspected
     stream = stated(report, "stream", StreamConfig)

@@ -123,6 +123,7 @@ PRESETS: dict[str, Preset] = {
         files=("longlive_base.pt",),
         source="Efficient-Large-Model/LongLive-1.3B, models/longlive_base.pt; code NVlabs/LongLive v1.0 (Apache-2.0)",
         needs="--lora models/lora.pt of the same repository",
+        lora="lora.pt",
         unverified=f"{_NUMBERS}; MemFlow's files have the same keys",
     ),
     "memflow-1.3b": Preset(
