@@ -39,7 +39,13 @@ POLICY, LATER, RESTART, BROKEN = 1008, 1013, 1012, 1011  # close codes of RFC 64
 _KINDS = (
     Kind("bad_request", 400, POLICY, False, "A field is missing, of another type, or out of range."),
     Kind("unauthorized", 401, POLICY, False, "The API key, ticket or resume token is missing or wrong."),
-    Kind("forbidden", 403, POLICY, False, "The page's origin or the API key does not allow the request."),
+    Kind(
+        "forbidden",
+        403,
+        POLICY,
+        False,
+        "The page's origin, the header Host or the API key does not allow the request.",
+    ),
     Kind("not_found", 404, POLICY, False, "There is no such session, video or model."),
     Kind("not_allowed", 405, POLICY, False, "The path exists, but not with this HTTP method."),
     Kind("timeout", 408, POLICY, True, "The request took too long to arrive."),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -25,6 +29,22 @@ DOCUMENT = document()
 def check(answer: object, schema: str) -> None:
     table = {"$ref": f"#/components/schemas/{schema}", "components": DOCUMENT["components"]}
     Draft202012Validator(table).validate(answer)
+
+
+def check_answer(url: str, path: str, status: int, headers: dict[str, str]) -> None:
+    """Check that a GET request is answered with a status and a type that the document names."""
+    try:
+        with urlopen(Request(url, headers=headers), timeout=20) as answer:
+            given, kind, body = answer.status, answer.headers.get_content_type(), answer.read()
+    except HTTPError as refused:
+        given, kind, body = refused.code, refused.headers.get_content_type(), refused.read()
+    assert given == status
+    content = DOCUMENT["paths"][path]["get"]["responses"][str(status)]["content"]
+    assert kind in content
+    if kind == "application/json":
+        Draft202012Validator({**content[kind]["schema"], "components": DOCUMENT["components"]}).validate(
+            json.loads(body)
+        )
 
 
 def test_it_is_valid_openapi() -> None:
@@ -83,6 +103,27 @@ def test_answers_are_as_it_says(start: Starter) -> None:
     video = http(f"{url}/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.1})[1]
     check(video, "Video")
     check(http(f"{url}/v1/videos")[1], "Videos")
+    while http(f"{url}/v1/videos/{video['id']}")[1]["status"] != "completed":
+        time.sleep(0.02)
+    path = "/v1/videos/{name}/content"
+    for parts, status in (
+        ("bytes=0-9", 206),
+        ("bytes=0-1,5-6", 206),
+        ("bytes=99999999-", 416),
+        ("letters=1", 400),
+    ):
+        check_answer(f"{url}/v1/videos/{video['id']}/content", path, status, {"range": parts})
     check(http(f"{url}/v1/videos/{video['id']}", "DELETE")[1], "RemovedVideo")
+    path = "/v1/sessions/{name}/stream"
+    check_answer(f"{url}/v1/sessions/{opened['id']}/stream", path, 400, {})
+    for path, item in DOCUMENT["paths"].items():
+        if "get" in item:
+            check_answer(url + path.replace("{name}", "x"), path, 403, {"host": "evil.example"})
+    while (answer := http(f"{url}/v1/sessions", "POST", {"prompt": PROMPT}, queue="join"))[0] == 201:
+        pass
+    check(answer[1], "Error")
+    place = http(f"{url}/v1/queue", queue=answer[1]["error"]["queue_token"])[1]
+    check(place, "Place")
+    assert set(DOCUMENT["components"]["schemas"]["Place"]["properties"]) == set(place)
     served = http(f"{url}/openapi.json")[1]
     assert served == DOCUMENT

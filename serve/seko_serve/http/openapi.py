@@ -133,7 +133,8 @@ def _paths() -> Table:
                 "summary": "The session's WebSocket; docs/serving.md has its subprotocols and messages.",
                 "security": [],
                 "responses": {
-                    "101": {"description": "What is refused is told on the socket, which then closes."}
+                    "101": {"description": "What is refused is told on the socket, which then closes."},
+                    **_refused(("bad_request", "forbidden", "too_large")),
                 },
             },
         },
@@ -160,14 +161,14 @@ def _paths() -> Table:
         },
         "/v1/videos/{name}/content": {
             "parameters": [name],
-            "get": {
-                **_operation(
+            "get": _with_ranges(
+                _operation(
                     "The file of a completed video.",
                     {"video/mp4": {"schema": BINARY}},
                     ("unauthorized", "not_found", "conflict", "unsupported"),
                 ),
-                "parameters": [_parameter("variant", {"enum": ["video"]}), ticket],
-            },
+                [_parameter("variant", {"enum": ["video"]}), ticket],
+            ),
         },
         "/v1/videos/{name}/content/link": {
             "parameters": [name],
@@ -254,7 +255,9 @@ def _schemas() -> Table:
             "additionalProperties": NUMBER,
         },
         "Sessions": _list_of(_named("Session")),
-        "Place": {"type": "object"},
+        "Place": _object(
+            {"place": WHOLE, "waiting": WHOLE, "wait_s": {"type": ["number", "null"]}, "admitted": FLAG}
+        ),
         "Link": _object({"object": {"const": "link"}, "url": TEXT, "ticket_s": NUMBER}),
         "VideoRequest": _object(
             {},
@@ -346,10 +349,34 @@ def _operation(summary: str, content: Table | None, codes: tuple[str, ...], *, s
     answer: Table = {"description": summary}
     if content is not None:
         answer["content"] = content
-    responses: Table = {str(status): answer}
-    for code in (*codes, "internal"):
-        kind = KINDS[code]
-        refusal = responses.setdefault(str(kind.status), {"description": "", "content": _json("Error")})
-        refusal["description"] = f"{refusal['description']} `{code}`: {kind.meaning}".strip()
-    table: Table = {"summary": summary, "responses": responses}
+    # Without keys any request may be refused for its header Host.
+    refused = _refused(tuple(dict.fromkeys((*codes, "forbidden", "internal"))))
+    table: Table = {"summary": summary, "responses": {str(status): answer, **refused}}
     return table if "unauthorized" in codes else {**table, "security": []}
+
+
+def _refused(codes: tuple[str, ...]) -> Table:
+    """Return the answers with these error codes, by HTTP status."""
+    answers: Table = {}
+    for code in codes:
+        kind = KINDS[code]
+        refusal = answers.setdefault(str(kind.status), {"description": "", "content": _json("Error")})
+        refusal["description"] = f"{refusal['description']} `{code}`: {kind.meaning}".strip()
+    return answers
+
+
+def _with_ranges(operation: Table, parameters: list[Table]) -> Table:
+    """Return the description of a route that also sends parts of a file; errors of the header ``Range`` are no JSON."""
+    part: Table = {"video/mp4": {"schema": BINARY}, "multipart/byteranges": {"schema": BINARY}}
+    text: Table = {"text/plain": {"schema": TEXT}}
+    answers: Table = {
+        "206": {"description": "The parts of the file that `Range` names.", "content": part},
+        "400": {"description": "`Range` cannot be read.", "content": text},
+        "416": {"description": "`Range` lies behind the file's end.", "content": text},
+    }
+    named = _parameter("Range", TEXT, "header", "Parts of the file, such as `bytes=0-1023`.")
+    return {
+        **operation,
+        "parameters": [*parameters, named],
+        "responses": {**operation["responses"], **answers},
+    }
