@@ -85,10 +85,14 @@ class VideoJobs:
         Largest number of videos that are waiting, running or finished at a time; 0: requests for videos are refused.
     folder : Path, optional
         Folder of the video files; default: a temporary folder, which `stop` removes.
+    tenants : int
+        Number of tenants of the server. If there are several, each has at most half of the videos, rounded up, and
+        half of the folder.
     """
 
-    def __init__(self, device: Device, most: int, folder: Path | None = None) -> None:
+    def __init__(self, device: Device, most: int, folder: Path | None = None, *, tenants: int = 1) -> None:
         self._device, self._most = device, most
+        self._shares = 2 if tenants > 1 else 1
         self._folder = OwnFolder(folder, "seko-serve-videos-", "--video-folder")
         self._videos: dict[str, Video] = {}
         self._worker = ThreadPoolExecutor(
@@ -146,16 +150,23 @@ class VideoJobs:
         except StoreError as error:
             _LOG.error("no video can be made: %s", error)
             raise ServeError("full", "the server cannot keep a video's file") from None
-        if len(self._videos) >= self._most or _bytes_in(folder) >= MAX_FOLDER_BYTES:
-            expiries = [video.expires for video in self._videos.values() if video.expires is not None]
-            wait = max(1.0, min(expiries) - time.time()) if expiries else 60.0
-            raise ServeError("full", "too many videos wait or are kept; delete some", retry_after=wait)
+        self._check_space(self.of(tenant), folder)
         video = Video(ID + secrets.token_urlsafe(12), tenant, opening, frames, time.time())
         if not self._turns:  # before the first one
             self._worker.submit(self._folder.remove_left)
         self._videos[video.id] = video
         self._news.set()
         return video
+
+    def _check_space(self, own: list[Video], folder: Path) -> None:
+        """Raise a ServeError if the server, or the tenant of these videos, has as many videos as allowed, or if their
+        files are as large as allowed."""
+        every = list(self._videos.values())
+        if len(every) >= self._most or _bytes_in(folder) >= MAX_FOLDER_BYTES:
+            raise _too_many(every, "too many videos wait or are kept; delete some")
+        size = sum(_bytes_of(self._path(video)) for video in own)
+        if len(own) >= -(-self._most // self._shares) or size >= MAX_FOLDER_BYTES // self._shares:
+            raise _too_many(own, "too many videos of this API key wait or are kept; delete some")
 
     @property
     def count(self) -> int:
@@ -282,10 +293,21 @@ class VideoJobs:
                     _LOG.exception("an expired video's file cannot be removed", extra={"video": video.id})
 
 
+def _too_many(videos: list[Video], message: str) -> ServeError:
+    """Return the error that asks to come back when the first of these videos has expired."""
+    expiries = [video.expires for video in videos if video.expires is not None]
+    return ServeError(
+        "full", message, retry_after=max(1.0, min(expiries) - time.time()) if expiries else 60.0
+    )
+
+
 def _bytes_in(folder: Path) -> int:
-    """Return the size of all files in a folder; files that another thread renames or removes meanwhile count as 0."""
-    size = 0
-    for file in folder.iterdir():
-        with suppress(FileNotFoundError):
-            size += file.stat().st_size
-    return size
+    """Return the size of all files in a folder."""
+    return sum(map(_bytes_of, folder.iterdir()))
+
+
+def _bytes_of(file: Path) -> int:
+    """Return the size of a file; 0 if the file does not exist, as when another thread has renamed or removed it."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0

@@ -422,6 +422,36 @@ def test_videos_expire_and_too_many_are_refused(start: Starter, monkeypatch: pyt
     created(server, seconds=0.5)
 
 
+def refusal_of(server: Running, key: str) -> str:
+    """Return the message with which a key's request for a video is refused; empty: the request is accepted."""
+    status, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.1}, key)
+    assert (status, (answer["error"] or {}).get("code")) in ((200, None), (503, "full"))
+    return str(answer["error"]["message"]) if status == 503 else ""
+
+
+OWN_SHARE = "too many videos of this API key wait or are kept; delete some"
+ALL_PLACES = "too many videos wait or are kept; delete some"
+
+
+def test_one_of_several_keys_has_half_of_the_videos(start: Starter) -> None:
+    server = start(videos=3, keys=(KEY, OTHER))
+    assert [refusal_of(server, KEY) for _ in range(3)] == ["", "", OWN_SHARE]
+    assert [refusal_of(server, OTHER) for _ in range(2)] == ["", ALL_PLACES]
+    alone_there = start(videos=3, keys=(KEY,))
+    assert [refusal_of(alone_there, KEY) for _ in range(4)] == ["", "", "", ALL_PLACES]
+
+
+def test_one_of_several_keys_fills_half_of_the_folder(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = start(keys=(KEY, OTHER), video_folder=tmp_path)
+    ended(server, created(server, KEY, seconds=0.5)["id"], KEY)
+    (file,) = tmp_path.iterdir()
+    monkeypatch.setattr(seko_serve.jobs, "MAX_FOLDER_BYTES", 2 * file.stat().st_size)
+    assert refusal_of(server, KEY) == OWN_SHARE
+    assert refusal_of(server, OTHER) == ""
+
+
 class Stream:
     """A stream that plays, or runs behind."""
 

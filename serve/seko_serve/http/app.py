@@ -40,7 +40,8 @@ class Application:
 
     def __init__(self, settings: Settings, manager: SessionManager) -> None:
         self._manager = manager
-        self._jobs = VideoJobs(manager.device, settings.videos, settings.video_folder)
+        tenants = len(set(settings.keys))
+        self._jobs = VideoJobs(manager.device, settings.videos, settings.video_folder, tenants=tenants)
         self._access, self._refusals = Access(settings), Refusals(manager.device.metrics)
         self._families = (
             ServiceRoutes(manager, self._access),
