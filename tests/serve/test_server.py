@@ -109,6 +109,19 @@ def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(start: Starter) 
     run(test, server)
 
 
+def test_a_list_of_one_prompt_is_taken_as_the_prompt(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompts=[PROMPT], seed=3)
+        media, _ = await watch(client, 2)
+        assert np.array_equal(pictures(media), alone(2, {0: PROMPT}))
+
+    run(test, server)
+    _, answer = http(f"{server.url}/v1/sessions", "POST", {"prompts": [PROMPT, "b"]})
+    assert "control prompt on the session's socket" in answer["error"]["message"]
+
+
 def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: Starter) -> None:
     server = start()
 
@@ -329,6 +342,12 @@ def test_a_prompt_of_too_many_tokens_is_refused_when_it_is_sent(start: Starter) 
     [
         ({}, 400, "bad_request"),
         ({"prompt": 1}, 400, "bad_request"),
+        ({"prompts": PROMPT}, 400, "bad_request"),
+        ({"prompts": []}, 400, "bad_request"),
+        ({"prompts": [1]}, 400, "bad_request"),
+        ({"prompts": [PROMPT], "prompt": PROMPT}, 400, "bad_request"),
+        ({"prompts": [PROMPT, PROMPT]}, 415, "unsupported"),
+        ({"prompts": ["x" * 5_000]}, 413, "too_large"),
         ({"prompt": PROMPT, "seed": 1.5}, 400, "bad_request"),
         ({"prompt": PROMPT, "seed": 1 << 62}, 400, "bad_request"),
         ({"prompt": PROMPT, "fps": 0}, 400, "bad_request"),

@@ -207,6 +207,7 @@ def _schemas() -> Table:
     voice = {"anyOf": [UPLOAD, {"type": "array", "items": UPLOAD}]}
     pictures: Table = {"image": UPLOAD, "last_image": UPLOAD}
     begins: Table = {"prompt": PROMPT, "seed": SEED, **pictures, "voice": voice, "inputs": inputs}
+    prompts = {"type": "array", "items": PROMPT, "minItems": 1, "maxItems": 1, "description": "As `prompt`."}
     last_s = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LAST_S, "default": LAST_S}
     fps = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FPS}
     opened: Table = {
@@ -243,7 +244,9 @@ def _schemas() -> Table:
                 further=True,
             )
         ),
-        "SessionRequest": _object({}, {"model": TEXT, "fps": fps, "last_s": last_s, **begins, **guidance}),
+        "SessionRequest": _object(
+            {}, {"model": TEXT, "fps": fps, "last_s": last_s, **begins, "prompts": prompts, **guidance}
+        ),
         "SessionChange": _object({}, {"prompt": PROMPT, "recache": FLAG, "paused": FLAG}),
         "Session": _object(opened, counts),
         "OpenedSession": _object(

@@ -27,7 +27,7 @@ LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's st
 # Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
 MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
 SPEECH_FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text")
-FIELDS = ("model", "prompt", "seed", "fps", "image", "last_image", "last_s", "voice", "inputs")
+FIELDS = ("model", "prompt", "prompts", "seed", "fps", "image", "last_image", "last_s", "voice", "inputs")
 
 
 def session_opening_of(table: dict[str, Any], manifest: Served) -> Opening | SpeechOpening:
@@ -50,7 +50,7 @@ def opening_of(table: dict[str, Any], manifest: Served, picture: str = "image") 
     if not isinstance(manifest, VideoManifest):
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
     _check_fields(table, FIELDS, manifest.name)
-    prompt, seed = _prompt(table.get("prompt"), manifest), _seed(table.get("seed", 0))
+    prompt, seed = _prompt(_first_prompt(table), manifest), _seed(table.get("seed", 0))
     fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
     image, of_pictures = _pictures(table, fps, manifest, picture)
     inputs = {**of_pictures, **_inputs(table.get("inputs", {}))}
@@ -107,6 +107,24 @@ def _between(value: object, name: str, most: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ServeError("bad_request", f"{name} is no number from 0 to {most:g}")
     return float(value)
+
+
+def _first_prompt(table: dict[str, Any]) -> object:
+    """Return the field ``prompt`` of a request, or the only entry of its field ``prompts``."""
+    prompts = table.get("prompts")
+    if prompts is None:
+        return table.get("prompt")
+    if table.get("prompt") is not None:
+        raise ServeError("bad_request", "prompt and prompts are given: give one of them")
+    if not isinstance(prompts, list) or not prompts:
+        raise ServeError("bad_request", "prompts is no list with a text")
+    if len(prompts) > 1:
+        raise ServeError(
+            "unsupported",
+            f"prompts has {len(prompts)} texts, and a session begins with one: send each further prompt when it is "
+            "due, in a control prompt on the session's socket",
+        )
+    return prompts[0]
 
 
 def _prompt(prompt: object, manifest: VideoManifest) -> str | None:
