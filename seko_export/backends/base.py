@@ -133,11 +133,12 @@ class ExportBackend:
         Entries of the manifest's ``extra`` that name a file of the artifact, with the file for each entry. An entry is
         written if the artifact has the file.
     program_file : str, optional
-        Name of the file of a whole program, with ``{}`` for the program. The workload chooses the programs that get
-        files.
+        Pattern for the name of a file that contains a whole program; ``{}`` stands for the program's name. The workload
+        chooses the programs that get files.
     versions : callable
-        Function that returns entries of the manifest's ``extra``: library versions, which the runtime compares with its
-        own when it opens the artifact, and how the build was made.
+        Function that takes the build's configuration and returns entries of the manifest's ``extra``: library versions,
+        and facts about how the build was made. When the runtime opens the artifact, it compares these versions with
+        those of the installed libraries.
     form : tuple of (str, str), optional
         Folder and suffix of the files that `compile_piece` writes, if these files are not yet engines.
     build_engines : callable, optional

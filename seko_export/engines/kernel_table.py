@@ -52,8 +52,8 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
 def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
     """Return the tile sizes of the 8-bit attention on a GPU, and whether these tile sizes were measured on the GPU.
 
-    The list of tile sizes has an entry for each combination of rows in a call and cache size, because layer groups
-    differ in cache size.
+    The list of tile sizes has an entry for each combination of batch size and cache size, because layer groups differ
+    in cache size.
     """
     streams = [config.of_layer_group(group).workload.stream for group in config.layer_groups]
     pasts = sorted(
@@ -70,8 +70,8 @@ def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
 
 
 def bf16_is_faster(config: VideoBuild, target: Target) -> bool:
-    """Return, for each number of rows that a build's calls have, whether the 16-bit attention was measured to be faster
-    than torch's."""
+    """Return, for each batch size of a build's engine calls, whether Seko's 16-bit attention was measured to be faster
+    than torch's attention."""
     head_dim = config.model.head_dim
     return all(tuned_bf16.is_faster(target.arch, head_dim, shape) for _, shape in _calls(config))
 

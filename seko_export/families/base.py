@@ -55,7 +55,7 @@ class ModelGraph:
 @dataclass(frozen=True)
 class MediaTensors:
     """Weights of the models around the transformer, by each model's own key names: text encoder, VAE, audio encoder,
-    image encoder, and a second VAE that only encodes. None for a model that the build does not include.
+    image encoder, and a second VAE that only encodes. A field is None if the build does not include its model.
     """
 
     text: WeightSource | None = None

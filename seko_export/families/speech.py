@@ -35,6 +35,6 @@ class SpeechFamily(Family[SpeechBuild]):
 
     @abstractmethod
     def moving_steps(self, steps: int) -> int:
-        """Return the number of solver steps that evaluate a velocity; the first steps of a flow-matching solver may
-        only move the time.
+        """Return the number of solver steps that evaluate a velocity. The first steps of a flow-matching solver may
+        advance the time without evaluating a velocity.
         """

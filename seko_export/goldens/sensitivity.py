@@ -4,8 +4,9 @@ follow.
 For a number near the border between two codes of a quantised cache, the last bit decides the code. If rounding flips a
 code, the other code is a full step away and changes all results computed from it, so that more codes flip with each
 pass. With random weights the effect of a flipped code dies out. A trained model amplifies the effect: in a sample model
-before distillation, one last bit of the input changed the first call's result by a third. No engine can be closer to
-the eager model than the eager model is to itself.
+before distillation, one last bit of the input changed the first call's result by a third. An engine that rounds
+differently therefore cannot be closer to the eager model than two runs of the eager model whose inputs differ in the
+last bit.
 """
 
 from __future__ import annotations

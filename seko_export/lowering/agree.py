@@ -1,7 +1,7 @@
 """Comparison of a compiled engine with its torch module, for engines that no recorded result covers.
 
-Torch 2.13's CPU compiler has produced wrong results for graphs like the VAE's: a part of a concatenation that was
-also an output had the values of another layer (`media/wan_vae/layers.py`).
+Torch 2.13's CPU compiler has produced wrong results for graphs like the VAE's. If an output of the graph was also an
+input of `torch.cat`, the output had the values of another layer (`media/wan_vae/layers.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Checks that a traced graph can be replayed. Each finding names the op, the file and the line.
 
 A graph can be replayed if it follows four rules. The graph has no symbolic shapes. No op synchronises with the host or
-has a result whose size depends on data. No part of a cache is selected by Python numbers, which would be right for one
-call only. No op lacks a kernel in the engine. The module `trace` reports what `torch.export` itself refuses.
+has a result whose size depends on data. No op selects a part of a cache by Python integers: tracing turns the integers
+into constants, which are right for one call only. Every op has a kernel in the engine. The module `trace` reports what
+`torch.export` itself refuses.
 """
 
 from __future__ import annotations

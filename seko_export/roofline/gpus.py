@@ -1,5 +1,5 @@
-"""GPUs that `seko-export plan` knows: the vendor's figures of each GPU, and the shares of these figures that were
-measured on one GPU.
+"""GPUs that `seko-export plan` knows, each with the vendor's peak figures and the fractions of the peak that kernels
+reached in measurements.
 
 Figures are dense (without structured sparsity), with float32 accumulation. A GB of memory counts as 10^9 bytes, even if
 the vendor means GiB. The difference of seven percent leaves memory for the CUDA context and for other use.
@@ -35,7 +35,7 @@ class Gpu:
     memory_bytes : int
         Size of the GPU's memory in bytes.
     measured : bool
-        Whether the shares of the vendor's figures were measured on this GPU.
+        Whether the reached fractions of the peak figures were measured on this GPU.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Cost of one call of an engine, from its shapes: launches with FLOPs and bytes, and scratch memory.
 
 The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and cache accesses
-are launches of their own. All other ops are fused as far as their data allows. Each tensor that passes between launches
-is written once and read once. The module `seconds` turns the counts into time.
+are launches of their own. All other ops are fused as far as their data dependencies allow. Each tensor that passes
+between launches is written once and read once. The module `seconds` turns the counts into time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cost-model stand-ins for the ops on few rows: each records one launch and returns an empty tensor.
 
-The stand-ins replace `few_row_ops.FewRowOps` while `op_count` counts. Linear layers of more rows than the kernels take
-run as torch's ops, and are counted as torch's ops. A separate launch before such a linear layer converts weights in
+The stand-ins replace `few_row_ops.FewRowOps` while `op_count` counts. A linear layer with more rows than Seko's kernels
+take runs as torch's op, and is counted as torch's op. A separate launch before such a linear layer converts weights in
 e4m3.
 """
 
@@ -87,8 +87,8 @@ class CountedFewRowOps(FewRowOps):
         write_index: Tensor,
         tickets: Tensor,
     ) -> Tensor:
-        """Count the cost of `few_tokens.decode_attention` without the reads of the cache, whose number depends on the
-        rows."""
+        """Count the cost of `few_tokens.decode_attention` without reading the cache: the number of cached tokens that
+        are read differs between rows."""
         del starts, positions, write_index, tickets
         return self._of_tokens(qkv, cos, sin, k_cache, v_cache, k_cache.shape[1] * k_cache.shape[2])
 
@@ -103,8 +103,8 @@ class CountedFewRowOps(FewRowOps):
         positions: Tensor,
         tickets: Tensor,
     ) -> Tensor:
-        """Count the cost of `few_tokens.quantised_decode_attention` without the reads of the cache, whose number
-        depends on the rows."""
+        """Count the cost of `few_tokens.quantised_decode_attention` without reading the cache: the number of cached
+        tokens that are read differs between rows."""
         del starts, positions, tickets
         width = keys.codes.shape[1] * keys.codes.shape[2] * 8 // keys.form.code_bits
         return self._of_tokens(qkv, cos, sin, keys.codes, values.codes, width)

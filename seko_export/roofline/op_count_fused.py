@@ -155,7 +155,8 @@ class CountedOps(LayerOps):
         v_out: Tensor,
         rotation: KeyRotation | None = None,
     ) -> None:
-        """Count the cost of `scratch.fp8_expand`, which reads and writes everything except the call's own tokens."""
+        """Count the cost of `scratch.fp8_expand`, which reads all cached tokens except the slots of the call's own
+        tokens, and writes them in 8 bits."""
         del frame_tokens
         cached = k_out.shape[0] * k_out.shape[1]  # of tokens
         caches = (x[:cached] for x in (k_codes, k_scales, v_codes, v_scales))

@@ -56,7 +56,8 @@ def nbytes(argument: Argument) -> int:
 
 
 def weight_sizes(pieces: Mapping[str, Piece]) -> dict[str, int]:
-    """Return the number of bytes of every weight of these engines, with tables and scales, by the artifact's names."""
+    """Return the size in bytes of every weight that the engines ``pieces`` read, by the weight's name in the artifact.
+    Tables and scales are weights, too."""
     sizes: dict[str, int] = {}
     for piece in pieces.values():
         for argument in piece.signature:

@@ -199,8 +199,8 @@ class ExportWorkload(ABC, Generic[Build]):
         return 0
 
     def write_files(self, folder: Path, config: Build, media: MediaSources, *, measured: bool) -> None:
-        """Write the workload's further files into an artifact's folder; ``measured`` says whether the kernels of the
-        artifact's backend have run on a GPU."""
+        """Write the workload's further files into an artifact's folder. ``measured`` is false for a backend with no
+        measured engine (`Capabilities.unmeasured`)."""
         del folder, config, media, measured
 
     def warm_up(self, folder: Path) -> None:
@@ -215,7 +215,8 @@ class ExportWorkload(ABC, Generic[Build]):
         recording: Recording | None,
         report: Mapping[str, Any] | None,
     ) -> BuildResult:
-        """Return the result of a build with the workload's fields; ``report`` is the JSON line of `verify`, or None."""
+        """Return the result of a build, including the fields that the workload adds to `BuildResult`. ``report`` is the
+        JSON line of `verify`, or None."""
         del config, manifest, recording, report
         return result
 

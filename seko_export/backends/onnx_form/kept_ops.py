@@ -2,7 +2,8 @@
 
 A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that name.
 A function's body is traced from the reference in `seko_kernels` or from the sampler. The body of attention is written
-out in standard ops. If a number format changes, the module `kept_ops` changes only where the tensors of an op change.
+out in standard ops. A change of a number format affects the module `kept_ops` only if an op then takes or returns other
+tensors.
 """
 
 from __future__ import annotations
@@ -236,8 +237,8 @@ def nvfp4_write(
 def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, with zeros where `fp8_expand` writes nothing.
 
-    The function takes the arguments of the op, without the scratch buffer and with the tensors of the rotation. The op
-    `fp8_expand` has no ONNX form: only TensorRT plans use it, as a function without a body.
+    The arguments are those of the op without the scratch buffer, followed by the tensors of the RoPE rotation
+    (`KeyRotation`). The op `fp8_expand` has no ONNX form: only TensorRT plans use it, as a function without a body.
     """
     by_name = dict(zip(_PAST, tensors, strict=True))
     rotation = scratch.KeyRotation(*(by_name.pop(name) for name in scratch.KeyRotation._fields))

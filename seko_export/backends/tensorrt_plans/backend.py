@@ -1,6 +1,6 @@
 """The backends ``tensorrt`` and ``tensorrt-rtx``: engines as plans, built by one of TensorRT's two libraries.
 
-ONNX forms of engines are made in parallel, then plans one after another.
+The ONNX forms of all engines are made in parallel. The plans are then built one after another.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: 
     """Translate one engine to the ONNX form from which its TensorRT plan is built.
 
     The ONNX model has no bodies for functions that Seko's kernels or TensorRT's attention replace, because exporting
-    them takes minutes.
+    these bodies takes minutes.
     """
     path.write_bytes(form_of(piece).SerializeToString(deterministic=True))
 

@@ -90,7 +90,7 @@ class PlanBuilder:
         model : ModelProto
             The ONNX form with kernels, which `with_kernels` returned.
         aliases : mapping of str to str
-            Names of outputs that are written in the memory of an input, each with the input's name.
+            For each output that shares the memory of an input: the output's name, and the input's name.
         archs : sequence of int
             Target GPUs of the plan. A builder that times kernels builds for the GPU of this machine.
         timing_cache : bytes

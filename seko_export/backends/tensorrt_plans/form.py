@@ -38,11 +38,11 @@ class PlanForm:
     plugins : mapping of str to Plugin
         Plugins, by the name of the node that each plugin replaces.
     compute : str
-        The dtype for which ``float`` stands in the plugins: ``bfloat16`` or ``float32``.
+        The dtype of tensors that a plugin's signature calls ``float``: ``bfloat16`` or ``float32``.
     narrowed : int
         Number of values that were float64 and are float32 now, because TensorRT has no wider type.
     aliases : mapping of str to str
-        Outputs of the model that are written in the memory of an input, each with the input's name.
+        For each output of the model that shares the memory of an input: the output's name, and the input's name.
     """
 
     model: ModelProto

@@ -51,9 +51,9 @@ class FamilyModule:
     outputs : callable
         Function that returns, for a build, the shape of a row and the dtype of each output by its name.
     per_layer : bool
-        Whether the module runs, and has outputs, once per layer. The embedding cannot take outputs per layer. With
-        ``--fp8`` the matmuls that its ``fp8_linears`` names run in fp8, unless some layer is excepted, because one
-        engine serves all layers.
+        Whether the module runs once per layer and has outputs for each layer. The embedding cannot take outputs per
+        layer. With ``--fp8`` the matmuls that the module's ``fp8_linears`` names run in fp8. If ``--fp8-except`` names
+        a layer, none of these matmuls runs in fp8, because one engine serves all layers.
     """
 
     name: str
@@ -127,8 +127,9 @@ class LayerChoice:
     Raises
     ------
     UsageError
-        If the caller supplies an input once per pass, which the shared layers do not support; if anything but a
-        numbered chunk module takes an input per session, or anything but a prompt module an input per prompt.
+        If the caller supplies an input once per pass, which the shared layers do not support; if an input per session
+        is taken by anything but a numbered chunk module; if an input per prompt is taken by anything but a prompt
+        module.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -178,22 +179,23 @@ PLAIN = LayerChoice()
 
 
 def rows_of_call(config: VideoBuild, bucket: int | None) -> tuple[int, str]:
-    """Return the number of rows of a call, and the index by which the call's engines take these rows from a buffer with
-    the rows of the largest call."""
+    """Return the batch size of a call, and the suffix that its engines append to the reference of a batched buffer. A
+    pool's buffers have the rows of the largest call; the suffix ``[bucket]`` selects the leading rows."""
     return bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
 
 
 def rows_of_prompt(config: VideoBuild) -> tuple[tuple[int, ...], str]:
-    """Return the row axes of tensors that engines take once for each prompt, and the index by which engines take these
-    tensors from a buffer with all rows. In a pool an engine takes one row at a time, otherwise all rows."""
+    """Return the row axes of tensors that engines take once for each prompt, and the suffix that engines append to the
+    reference of a buffer with all rows. In a pool an engine takes one row at a time (suffix ``[row]``, no row axis).
+    Without a pool an engine takes all rows."""
     return ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
 
 
 def caller_arguments(
     config: VideoBuild, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
-    """Return the arguments with which an engine takes inputs of the caller, outputs of family modules, and tables, for
-    the rows of a call."""
+    """Return the arguments ``names`` of an engine, for the rows of a call. An argument is an input of the caller, an
+    output of a family module, or a table with an entry for each pass."""
     rows, part = rows_of_call(config, bucket)
     known = {
         caller_input.name: Argument(

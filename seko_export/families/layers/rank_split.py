@@ -1,10 +1,11 @@
 """Division of a chunk among ranks (GPUs). Outside attention each rank has some of the tokens, and inside attention some
 of the heads (Ulysses, arXiv 2309.14509).
 
-A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens, so that tensors with an
-entry for each frame are the same on all ranks, and an equal share of the heads, in order. The collectives between ranks
-are functional, so that `torch.export` traces them. Engines find the ranks' process group by the name `CALL_GROUP`. All
-ranks run the same engines: a tensor with the rank's number selects the tokens of the rank.
+A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens. Tensors with one entry
+per frame are therefore the same on all ranks. Every rank also has an equal share of the heads: rank 0 the first heads,
+and so on. The collectives between ranks are functional, so that `torch.export` traces them. Engines find the ranks'
+process group by the name `CALL_GROUP`. All ranks run the same engines: a tensor with the rank's number selects the
+tokens of the rank.
 
 Inside attention tokens are in the order of ranks: all tokens of rank 0, then all of rank 1, and so on. The order by
 rank is the order after the all-to-all, and attention does not depend on the order of tokens. `as_exchanged` puts the
@@ -73,7 +74,7 @@ class RankSplit:
         return own
 
     def as_exchanged(self, x: Tensor, rows: int) -> Tensor:
-        """Return x [B*T], which has a number for each token of each row, in the token order of the results of
+        """Return the elements of x [B*T], one for each token of each row, in the order that tokens have after
         `to_heads`.
         """
         if self.padding:
@@ -95,8 +96,8 @@ class RankSplit:
         """Exchange tensors in one all-to-all, so that each rank gets its own heads of all tokens.
 
         The parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
-        the results of the exchange are strided views of the received tensor. The tensor that is sent is written once,
-        in the order of sending.
+        the results of the exchange are strided views of the received tensor. The send buffer is written once, with the
+        values for each rank side by side.
         """
         shares = [part.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for part in parts]
         x = self._exchanged(torch.stack(shares, dim=3))  # [R, B, T/R, P, H/R, D], axis 0: whose tokens

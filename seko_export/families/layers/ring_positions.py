@@ -106,8 +106,8 @@ def chunk_positions(
 def of_rank(
     positions: tuple[Tensor, ...], split: RankSplit | None, rank: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the result of `chunk_positions` as the layers of one rank (GPU) take it; unchanged if ranks do not share
-    chunks.
+    """Return the part of `chunk_positions`' result for the layers of one rank (GPU); the whole result if ranks do not
+    share chunks.
 
     The rotary tables returned are those of the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the token order
     of `RankSplit.to_heads`.

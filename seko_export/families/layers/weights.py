@@ -35,7 +35,7 @@ class RenamedWeights:
     checkpoint : WeightSource
         The weights by the checkpoint's own names.
     names : mapping of str to str
-        Replacements for parts of names: each part of an artifact's name, and the checkpoint's text for that part.
+        For each part of a weight's name in the artifact: the text that replaces the part in the checkpoint's name.
     """
 
     def __init__(self, checkpoint: WeightSource, names: Mapping[str, str]) -> None:

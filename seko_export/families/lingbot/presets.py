@@ -15,9 +15,10 @@ _LARGEST = 0.999  # noise level of the trained schedule's first step, before the
 def trained_schedule(steps: tuple[int, ...], shift: float = SHIFT) -> Schedule:
     """Return the schedule that runs the given steps of the 1000 training steps, as the authors' solver computes it.
 
-    The timestep that the model gets is a whole number: 1000 times the warped noise level, rounded down. Several
-    training steps may share a timestep. The model's result is scaled by the noise level of the first step with the
-    timestep. Noise is added back at the noise level of the second step with the timestep, if there is a second one.
+    The timestep that the model gets is a whole number: 1000 times the warped noise level, rounded down. Because of the
+    rounding, several training steps may share a timestep. The sampler scales the model's output by the noise level of
+    the first training step that has the timestep. It adds noise at the noise level of the second training step that has
+    the timestep, or of the first one if there is no second one.
 
     Parameters
     ----------

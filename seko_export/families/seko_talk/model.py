@@ -15,7 +15,7 @@ class SekoTalkModel(ModelConfig):
     Parameters
     ----------
     state_rows, ref_state : int
-        Number of rows of the matrix ``state_embedding``, and number of the row that is added to the tokens of the
+        Number of rows of the matrix ``state_embedding``, and index of the row that is added to the tokens of the
         reference picture.
     image_dim, image_tokens : int
         Width and number of CLIP's picture features. A model without the picture branch has ``image_dim`` 0.

@@ -1,9 +1,9 @@
 """A MiniCPM4 layer, over a cache or over a few local tokens, and the positions that the layers of a call share.
 
 The KV cache is flat: it has S places [S, K, D], and each row has consecutive places from its ``starts`` on, which the
-host chooses. A call writes its tokens to places. For each row a call reads a fixed number of places, its read length,
-which is at least the number of tokens of any row. The last place of the cache belongs to no row: padding is written
-there.
+host chooses. A call writes its tokens to places. A call reads equally many places for every row. This number is the
+call's read length, and is at least the number of tokens that any row has in the cache. The last place of the cache
+belongs to no row: padding is written there.
 
 In shapes B is the number of rows, T the number of tokens of a row in one call, S the number of places of the cache, H
 the number of query heads, K the number of heads of keys and values, and D the number of channels of a head. L is the

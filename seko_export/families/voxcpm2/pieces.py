@@ -10,8 +10,9 @@ A prefill calls the engines from ``patch_tokens`` to ``patch_embedding`` over al
 a prefill calls ``prompt_tokens``, and the engines from ``positions`` to ``keep_state``.
 
 The parts of a step are separate programs, because the second part runs once for each solver step. Buffers carry the
-results of a part to the next part. Buffers of a step are as long as the largest call, and ``[bucket]`` takes the
-leading rows. Buffers of a prefill are for one row, and ``[bucket]`` takes the leading tokens.
+results of a part to the next part. A step's buffers have the rows of the largest step; in a buffer reference,
+``[bucket]`` selects the leading rows. A prefill's buffers hold one row with the tokens of the largest prefill;
+``[bucket]`` selects the leading tokens.
 """
 
 from __future__ import annotations

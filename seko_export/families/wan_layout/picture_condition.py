@@ -1,8 +1,8 @@
-"""The condition on the first picture: a table of 30 latent frames, from which an endless stream takes the entry of each
-frame by its number.
+"""The condition on the first picture: a table of 30 latent frames. Latent frame f of a stream takes entry min(f, 29),
+so a stream may be endless.
 
-A model with two pictures has a second table, with the latents of the last picture for every frame at which a stream may
-end. The channels of both condition tables are in one input.
+A model with two pictures has a second table. Entry f of the second table has the latents of the last picture for a
+stream that ends at latent frame f. The channels of both tables are concatenated in one input.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class TwoPictureFrames(nn.Module):
         Parameters
         ----------
         conditioning : mapping of str to Tensor
-            The condition tables ``condition`` [B, 4 + 2z, 30, h, w] and the number ``last_frame`` [B, 1] int64, which
-            is 0 for a stream without a last picture. A condition table has the mask, the latents of the first picture,
-            and the latents of the last picture, if the stream ended at each frame. In a pool both tensors hold all pool
-            rows.
+            ``condition`` [B, 4 + 2z, 30, h, w] and ``last_frame`` [B, 1] int64; in a pool both tensors hold all pool
+            rows. The channels of ``condition`` are the 4 of the mask, z of the first picture's latents, and z of the
+            last picture's latents; entry f has the last picture's latents for a stream that ends at latent frame f.
+            ``last_frame`` is the latent frame at which the stream ends; 0 for a stream without a last picture.
         frames : Tensor
             Absolute latent-frame numbers, [B, F] int64.
         rows : Tensor, optional
@@ -136,7 +136,7 @@ class Table(nn.Module):
         later : Tensor
             Latents of the grey frames after the first picture, [29, z, 1, h, w].
         last : Tensor, optional
-            Latents of the last picture in place of each of the grey frames, [29, z, 1, h, w].
+            Latents of the last picture, [29, z, 1, h, w]: encoded in place of each of the 29 grey latent frames.
         """
         latents = torch.cat((first, later.squeeze(2).transpose(0, 1)), 1)
         mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], device=latents.device)

@@ -1,9 +1,9 @@
-"""A patch that puts Gluon kernels into AOTInductor engines in place of their outlines.
+"""A patch that puts Gluon kernels into AOTInductor engines.
 
 Torch's compiler copies a Triton kernel's source to a file and compiles this file, but does not support Gluon. The
-exporter therefore passes an outline: a Triton kernel with the same parameters, reads and writes. When torch compiles
-the outline, the patch compiles the Gluon kernel instead, with the same signature, constants and alignments. The package
-of the engine then contains and launches the Gluon kernel.
+exporter therefore passes an outline to the compiler: a Triton kernel with the same parameters, reads and writes as the
+Gluon kernel. When torch compiles the outline, the patch compiles the Gluon kernel instead, with the same signature,
+constants and alignments. The package of the engine then contains and launches the Gluon kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _COMPILED: set[str] = set()
 
 @contextmanager
 def gluon_behind_outlines() -> Iterator[None]:
-    """Context manager in which compiling an outline compiles its Gluon kernel.
+    """Context manager in which a request to compile an outline (a stand-in Triton kernel) compiles the Gluon kernel
+    instead.
 
     Raises
     ------
