@@ -26,6 +26,7 @@ import seko_serve.http.bodies
 import seko_serve.http.connections
 import seko_serve.http.stream
 import seko_serve.live.admission
+import seko_serve.run
 from seko_serve.client import AsyncClient
 from seko_serve.http.connections import HttpConnection
 
@@ -479,6 +480,24 @@ def test_a_socket_that_cannot_be_opened_is_told_why(
             answer += (part := connection.recv(4096))
             assert part, answer
     assert answer.split()[1] == status
+
+
+def test_above_the_limit_of_connections_requests_are_refused_in_plain_text_and_sockets_are_not(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/serving.md says: uvicorn answers, before the server's own code does."""
+    monkeypatch.setitem(seko_serve.run.SERVER_LIMITS, "limit_concurrency", 2)
+    server = start()
+    with raw(server):
+        with raw(server) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\ncontent-type: text/plain" in answer
+        assert b"retry-after" not in answer.lower()
+        with raw(server) as connection:
+            connection.sendall(f"{UPGRADE}\r\n".encode())
+            assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
 
 
 def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter) -> None:
