@@ -35,7 +35,7 @@ class WorkloadConfig(ABC):
     """Base class of a workload's part of a build. Each workload derives a frozen dataclass from `WorkloadConfig`."""
 
     workload: ClassVar[str]
-    """The workload, as `workloads.registry.workload_named` takes it."""
+    """Name of the workload, for `workloads.registry.workload_named`."""
 
     @property
     @abstractmethod

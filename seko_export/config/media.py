@@ -199,13 +199,13 @@ class VaeConfig(ABC):
     """
 
     kind: ClassVar[str]
-    """The VAE that it configures, as `media.vaes.vae_named` takes it."""
+    """Name of the kind of VAE, for `media.vaes.vae_named`."""
     encodes: ClassVar[bool] = True
-    """Whether there is an encoder, for start pictures; a VAE that only decodes says False."""
+    """Whether the VAE has an encoder, which encodes start pictures. False for a VAE that only decodes."""
     shares_rows: ClassVar[bool] = False
-    """Whether ranks can decode some rows of a picture each: `Vae.shared_decoder`."""
+    """Whether each rank (GPU) can decode some pixel rows of a picture; see `Vae.shared_decoder`."""
     encodes_on: ClassVar[bool] = False
-    """Whether the encoder can go on behind a picture, with frames of grey: `Vae.picture_encoder`."""
+    """Whether the encoder can encode grey frames after a picture; see `Vae.picture_encoder`."""
 
     @property
     @abstractmethod
@@ -220,16 +220,18 @@ class VaeConfig(ABC):
     @property
     @abstractmethod
     def spatial_stride(self) -> int:
-        """Number of pixels along one side of a latent."""
+        """Number of pixels along one side of a latent cell."""
 
     @property
     @abstractmethod
     def temporal_stride(self) -> int:
-        """Number of video frames for each latent frame, except the first latent frame."""
+        """Number of video frames to which a latent frame is decoded; the first latent frame of a stream is decoded to
+        one."""
 
     @property
     def computes_fp8(self) -> bool:
-        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for fp8."""
+        """Whether the decoder multiplies fp8 numbers in those convolutions for which fp8 tile sizes were measured on
+        the GPU."""
         return False
 
     def with_fp8(self) -> VaeConfig | None:
@@ -238,7 +240,8 @@ class VaeConfig(ABC):
 
     @property
     def fp8_channels(self) -> frozenset[int]:
-        """Numbers of channels between which the decoder's convolutions can multiply fp8 numbers."""
+        """Channel counts for fp8: a convolution of the decoder can multiply fp8 numbers if its input and output channel
+        counts are both in this set."""
         return frozenset()
 
     def video_frames(self, frames: int, *, first: bool) -> int:

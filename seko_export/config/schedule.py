@@ -44,7 +44,7 @@ class Schedule:
         Timestep of the context pass, which writes the keys and values of the clean chunk. Conditioning frames have this
         timestep in every pass.
     shift : float or None
-        Shift of the warp from which the timesteps result; None if they result from no warp. A session with another
+        Shift of the warp that produced the timesteps; None if no warp produced the timesteps. A session with another
         number of passes uses the same shift.
     own_sigmas : tuple of float
         Noise level of each pass, for a model whose timesteps are rounded. If empty: timesteps / 1000.
@@ -108,7 +108,7 @@ class Schedule:
     @classmethod
     def trained(cls, timesteps: tuple[float, ...], shift: float) -> Schedule:
         """Return a schedule with the given timesteps. Each pass has the noise level of the training timestep that is
-        nearest to its timestep.
+        nearest to the timestep of the pass.
 
         The timesteps of training are the 1000 warped whole numbers 1 to 1000; schedulers of CausVid and Self-Forcing
         look up a pass's noise level among the noise levels of these timesteps.
@@ -135,12 +135,13 @@ class Schedule:
         return self.own_sigmas or sigmas_of(self.timesteps)
 
     def passes_of(self, chunk: int) -> int:
-        """Number of denoise passes of the chunk with a given number in its stream."""
+        """Number of denoise passes of a chunk; ``chunk`` is the chunk's number in the stream, and the first chunk has
+        number 0."""
         return len(self.timesteps if chunk else self.first_timesteps or self.timesteps)
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
-        """Return the constants of which each program reads the entry of its pass, with the names and shapes of
-        `schedule_tables`."""
+        """Return the schedule's constants, with the names and shapes of `schedule_tables`. Each constant has an entry
+        for each pass, from which the programs read."""
         import torch
 
         tables = schedule_tables(

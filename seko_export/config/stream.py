@@ -51,7 +51,7 @@ class StreamConfig:
         Number of latent frames that are kept in the cache before the sink. A session supplies the reference frames,
         which are not part of its video.
     spatial_stride : int
-        Number of pixels along one side of a latent, in the VAE whose latents the model makes.
+        Number of pixels along one side of a latent cell, in the VAE whose latents the model makes.
     temporal_stride : int
         Number of video frames in a latent frame, except the first latent frame, in the VAE whose latents the model
         makes.
@@ -175,12 +175,12 @@ class StreamConfig:
 
     @property
     def chunk_tokens(self) -> int:
-        """Number of tokens in one chunk: the queries of a step."""
+        """Number of tokens in one chunk of one row, which are the queries of self-attention."""
         return self.chunk_frames * self.frame_tokens
 
     @property
     def cache_tokens(self) -> int:
-        """Number of tokens that the KV cache holds: the keys of a step."""
+        """Number of tokens that a row's KV cache holds, which are the keys of self-attention."""
         return self.cache_frames * self.frame_tokens
 
 

@@ -76,7 +76,8 @@ class Family(ABC, Generic[Build]):
     """
 
     name: str
-    """``wan``, or for a family outside this package ``MODULE:ATTRIBUTE``, where Python finds the object."""
+    """Name of the family, such as ``wan``. A family outside this package is named ``MODULE:ATTRIBUTE``, the place of
+    its object in Python."""
 
     @property
     @abstractmethod

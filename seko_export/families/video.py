@@ -91,7 +91,7 @@ class VideoFamily(Family["VideoBuild"]):
     """A family of causal video transformers."""
 
     splits_over_ranks: bool = False
-    """Whether its layers can share a chunk over the GPUs of a box (`layers.rank_split`)."""
+    """Whether several GPUs of a machine can share a chunk in the family's layers (`layers.rank_split`)."""
 
     @property
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Execution of Python modules in child processes, with the private compiler cache and without a trust file."""
+"""Execution of Python modules in child processes that use the private compiler cache. A child process does not check
+signatures, because an artifact under construction cannot be signed yet."""
 
 from __future__ import annotations
 

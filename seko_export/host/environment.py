@@ -148,8 +148,8 @@ def local_gpu_arch() -> str | None:
 
 
 def archs_elsewhere(target: Target, cross_targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs of a target that is not this machine; empty if it is this machine, or if the backend builds for
-    no other: ``cross_targets`` are the GPUs for which it does."""
+    """Return the GPUs of a target that are not in this machine. The result is empty if the target is this machine's
+    device, or if the backend builds only for this machine (empty ``cross_targets``)."""
     here = target.device == "cpu" or target.arch == local_gpu_arch()
     return () if here or not cross_targets else target.archs
 

@@ -1,4 +1,5 @@
-"""GPU memory of a build, whose processes share one GPU: whether an error says that it was short, and its release."""
+"""Functions for builds whose processes share the memory of one GPU: they recognise errors about too little GPU memory,
+and release GPU memory that torch keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def lacks_gpu_memory(fault: Exception) -> bool:
 
 
 def release_gpu_memory() -> None:
-    """Return the GPU memory that torch keeps for later tensors of this process, if the process uses a GPU."""
+    """Release the GPU memory that torch keeps for later tensors of this process, if the process uses a GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()  # of exceptions whose tracebacks hold tensors

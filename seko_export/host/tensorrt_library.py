@@ -37,8 +37,8 @@ class TensorRt:
     packages : tuple of str
         Packages of the library, for the bill of materials.
     missing_link : tuple of str, optional
-        A package, the name under which TensorRT's parser opens a library in this package, and the name of the file that
-        exists instead.
+        A package, the name under which TensorRT's parser opens a library of this package, and the name of the library's
+        file. The two names differ, so that the parser does not find the library.
     """
 
     backend: str

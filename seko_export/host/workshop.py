@@ -1,4 +1,4 @@
-"""Temporary folders for compilers, which are removed whatever ends the build."""
+"""Temporary folders for compilers. The folders are removed however the build ends."""
 
 from __future__ import annotations
 

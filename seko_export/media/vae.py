@@ -30,9 +30,10 @@ class Vae(ABC, Generic[C]):
     build."""
 
     layout: Layout
-    """Names of the weights in files, and the file formats in words for messages."""
+    """Layout of the VAE's weight files, with a description of the supported formats for error messages."""
     presets: Mapping[str, C]
-    """Named sizes. `plan` counts the first that fits a model where no VAE is named."""
+    """Configs of published VAEs by name. If the user names no VAE, `seko-export plan` uses the first preset whose
+    latents fit the model."""
 
     @abstractmethod
     def recognise(self, path: Path) -> C | None:
@@ -62,8 +63,9 @@ class Vae(ABC, Generic[C]):
         """
 
     def alternatives(self, config: C) -> Mapping[str, C]:
-        """Return the configs that a file recognised as ``config`` may have, by the name for ``--vae-kind``, if only the
-        file's name distinguishes these configs. `recognise` returns one of the configs that `alternatives` lists.
+        """Return, by the name for ``--vae-kind``, all configs that fit the tensors of a file that `recognise` read as
+        ``config``. Such configs exist for VAEs whose files differ in nothing but the file's name; `recognise` chooses
+        one of the configs by this name.
         """
         del config
         return {}
@@ -124,10 +126,10 @@ class Vae(ABC, Generic[C]):
         """Return the module that decodes, on one of several ranks (GPUs), one chunk of one session to that rank's pixel
         rows of the pictures.
 
-        `shared_decoder` is called if the VAE's config has ``shares_rows``; ``ranks`` divides the latents' height. The
-        module takes the latents [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the
-        caches. The module returns the rank's pixel rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3]
-        uint8, and the caches for the next call, with the shapes of `cache_shapes` for h / ranks rows.
+        `shared_decoder` is called only if ``shares_rows`` is true in the VAE's config; ``ranks`` divides the latents'
+        height. The module takes the latents [C, frames, h, w] of the whole picture, then the rank's number [1] int64,
+        then the caches. The module returns the rank's pixel rows of the pictures [`VaeConfig.video_frames`, H / ranks,
+        W, 3] uint8, and the caches for the next call, with the shapes of `cache_shapes` for h / ranks rows.
         `row_split.RowSplit` has the collectives between the ranks.
         """
         raise NotImplementedError(f"{type(self).__name__} has no decoder that ranks share")
@@ -135,7 +137,7 @@ class Vae(ABC, Generic[C]):
     def encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
         """Return the module that encodes a start picture, from [H, W, 3] uint8 to latents [C, 1, h, w] float32.
 
-        `encoder` is called if the VAE's config has ``encodes``.
+        `encoder` is called only if ``encodes`` is true in the VAE's config.
         """
         raise NotImplementedError(f"{type(self).__name__} has no encoder")
 
@@ -144,8 +146,8 @@ class Vae(ABC, Generic[C]):
 
         The module takes pixel levels [H, W, 3] float32 of 0 to 255; after a bicubic resize some levels may be outside
         this range. The module returns latents [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes
-        of `encoder_cache_shapes`. The methods `picture_encoder`, `grey_encoder` and `last_encoder` are called if the
-        VAE's config has ``encodes_on``.
+        of `encoder_cache_shapes`. The methods `picture_encoder`, `grey_encoder` and `last_encoder` are called only if
+        ``encodes_on`` is true in the VAE's config.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
@@ -172,5 +174,5 @@ class Vae(ABC, Generic[C]):
         """Return the shape of each cache of one session's decoder, for latents of this size; [] if the decoder has no
         cache.
 
-        Axis 1 of a cache counts pixel rows if the VAE's config has ``shares_rows``.
+        If ``shares_rows`` is true in the VAE's config, axis 1 of a cache is the axis of pixel rows.
         """

@@ -97,12 +97,12 @@ class SpeechRecord:
     bounds : GoldenBounds
         Error bounds for `verify`.
     rounding : mapping of str to float
-        Error of each result of the eager model if the last bits of each layer's output are changed, with each step from
-        the same states. The results of a correct engine may have an error of this size. Results that no layer computes
-        have no entry.
+        Error of each result of the eager model if the last bits of each layer's output are changed. Each step starts
+        from the recorded states, so that errors of earlier steps do not add up. The results of a correct engine may
+        have an error of this size. Results that no layer computes have no entry.
     error_vs_exact : mapping of str to float
-        For a build with quantised caches or weights, the difference of each result from that of exact caches and
-        weights, as ||a - b|| / ||b||, each step from the same states; empty for an exact build.
+        For a build with quantised caches or weights, the difference of each result a from the result b of exact caches
+        and weights, as ||a - b|| / ||b||. Each step starts from the recorded states. Empty for an exact build.
     """
 
     inputs: GoldenInputs

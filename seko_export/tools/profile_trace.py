@@ -158,7 +158,8 @@ class Digest:
         }
 
     def engine_rows(self) -> dict[str, dict[str, Any]]:
-        """Return calls, time and share of each engine, the largest time first, and also of the time between engines."""
+        """Return calls, time and share of each engine, the largest time first. The entry ``(between engines)`` is for
+        work outside all engines."""
         total = self.total_ns
         rows = sorted(self.engines.items(), key=lambda row: -row[1][1])
         return {name: _row(*figures, total) for name, figures in rows}

@@ -82,8 +82,8 @@ def golden_bound(
         the bounds are also at least twice the effect of the changed last bits. If rounding of the cache dominates, the
         bounds are at least the expected distance of two independent roundings, sqrt(2) times the distance to the exact
         chunk. The bound for cached codes is then so loose that it only detects a token with another token's codes.
-        Cached codes are not compared if the last bits change nearly all codes of some token (trained weights with
-        random text).
+        Cached codes are not compared if changed last bits change nearly all codes of some token, as happens for trained
+        weights with random text.
     """
     kind = "exact" if config.lossless and not ADVANCE[config.workload.schedule.sampler].rounded else "lossy"
     least = tuple(

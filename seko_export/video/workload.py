@@ -54,9 +54,9 @@ class VideoBuildResult(BuildResult):
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None
-        Relative error of the eager model against a second run of the eager model with changed last bits, with which
-        ``golden_error`` is compared. The error is the largest over the recorded chunks; with an exact cache it is that
-        of the first chunk. None without recorded chunks.
+        Relative error between two runs of the eager model, the second with changed last bits; a reference for
+        ``golden_error``. The error is the largest over the recorded chunks; with an exact cache it is that of the first
+        chunk. None without recorded chunks.
     """
 
     kv: dict[str, Any]
@@ -142,7 +142,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return "bf16" if scheme == config.exact_scheme else scheme
 
     def notes(self, config: VideoBuild) -> Iterator[str]:
-        """Yield notes for the user: if ranks do not share decoding, the reason."""
+        """Yield notes for the user. If each rank (GPU) decodes whole pictures, a note gives the reason."""
         if config.no_shared_decoding is not None:
             yield f"each rank decodes whole pictures: {config.no_shared_decoding}"
 

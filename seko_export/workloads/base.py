@@ -113,9 +113,10 @@ class ExportWorkload(ABC, Generic[Build]):
     process."""
 
     name: str
-    """``video``, or for a workload outside this package ``MODULE:ATTRIBUTE``, where Python finds the object."""
+    """Name of the workload, such as ``video``. A workload outside this package is named ``MODULE:ATTRIBUTE``, the place
+    of its object in Python."""
     manifest: type[Manifest]
-    """The class of its manifests."""
+    """The class of the workload's manifests."""
     whole_programs: tuple[str, ...] = ()
     """Programs that a backend may also write as one file each."""
 

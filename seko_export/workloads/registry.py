@@ -9,7 +9,8 @@ from seko_export.config.named import find_named
 from seko_export.workloads.base import ExportWorkload
 
 WORKLOADS: tuple[str, ...] = ("video", "speech")
-"""Folders of the package, each with a `WORKLOAD` in workload.py; or as `workload_named` says."""
+"""Names of the workloads, which are folders of `seko_export`. The file ``workload.py`` of each folder defines
+`WORKLOAD`."""
 
 
 def workload_named(name: str) -> ExportWorkload[Any]:

@@ -259,8 +259,8 @@ def make_monitor(trt: Any, engine: str, progress: Progress) -> Any:
 def _make_link(package: str, link: str, file: str) -> None:
     """Make a library loadable under the name with which TensorRT's parser opens it when it finds a plugin.
 
-    Without this function the process crashes. TensorRT then finds an empty library with that name, which depends on the
-    real one and is loaded first.
+    Without this function the process crashes. The function links an empty library with that name, which depends on the
+    real library, and loads it before TensorRT's parser looks for the name.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:

@@ -9,8 +9,8 @@ from seko_export.errors import UsageError
 from seko_export.families.wan_layout.picture_sizes import check_condition
 
 CONTROLS = {"cam": 6, "act": 7}
-"""``control_type`` of a config.json: numbers of a pixel's control, origin and direction of its ray. Of ``act``: the
-width of three numbers of the ray and four of keys, 64 channels each.
+"""Number of control values per pixel for each ``control_type`` of a config.json. ``cam`` has origin and direction of
+the pixel's camera ray. ``act`` has three numbers of the ray, and four numbers of pressed keys.
 """
 CELL = 8  # side of a latent cell in pixels; the 64 pixels of a cell become channels
 # pixels of a token, which is also the number of values of a token for each control channel

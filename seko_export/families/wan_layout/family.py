@@ -25,7 +25,8 @@ class WanLayoutFamily(VideoFamily):
 
     splits_over_ranks = True
     module_names: ClassVar[Mapping[str, str]] = {}
-    """A part of the artifact's names, which say in which module a weight is, and what the checkpoint has instead."""
+    """For each part of a weight's name in the artifact: the text that replaces the part in the checkpoint's name; see
+    `RenamedWeights`."""
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the family's additions to the shared transformer layers of a build."""

@@ -57,7 +57,7 @@ TELLTALES = (
 
 
 def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor of a checkpoint of this model, under Wan's names.
+    """Return the shape of every tensor of a checkpoint of this model, by Wan's names.
 
     diffusers stores the same shapes, so the returned table serves Wan's and diffusers' naming.
 

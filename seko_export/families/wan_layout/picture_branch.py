@@ -32,7 +32,8 @@ MODULE_NAMES = {
     f".{IN_LAYER}.v.": ".cross_attn.v_img.",
     f".{IN_LAYER}.norm_k.": ".cross_attn.norm_k_img.",
 }
-"""Replacements from the artifact's names of weights, which contain the module, to the checkpoint's names."""
+"""For each part of a weight's name in the artifact: the text that replaces the part in the checkpoint's name; see
+`RenamedWeights`."""
 
 
 @dataclass(frozen=True)

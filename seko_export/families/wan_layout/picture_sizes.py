@@ -8,7 +8,8 @@ from seko_export.errors import UsageError
 
 MASK_CHANNELS = 4  # channels of the mask, in front of the picture's latents in the condition
 TABLE_FRAMES = 30
-"""Latent frames after which the encoder no longer sees the picture: from frame 29 on all are equal, bit by bit."""
+"""Number of entries of the condition table. From latent frame 29 on the VAE's encoder no longer sees the picture, so
+all later latents are equal bit by bit."""
 
 
 def has_condition(in_channels: int, out_channels: int) -> bool:

@@ -11,8 +11,8 @@ from seko_export.errors import UsageError
 
 @dataclass(frozen=True)
 class AudioVaeConfig:
-    """Dimensions of an AudioVAE V2 with depthwise convolutions, without noise blocks, and with a decoder that a scale
-    and a bias condition on the sample rate.
+    """Dimensions of an AudioVAE V2 with depthwise convolutions and without noise blocks. The decoder is conditioned on
+    the sample rate by a scale and a bias for each channel.
 
     Parameters
     ----------
@@ -65,12 +65,12 @@ class AudioVaeConfig:
 
     @property
     def encoder_stride(self) -> int:
-        """Number of samples of a latent at ``sample_rate``."""
+        """Number of samples at ``sample_rate`` that one latent stands for."""
         return math.prod(self.encoder_rates)
 
     @property
     def decoder_stride(self) -> int:
-        """Number of samples of a latent at ``out_sample_rate``."""
+        """Number of samples at ``out_sample_rate`` to which one latent is decoded."""
         return math.prod(self.decoder_rates)
 
     @property
@@ -85,5 +85,5 @@ class AudioVaeConfig:
 
     @property
     def rate_condition(self) -> int:
-        """Row of the condition tables that belongs to ``out_sample_rate``."""
+        """Index of the row of the condition tables that belongs to ``out_sample_rate``."""
         return bisect_left(self.rate_boundaries, self.out_sample_rate)

@@ -68,7 +68,7 @@ class CausalConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return the convolution's result [B, made, T / stride] for ``x`` [B, taken, T]."""
+        """Return the convolution's result [B, C_out, T / stride] for ``x`` [B, C_in, T]."""
         count = self.state[1]
         joined = states.before(x, count) if count else x
         return F.conv1d(joined, self.weight, self.bias, self.stride)
@@ -117,7 +117,7 @@ class CausalTransposedConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return the convolution's result [B, made, T * stride] for ``x`` [B, taken, T]."""
+        """Return the convolution's result [B, C_out, T * stride] for ``x`` [B, C_in, T]."""
         joined = states.before(x, 1)
         pairs = torch.cat((joined[..., :-1], joined[..., 1:]), dim=1)
         # a convolution of one tap: as a matmul it would not use the tensor cores' float32

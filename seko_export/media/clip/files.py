@@ -81,8 +81,8 @@ def clip_config_of(path: Path) -> ClipConfig:
 
 
 def clip_shapes(config: ClipConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor of the file's image half up to ``post_norm``, by names without ``visual.``. These tensors
-    have one more block than `ClipFeatures`.
+    """Return the shape of every tensor of the file's image half up to ``post_norm``, by its name without ``visual.``.
+    The file's image half has one more block than `ClipFeatures`.
     """
     with torch.device("meta"):
         encoder = ClipFeatures(replace(config, layers=config.layers + 1))

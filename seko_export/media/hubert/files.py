@@ -91,7 +91,7 @@ def hubert_config_of(path: Path) -> HubertConfig:
 
 
 def hubert_shapes(config: HubertConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that a checkpoint of this encoder holds, by transformers' names."""
+    """Return the shape of every tensor that a checkpoint of this encoder holds, by transformers' names."""
     with torch.device("meta"):
         encoder = HubertFeatures(config, 1)
     shapes: dict[str, tuple[int, ...]] = {}

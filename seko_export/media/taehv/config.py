@@ -24,7 +24,7 @@ class TaehvConfig(VaeConfig):
     widths : tuple of int
         Number of channels of each stage of the decoder, from the latents up, and then of the last convolution.
     patch_size : int
-        Side, in pixels, of the square that the last convolution makes for each place.
+        Side, in pixels, of the square that the last convolution makes for each of its output positions.
     is_super : bool
         Whether the blocks are the larger blocks of TAEHV's super variant.
     latents_mean, latents_std : tuple of float

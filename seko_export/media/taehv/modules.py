@@ -1,9 +1,10 @@
 """The tiny decoders as a stream of pure calls, one row at a time.
 
-A block of a tiny decoder reads its own input of the frame before. The last input of each block is a cache. These nine
-caches are all that a stream carries from one call of the decoder to the next call. The first call of a stream reads
-zeros in place of the caches. The first call also drops the three frames that a decoder of four frames for each latent
-frame makes before the video begins. Parameters of the tiny decoders have the checkpoint's names. The maths of the tiny
+For each frame, a block of a tiny decoder reads its input for this frame and its input for the frame before. The last
+input of each block is therefore kept as a cache. These nine caches are the whole state of a stream between two calls of
+the decoder. The first call of a stream reads zeros in place of the caches. The decoder makes four frames for each
+latent frame, but the first latent frame of a stream stands for one video frame. The first call therefore drops the
+first three frames that it makes. Parameters of the tiny decoders have the checkpoint's names. The maths of the tiny
 decoders is from github.com/madebyollin/taehv (MIT licence).
 
 In shapes F is the number of latent frames, h x w the number of latent cells, N the number of frames within the decoder,
@@ -211,7 +212,7 @@ class TaehvDecode(TinyDecode):
         super().__init__(config, layers, first=first, dtype=dtype)
 
     def enter(self, latents: Tensor) -> Tensor:
-        """Bend large latents towards the limit, and apply the first convolution."""
+        """Limit the latents smoothly to -3..3 by ``3 * tanh(latents / 3)``, and apply the first convolution."""
         bent = torch.tanh(latents / _LIMIT) * _LIMIT
         return F.relu(self.decoder["1"](_images(bent, self.dtype)))
 

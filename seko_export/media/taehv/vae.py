@@ -44,7 +44,8 @@ def _light(config: TaehvConfig) -> TaehvConfig:
 
 
 class Taehv(Vae[TaehvConfig]):
-    """TAEHV, its super variant, and LightTAE, whose files differ from TAEHV's in their names alone."""
+    """TAEHV, its super variant, and LightTAE. A file of LightTAE has the tensor names and shapes of a file of TAEHV, so
+    only the file's name tells them apart."""
 
     layout = Layout("a tiny decoder's .pth or safetensors (taew2_1, lighttaew2_1, taew2_2, ...)", ())
     presets: Mapping[str, TaehvConfig] = {

@@ -36,7 +36,7 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     ----------
     path : Path
         Path that `load_text_encoder` takes. A config.json of transformers beside the weights is read if it exists.
-        Otherwise sizes are read from the shapes, and all other fields have UMT5's values.
+        Without a config.json, sizes are read from the shapes of the weights, and all other fields have UMT5's values.
 
     Raises
     ------
@@ -75,7 +75,8 @@ def text_config_of(path: Path) -> TextEncoderConfig:
 
 
 def text_config(config_json: Mapping[str, Any], where: str, *, truncate: bool = True) -> TextEncoderConfig:
-    """Return the config for these fields of transformers; missing fields have the defaults of UMT5Config.
+    """Return the config for these fields of a config.json of transformers; missing fields have the defaults of
+    UMT5Config.
 
     Raises
     ------

@@ -40,7 +40,7 @@ SURPLUS_KEYS = re.compile(r"(decoder\.|lm_head\.).*|spiece_model")  # of the who
 
 
 def text_shapes(config: TextEncoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that a checkpoint of this encoder holds, under Wan's names.
+    """Return the shape of every tensor that a checkpoint of this encoder holds, by Wan's names.
 
     Parameters
     ----------

@@ -38,8 +38,8 @@ LATENTS_STD_2_2 = (
 )
 # fmt: on
 MOST_ACTIVATION_BYTES = 4 << 30
-"""Most bytes of the decoder's largest activation, of which about five are in memory at once, unless a single latent
-frame has more."""
+"""Limit in bytes for the decoder's largest activation. A chunk above the limit is decoded in parts of at least one
+latent frame. About five activations of this size are in memory at once."""
 # Bounds of sizes, far above every published VAE: a config.json may say anything.
 _MOST_CHANNELS, _MOST_LEVELS = 2**14, 8
 _MOST = {
@@ -78,8 +78,8 @@ class WanVaeConfig(VaeConfig):
     patch_size : int
         Side, in pixels, of the squares that become one place of the largest resolution: 2 in Wan 2.2.
     fp8 : bool
-        Whether convolutions of the decoder multiply e4m3 numbers, where the GPU has measured tile sizes for e4m3. The
-        build sets ``fp8``; no checkpoint states it.
+        Whether the decoder multiplies e4m3 numbers in those convolutions for which e4m3 tile sizes were measured on the
+        GPU. The build sets ``fp8``; no checkpoint states it.
 
     Raises
     ------
@@ -170,7 +170,8 @@ class WanVaeConfig(VaeConfig):
 
     @property
     def computes_fp8(self) -> bool:
-        """Whether the decoder multiplies fp8 numbers, where the GPU has measured tile sizes for fp8."""
+        """Whether the decoder multiplies fp8 numbers in those convolutions for which fp8 tile sizes were measured on
+        the GPU."""
         return self.fp8
 
     def with_fp8(self) -> WanVaeConfig:
@@ -204,12 +205,13 @@ class WanVaeConfig(VaeConfig):
 
     @property
     def spatial_stride(self) -> int:
-        """Number of pixels along one side of a latent."""
+        """Number of pixels along one side of a latent cell."""
         return int(self.patch_size * 2 ** len(self.temporal_downsample))
 
     @property
     def temporal_stride(self) -> int:
-        """Number of video frames in a latent frame, except the first latent frame."""
+        """Number of video frames to which a latent frame is decoded; the first latent frame of a stream is decoded to
+        one."""
         return int(2 ** sum(self.temporal_downsample))
 
     def decode_parts(self, frames: int, rows: int, columns: int, itemsize: int) -> int:

@@ -57,7 +57,7 @@ _UNUSED = "dynamic_feature_projection_heads."
 
 
 def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that a checkpoint of this VAE holds, under Wan's names.
+    """Return the shape of every tensor that a checkpoint of this VAE holds, by Wan's names.
 
     Parameters
     ----------

@@ -44,9 +44,9 @@ def packed_weights(weight: Tensor, gamma: Tensor | None = None) -> dict[str, Ten
     weight : Tensor
         Weight of the convolution as in the checkpoint, [O, C, t, r, c], or [O, C, r, c] of pictures.
     gamma : Tensor, optional
-        Gains of the RMS norm before the convolution, [C, ...], if frames and weight are to be multiplied as e4m3.
-        Before it is multiplied by sqrt(C) and the gains, no number of a normalised vector is above 1, and SiLU makes no
-        number larger. No number of a frame is therefore above sqrt(C) * max|gamma|.
+        Gains of the RMS norm before the convolution, [C, ...], if frames and weight are to be multiplied as e4m3. The
+        RMS norm divides a vector by its length, which leaves no number above 1, and then multiplies by sqrt(C) and the
+        gains. SiLU makes no number larger. No number of a frame is therefore above sqrt(C) * max|gamma|.
 
     Returns
     -------
@@ -272,8 +272,8 @@ def use_doubling(upsample: Upsample, tiles: ConvTiles) -> None:
 
 
 def use_own_norm(layers: nn.Sequential, number: int, convolution: nn.Module) -> None:
-    """Replace an RMS norm, which is number ``number`` of ``layers``, and the SiLU behind the norm by a `NormSilu`, in
-    place, if ``convolution`` reads the result and is an `OwnConvolution` of bfloat16 numbers.
+    """Replace the RMS norm ``layers[number]`` and the SiLU behind it by a `NormSilu`, in place. ``convolution`` is the
+    convolution that reads the result; nothing is replaced unless it is an `OwnConvolution` of bfloat16 numbers.
 
     In front of a convolution of e4m3 numbers the norm stays, because the compiler fuses norm, SiLU and the rounding to
     e4m3. The norm also stays if its number of channels is none that `NormSilu` takes.
