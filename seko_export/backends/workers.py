@@ -45,7 +45,7 @@ _SLOW_COST = (
 def compiled_beside(
     config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
-    """Compile every engine in child processes while the caller's block runs.
+    """Context manager that compiles every engine in child processes while its block runs.
 
     Parameters
     ----------

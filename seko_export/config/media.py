@@ -132,7 +132,7 @@ class HubertConfig:
         return samples
 
     def first_frame(self, count: int) -> int:
-        """Return the number of the first of the ``count`` frames in the middle of a window of audio.
+        """Return the index of the first of the ``count`` frames in the middle of a window of audio.
 
         Raises
         ------

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def find_named(what: str, name: str, known: Collection[str], home: str, kind: type[T]) -> T:
-    """Return the object that has a name, such as a model family.
+    """Return the object that ``name`` refers to, such as a model family.
 
     Parameters
     ----------

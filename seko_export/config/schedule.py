@@ -125,8 +125,8 @@ class Schedule:
 
     @property
     def every_timestep(self) -> tuple[float, ...]:
-        """Timesteps of a chunk's passes and, if the first chunk has passes of its own, the timesteps of the first chunk
-        behind them."""
+        """Timesteps of a chunk's passes. If a stream's first chunk has passes of its own, the timesteps of these passes
+        follow."""
         return self.timesteps + self.first_timesteps
 
     @property

@@ -34,8 +34,8 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
     -------
     dict
         The field ``layers`` is ``fused`` or ``plain``. The field ``matmuls`` is ``fp8`` or the compute dtype. The
-        fields ``fp8_except``, ``attention`` and ``resident_window`` are those of `VideoBuild`. The field
-        ``attention_tiles`` has the tile sizes of the 8-bit attention.
+        fields ``fp8_except``, ``attention`` and ``resident_window`` have the values of these fields in `TargetConfig`.
+        The field ``attention_tiles`` has the tile sizes of the 8-bit attention.
     """
     tiled = config.target.attention_kind.past_in_8_bits and target.device == "cuda"
     return {

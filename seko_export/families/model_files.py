@@ -38,7 +38,7 @@ class ModelFile:
     Parameters
     ----------
     opened : OpenedFiles
-        The checkpoint's tensors, whose numbers are not read yet.
+        The checkpoint's tensors, whose values have not been read yet.
     recognised : Recognised
         The facts that the family found out about the model, such as its sizes.
     config_file : Path or None

@@ -122,8 +122,8 @@ class Recognised:
     schedule : Fact or None
         Timesteps of the passes, if the checkpoint states the timesteps or their shift.
     kind : type of ModelConfig
-        The family's subclass of `ModelConfig`, if its models have sizes that others lack, such as the channels of a
-        camera.
+        The family's subclass of `ModelConfig`, if the family's models have sizes that `ModelConfig` lacks, such as the
+        channels of a camera.
     foreign : tuple of str
         Keys of the checkpoint that the family does not know. A family that knows all keys is preferred.
     questions : mapping of str to Question

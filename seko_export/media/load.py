@@ -19,13 +19,13 @@ from seko_export.media.vaes import vae_of
 def load_vae(
     path: Path, config: VaeConfig, *, half: str = "both", dtype: torch.dtype | None = None
 ) -> Checkpoint:
-    """Open a VAE's checkpoint and check keys, shapes and dtypes. The numbers of the VAE's tensors are read later.
+    """Open a VAE's checkpoint and check keys, shapes and dtypes. The values of the VAE's tensors are read later.
 
     Parameters
     ----------
     path : Path
-        File of the VAE, its folder, or a pipeline, as described by the VAE's `Layout`; the content decides which of
-        these it is.
+        File of the VAE, its folder, or a pipeline, as described by the VAE's `Layout`. The function tells these forms
+        apart by the content of ``path``.
     config : VaeConfig
         Dimensions of the expected VAE.
     half : str
@@ -62,14 +62,14 @@ def vae_weights(path: Path, config: VaeConfig) -> WeightSource:
 
 
 def load_text_encoder(path: Path, config: TextEncoderConfig) -> Checkpoint:
-    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers of the tensors are read later,
-    and keep their stored dtype.
+    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The values of the tensors are read later, and
+    keep their stored dtype.
 
     Parameters
     ----------
     path : Path
         Wan's `.pth` (the bare weights), a safetensors file with either naming, or transformers' folder (sharded by an
-        index, or a pipeline with ``text_encoder/``). The content decides which of these formats the path has.
+        index, or a pipeline with ``text_encoder/``). The function tells these forms apart by the content of ``path``.
     config : TextEncoderConfig
         Dimensions of the expected text encoder.
 

@@ -15,13 +15,13 @@ class MediaSources:
     Parameters
     ----------
     vae, text_encoder : Path or None
-        Paths that `load_vae` and `load_text_encoder` take; None: the build has no such engines.
+        Paths for `load_vae` and `load_text_encoder`; None for a build without a VAE or without a text encoder.
     tokenizer : Path or None
         File of the tokenizer of the text encoder, or of a speech model: a JSON file of the library `tokenizers`.
     audio_encoder : Path or None
-        Path that `load_hubert` takes; None: the build has no audio encoder.
+        Path for `load_hubert`; None for a build without an audio encoder.
     image_encoder : Path or None
-        Path that `load_clip` takes; None: the build has no image encoder.
+        Path for `load_clip`; None for a build without an image encoder.
     vae_encoder : Path or None
         Path of the VAE that encodes pictures, if ``vae`` only decodes; a path that `load_vae` takes.
 

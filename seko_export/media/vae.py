@@ -106,7 +106,7 @@ class Vae(ABC, Generic[C]):
         """Replace convolutions of a module, in place, by Seko's convolution kernel where the kernel was measured to be
         faster.
 
-        The weights of replaced convolutions have other names and shapes; `weights` also returns the weights by these
+        A replaced convolution has weights with new names and shapes; `weights` also returns the weights with the new
         names. By default no convolution is replaced.
 
         Parameters

@@ -96,8 +96,8 @@ def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: 
 def form_of(piece: Piece) -> ModelProto:
     """Return the ONNX form of an engine from which its TensorRT plan is built.
 
-    Only the attention of the transformer layers is left to TensorRT. TensorRT's attention refuses heads of other
-    widths, such as the heads of a VAE.
+    TensorRT's own attention computes only the attention of engines that run once per layer. TensorRT refuses the head
+    widths of other attentions, such as a VAE's.
     """
     from seko_export.backends.tensorrt_plans.form import REPLACED
 

@@ -66,7 +66,7 @@ def keys_in_parts(x: Tensor, splits: int) -> Tensor:
 
 def attention_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the attention [B, T, H, D] and log(sum(exp(q k^T / sqrt(D)))) [B, T, H] float32. On a GPU cuDNN computes
-    both."""
+    both results."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     y: Tensor
     lse: Tensor

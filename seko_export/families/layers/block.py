@@ -34,7 +34,8 @@ class BlockWeights(Ranked):
         Modules that a model family adds after self-attention and after the feed-forward. Each maps the hidden state [B,
         T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next hidden state.
     beside_text : tuple of str
-        Names of keys and values to which cross-attention attends in addition to those of the text; may be empty.
+        Names of further keys and values to which cross-attention attends, besides the keys and values of the text; may
+        be empty.
     """
 
     # names of the arguments of `forward` that are mappings
@@ -147,7 +148,7 @@ class Block(BlockWeights):
         Parameters
         ----------
         hidden, modulation, cos, sin, token_index : Tensor
-            Results of `Embed` of these names.
+            The results of `Embed` with the same names.
         valid_tokens : Tensor
             Number of filled tokens in each row's cache, including this chunk, int64 [B].
         text_k, text_v : Tensor

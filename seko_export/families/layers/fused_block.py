@@ -163,12 +163,12 @@ class FusedLayer(BlockWeights):
         Parameters
         ----------
         hidden, modulation, cos, sin : Tensor
-            Results of `Embed` of these names.
+            The results of `Embed` with the same names.
         update : Tensor
             FFN output of the previous layer, [B, T, d]. Zeros before the first layer. Also zeros after a layer with a
             module behind its feed-forward (`tail`), because the module has already added the layer's FFN output.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
-            The tensors of these names that `Block.forward` takes.
+            The parameters of `Block.forward` with the same names.
         scales : Mapping[str, Tensor]
             The cache format's constants, such as quantisation scales; for an FP4 cache also the constants that
             `scratch.scratch_scales` returns.
@@ -354,7 +354,7 @@ class RowFusedBlock(FusedLayer):
     masked : bool
         Whether attention sees only the filled part of the cache; see `Block`.
     kernel : bool
-        Whether attention runs in Seko's kernel, which needs no mask. Otherwise torch's attention is used.
+        Whether attention runs in Seko's kernel, which needs no mask. If False, attention is torch's.
     fp8 : bool
         Whether the layer's matmuls are fp8; see `FusedLayer`.
     """
@@ -444,8 +444,8 @@ class KeysAndValues(Ranked):
         sin: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Write this layer's keys and values to the cache. The parameters have the same meaning as those of
-        `FusedLayer.forward`. The tables ``cos`` and ``sin`` are passed only if keys are stored after RoPE.
+        """Write this layer's keys and values to the cache. `FusedLayer.forward` documents the parameters. The tables
+        ``cos`` and ``sin`` are passed only if keys are stored after RoPE.
         """
         m, dtype = self.model, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
@@ -488,8 +488,7 @@ class LastUpdate(nn.Module):
         self.modulation, self.ops = nn.Parameter(torch.empty(1, 6, model.dim)), LayerOps()
 
     def forward(self, hidden: Tensor, update: Tensor, modulation: Tensor) -> Tensor:
-        """Return the hidden state [B, T, d] after the last layer. The parameters have the same meaning as those of
-        `FusedLayer.forward`."""
+        """Return the hidden state [B, T, d] after the last layer; `FusedLayer.forward` documents the parameters."""
         return self.ops.gated_residual(
             hidden, update, Modulation(modulation, self.modulation.squeeze(0)), GATE_2
         )

@@ -65,7 +65,7 @@ def expand_past(
     window : PastWindow
         The expanded keys and values, written in place up to the number of filled tokens of each row.
     caches, scales, places, write_slots, valid_tokens
-        The arguments of `fused_block.FusedLayer.forward` with these names, except that the caches have the call's rows
+        The parameters of `fused_block.FusedLayer.forward` with the same names; here the caches have the call's rows
         only.
     stream : StreamConfig
         Layout of the video stream, with the sizes of the caches.
@@ -113,9 +113,7 @@ class WindowExpand(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Fill the resident window ``window`` in place. The parameters have the same meaning as those of
-        `fused_block.FusedLayer.forward`.
-        """
+        """Fill the resident window ``window`` in place; `fused_block.FusedLayer.forward` documents the parameters."""
         if rows is not None:
             caches = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
         if self.split is not None and rank is not None:

@@ -43,8 +43,8 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
     the cached frames.
 
     Time, height and width rotate different channel pairs, so a table by slot (time) and a table by patch (height,
-    width) are enough. Both rotary tables stay in a GPU's L2 cache. A single table as long as the KV cache would be read
-    from memory by each layer.
+    width) are enough. The two tables are small enough to stay in a GPU's L2 cache. A single table as long as the KV
+    cache is too large for the L2 cache, so each layer would read it from memory.
 
     Parameters
     ----------

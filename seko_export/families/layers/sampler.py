@@ -73,7 +73,7 @@ class Advance(nn.Module):
     """One flow-matching sampler step with fresh noise, as in Self-Forcing.
 
     The step computes ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. In the last pass the noise level
-    sigma' is 0, which leaves clean latents. The sampler does not change conditioning frames.
+    sigma' is 0, which leaves clean latents. The step does not change conditioning frames.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Advance(nn.Module):
 class EulerAdvance(nn.Module):
     """One step of Euler's method without fresh noise, which computes ``x + (sigma' - sigma)*v``, as in LightX2V.
 
-    The sampler does not change conditioning frames. The attributes have the meaning of those of `Advance`.
+    The step does not change conditioning frames. `Advance` documents the attributes.
     """
 
     draws, rounded, kept = False, False, 0
@@ -141,8 +141,7 @@ class EulerAdvance(nn.Module):
         sigma_next: Tensor,
         conditioning_frames: Tensor,
     ) -> Tensor:
-        """Return the next latents [B, C, F, h, w] float32; the parameters have the meaning of those of
-        `Advance.forward`."""
+        """Return the next latents [B, C, F, h, w] float32; `Advance.forward` documents the parameters."""
         still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
         after = latents + (sigma_next - sigma) * velocity
         return torch.where(still, latents, in_bfloat16_steps(after) if self.rounded else after)
@@ -157,8 +156,7 @@ class RoundedEulerAdvance(EulerAdvance):
 class UniPcAdvance(nn.Module):
     """One step of UniPC of order 2 in the form bh2, as in Wan's scheduler; `unipc_weights` documents the sums.
 
-    The sampler does not change conditioning frames. The attributes have the same meaning as those of `Advance`.
-    ``kept`` is the number of tensors that a step keeps for the next step.
+    The step does not change conditioning frames. `Advance` documents the attributes.
     """
 
     draws, rounded, kept = False, False, 3

@@ -37,8 +37,8 @@ class LingbotFamily(WanLayoutFamily):
     module_names = _NAMES
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return the additions of lingbot-world to the shared transformer layers: the picture's condition, and the
-        camera unless the build has none."""
+        """Return the additions of lingbot-world to the shared transformer layers: the condition on the first picture
+        and, if the build has a camera, the camera input."""
         model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
         picture_inputs, picture = condition.picture_inputs(config)
         if model.camera == NO_CAMERA:

@@ -24,9 +24,9 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
     """Return the facts that a file and its config.json state about a lingbot-world model; None if the file holds no
     such model.
 
-    Both versions have the same shapes, and config.json differs only in sink and window, which a user may also choose.
-    The folder's name distinguishes the versions. Any other folder name counts as the second version of lingbot-world,
-    unless --preset names the first.
+    The two versions of lingbot-world-fast have the same shapes. Their config.json differs only in sink and window,
+    which a user may also choose. The folder's name distinguishes the versions. Any other folder name counts as the
+    second version of lingbot-world, unless --preset names the first.
     """
     wan_model = recognise_wan(where, opened, config_json, family="lingbot", keys=KEYS)
     if wan_model is None:

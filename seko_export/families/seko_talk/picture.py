@@ -29,7 +29,7 @@ def portrait_branch(config: VideoBuild) -> PictureBranch:
 
 
 class ReferenceEmbed(Embed):
-    """The embedding of Seko-Talk. For the reference picture (negative frame numbers) it uses weights of its own, and
+    """The embedding of Seko-Talk. The reference picture (negative frame numbers) has separate embedding weights, and
     the timestep of the pass."""
 
     def __init__(

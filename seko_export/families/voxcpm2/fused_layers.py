@@ -1,5 +1,5 @@
-"""The transformer layers of `layers.py` with Seko's own kernels: five launches for each layer if a call has few rows.
-Weights and results of the fused layers are those of `layers.py`.
+"""The transformer layers of `layers.py` with Seko's own kernels: five launches for each layer if a call has few rows. A
+fused layer has the same weights, and up to rounding the same results, as the corresponding layer of `layers.py`.
 
 In a step, a fused layer reads a row's cached tokens in place and needs no read length, so one engine serves any number
 of cached tokens.
@@ -75,7 +75,8 @@ class FusedStepLayer(FusedLayer):
         starts, first : Tensor
             First cache place of each row, and position of the row's token, int64 [B]; see `Positions`.
         write_index, cos, sin : Tensor
-            Results of `StepPositions` of these names; ``cos`` and ``sin`` are None for a transformer without positions.
+            The results of `StepPositions` with the same names; ``cos`` and ``sin`` are None for a transformer without
+            positions.
         """
         qkv, tickets = self.fused_qkv(hidden)
         cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
@@ -146,7 +147,7 @@ class StepPositions(nn.Module):
         """Return the cache place of each row's token, [B] int64, and its rotary tables (cosines and sines) [B, 1, D]
         float32.
 
-        The parameters have the same meaning as those of `Positions.forward`.
+        `Positions.forward` documents the parameters.
         """
         angles = first[:, None, None].to(torch.float32) * inverse_factors * frequencies
         return starts + first, *rotary(angles, self.amplitude)

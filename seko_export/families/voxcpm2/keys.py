@@ -48,7 +48,7 @@ def voxcpm2_shapes(config: VoxCpm2Config) -> dict[str, tuple[int, ...]]:
 
 
 def load_voxcpm2(folder: Path, config: VoxCpm2Config, *, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Open the model in a checkpoint folder and check all keys, shapes and dtypes. The numbers of the checkpoint's
+    """Open the model in a checkpoint folder and check all keys, shapes and dtypes. The values of the checkpoint's
     tensors are read later.
 
     Parameters

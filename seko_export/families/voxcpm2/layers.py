@@ -165,7 +165,7 @@ class CachedLayer(Layer):
         k_cache, v_cache : Tensor
             Keys and values of S cache places, [S, K, D]; written in place.
         write_index, read_index, mask : Tensor
-            Results of `Positions` of these names.
+            The results of `Positions` with the same names.
         cos, sin : Tensor, optional
             Rotary tables, float32 [B, T, D]; None for a transformer without positions.
         """

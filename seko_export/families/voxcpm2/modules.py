@@ -223,7 +223,7 @@ class Condition(nn.Module):
         Parameters
         ----------
         rows, base_state, residual_state, last_patch : Tensor
-            The arguments of `KeepState.forward` of these names, which this module only reads.
+            The parameters of `KeepState.forward` with the same names; `Condition` only reads them.
 
         Returns
         -------

@@ -31,8 +31,8 @@ def write_random_voxcpm2(
 ) -> None:
     """Write the checkpoint folder of a model: config.json, both files of weights, tokenizer.json.
 
-    The weights of the audio VAE are float32 as in the original. The parameters and errors are those of
-    `checkpoints.random.write_random_folder`.
+    The weights of the audio VAE are float32 as in the original. `checkpoints.random.write_random_folder` documents the
+    parameters and errors.
     """
     boundaries = torch.tensor(config.vae.rate_boundaries, dtype=torch.int32)
     files = {

@@ -47,8 +47,8 @@ def solver_times(steps: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
 
 
 def still_steps(steps: int) -> int:
-    """Return the number of first solver steps that evaluate no velocity: these steps move the time but not the
-    patch.
+    """Return how many solver steps at the start evaluate no velocity: these steps advance the time but do not change
+    the patch.
     """
     return max(1, int((steps + 1) * _STILL_SHARE))
 

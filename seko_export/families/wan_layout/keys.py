@@ -117,6 +117,6 @@ def wan_config(config: ModelConfig) -> dict[str, object]:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return the mean and the standard deviation of the random values of a weight. Modulations get the values with
-    which Wan initialises modulations, other weights those of `plain_spread`."""
+    """Return the mean and the standard deviation of the random values of a weight. For a modulation, the two numbers
+    are those of Wan's initialisation. For any other weight, `plain_spread` computes them."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)

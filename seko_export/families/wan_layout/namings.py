@@ -74,7 +74,7 @@ def wan_to_diffusers(name: str) -> str:
     Raises
     ------
     KeyError
-        If the table has no such key.
+        If the table of key names does not contain ``name``.
     """
     return translate(name, OUTER_TO_DIFFUSERS, BLOCK_TO_DIFFUSERS)
 
@@ -95,7 +95,7 @@ def diffusers_to_wan(name: str) -> str:
     Raises
     ------
     KeyError
-        If the table has no such key.
+        If the table of key names does not contain ``name``.
     """
     return translate(name, OUTER_TO_WAN, BLOCK_TO_WAN)
 

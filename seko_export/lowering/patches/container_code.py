@@ -3,7 +3,8 @@
 The compiler puts torch's container (the C functions that a loader calls, and the class behind them) into the source of
 each engine. The container is the same text in each engine, and takes the C++ compiler 5 of the 9 s of an engine's host
 code. The patch compiles the container's text to a separate object file in the compiler's private cache. The source of
-an engine then only declares the container, and both objects are linked into the object that torch asked for.
+an engine then only declares the container. The object files of the engine and of the container are linked into the
+object file that torch asked for.
 """
 
 from __future__ import annotations

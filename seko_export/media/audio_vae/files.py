@@ -62,7 +62,7 @@ def audio_vae_shapes(config: AudioVaeConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_audio_vae(folder: Path, config: AudioVaeConfig) -> Checkpoint:
-    """Open the audio VAE in a folder and check all keys, shapes and dtypes; the numbers are read later, as float32.
+    """Open the audio VAE in a folder and check all keys, shapes and dtypes; values are read later, as float32.
 
     Raises
     ------

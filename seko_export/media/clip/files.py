@@ -90,8 +90,8 @@ def clip_shapes(config: ClipConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_clip(path: Path, config: ClipConfig) -> Checkpoint:
-    """Open the weights of a CLIP image encoder and check keys, shapes and dtypes; the numbers are read later, by the
-    names of the modules.
+    """Open the weights of a CLIP image encoder and check keys, shapes and dtypes; values are read later, by the names
+    of the modules.
 
     Raises
     ------

@@ -105,8 +105,8 @@ def hubert_shapes(config: HubertConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_hubert(path: Path, config: HubertConfig) -> WeightSource:
-    """Open the weights of a HuBERT encoder and check keys, shapes and dtypes; the numbers are read later, by the names
-    of the modules.
+    """Open the weights of a HuBERT encoder and check keys, shapes and dtypes; values are read later, by the names of
+    the modules.
 
     Raises
     ------

@@ -147,7 +147,7 @@ def match_vae_sources(
     path : Path
         Path of the checkpoint, for the error message.
     opened : OpenedFiles
-        The tensors in the checkpoint, whose numbers are not read yet.
+        The tensors in the checkpoint, whose values have not been read yet.
     config : WanVaeConfig
         Dimensions of the expected VAE.
     half : str

@@ -1,6 +1,7 @@
 """Convolutions of the Wan VAEs in Seko's kernel, where the kernel was measured to be faster than torch's convolution
-(ADR 0028). Before it traces an engine, a build replaces these convolutions (`use_own_convolutions`). The artifact has
-their weights in the kernel's layout (`own_weights`), so that no call of an engine rearranges or quantises weights.
+(ADR 0028). Before tracing an engine, a build replaces torch's convolutions by Seko's (`use_own_convolutions`). The
+artifact has their weights in the kernel's layout (`own_weights`), so that no call of an engine rearranges or quantises
+weights.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def own_weights(checkpoint: WeightSource, convolution: str, kind: str) -> dict[s
     Returns
     -------
     dict of str to Tensor
-        ``filters_doubled`` for a `DoublingConvolution`, if ``kind`` is ``filters_doubled``. Otherwise the weights that
-        `packed_weights` returns, for an `OwnConvolution`.
+        ``filters_doubled`` for a `DoublingConvolution`, if ``kind`` is ``filters_doubled``. For any other ``kind``: the
+        weights that `packed_weights` returns, for an `OwnConvolution`.
     """
     weight = checkpoint[f"{convolution}.weight"]
     if kind == FILTERS_DOUBLED:
@@ -208,7 +209,7 @@ class DoublingConvolution(Streamed):
 def use_own_convolutions(module: nn.Module, inputs: Sequence[Tensor], tiles_of: TilesOf) -> None:
     """Replace the convolutions of a VAE's module for which there are tile sizes, in place.
 
-    Most of these convolutions become an `OwnConvolution`. A convolution behind an upsampling becomes a
+    Most of the replaced convolutions become an `OwnConvolution`. A convolution behind an upsampling becomes a
     `DoublingConvolution` if there are tile sizes for a doubling convolution. Before a convolution of bfloat16 numbers,
     the norm and SiLU of a residual block become a `NormSilu`.
 
@@ -276,7 +277,7 @@ def use_own_norm(layers: nn.Sequential, number: int, convolution: nn.Module) -> 
     convolution that reads the result; nothing is replaced unless it is an `OwnConvolution` of bfloat16 numbers.
 
     In front of a convolution of e4m3 numbers the norm stays, because the compiler fuses norm, SiLU and the rounding to
-    e4m3. The norm also stays if its number of channels is none that `NormSilu` takes.
+    e4m3. The norm also stays if `NormSilu` does not support the norm's number of channels.
     """
     norm = layers[number]
     own = isinstance(convolution, OwnConvolution) and not convolution.fp8

@@ -143,7 +143,7 @@ class EncodeLast(VaeEncode):
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32, from the caches of the previous call.
-        The picture's levels are those that `EncodePicture` takes.
+        The picture has levels of 0 to 255; see `EncodePicture.forward`.
         """
         pixels = video.permute(2, 0, 1)[:, None] / _HALF_RANGE - 1  # [3, 1, H, W]
         grey = torch.zeros_like(pixels).expand(-1, self.video_frames - 1, -1, -1)

@@ -16,8 +16,9 @@ from seko_runtime.format.program_key import ProgramKey
 
 
 def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> dict[str, Any]:
-    """Return the predicted times in seconds that `seko-export plan` reports: of denoise steps, decoding and chunks;
-    ``sessions_fit``, the number of sessions that fit in memory, limits how many can be real-time.
+    """Return the times of denoise steps, decoding and chunks in seconds, as `seko-export plan` reports them.
+    ``sessions_fit`` is the number of sessions that fit in memory; the reported number of real-time sessions is not
+    larger.
     """
     s = config.workload.stream
     sizes = (s.batch,) if config.workload.pool is None else config.workload.pool.buckets
