@@ -16,7 +16,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy ma
 # Host code of engines is run a few times here, and optimising it takes a tenth of their compilation.
 export AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL=${AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL:-O0}
 # Vector code triples what it takes to generate an engine for a CPU, and each new compiler cache tries ten instruction
-# sets first. The artifact `fp4` (tests/conftest.py) has vector code whatever this says, as a user's build has.
+# sets first. Kernels with vector code are compiled in the slow tier (tests/kernels/conftest.py).
 export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
