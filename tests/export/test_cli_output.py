@@ -93,21 +93,28 @@ def run_into(stdout: Any, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 
-@pytest.mark.parametrize("options", first_is_fast([[], ["--json"]]))
-def test_a_full_stdout_is_one_sentence(options, small_artifact):
+# A command that needs no torch, and one that does.
+PRINTING = first_is_fast(
+    [["presets"], ["presets", "--json"], ["inspect", ROOT / "artifacts" / "world-sample"]], 2
+)
+
+
+@pytest.mark.parametrize("command", PRINTING, ids=["text", "JSON", "torch"])
+def test_a_full_stdout_is_one_sentence(command):
     with Path("/dev/full").open("w") as full:
-        done = run_into(full, "inspect", small_artifact, *options)
+        done = run_into(full, *command)
     assert done.returncode == 5
     assert (
         done.stderr == "seko-export: stdout cannot be written (No space left on device): send it elsewhere\n"
     )
 
 
-def test_a_closed_pipe_is_one_sentence(small_artifact):
+@pytest.mark.parametrize("command", PRINTING, ids=["text", "JSON", "torch"])
+def test_a_closed_pipe_is_one_sentence(command):
     read, write = os.pipe()
     os.close(read)
     try:
-        done = run_into(write, "inspect", small_artifact)
+        done = run_into(write, *command)
     finally:
         os.close(write)
     assert done.returncode == 1
