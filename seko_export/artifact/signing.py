@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_KEY_BYTES = 1 << 16
 MAX_PASSPHRASE_BYTES = 1 << 10
+_PRIVATE = b"PRIVATE KEY-----"  # in the first line of a private key in PEM
 PASSPHRASE_VARIABLE = "SEKO_SIGN_PASSPHRASE_FILE"
 
 
@@ -186,7 +187,16 @@ def _load_key(path: Path, ask: Callable[[], bytes] | None) -> Ed25519PrivateKey:
     serialization, ed25519 = _library()
     from cryptography.exceptions import UnsupportedAlgorithm
 
-    content = _read_secret(path, f"--key {path}", MAX_KEY_BYTES)
+    what = f"--key {path}"
+    content, mode = _read(path, what, MAX_KEY_BYTES)
+    if _PRIVATE not in content:
+        advice = (
+            f"the private key is the file {path.with_suffix('')}"
+            if path.suffix == ".pub"
+            else "make one with `seko-export keygen`"
+        )
+        raise UsageError(f"{what} holds no ed25519 private key; {advice}")
+    _check_secret(path, what, mode)
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except TypeError:  # the key is encrypted
@@ -217,15 +227,23 @@ def _passphrase(key: Path, ask: Callable[[], bytes] | None) -> bytes:
 
 def _read_secret(path: Path, what: str, limit: int) -> bytes:
     """Read a file with a secret; refuse a file that others than its owner may read."""
+    content, mode = _read(path, what, limit)
+    _check_secret(path, what, mode)
+    return content
+
+
+def _read(path: Path, what: str, limit: int) -> tuple[bytes, int]:
+    """Return the first bytes of a file, and its mode."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            content = file.read(limit)
+            return file.read(limit), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except OSError as fault:
         raise UsageError(f"{what} cannot be read ({fault.strerror}); check the path") from None
+
+
+def _check_secret(path: Path, what: str, mode: int) -> None:
     if mode & 0o077:
         raise UsageError(f"{what} may be read by others (mode {mode:04o}, expected 0600); chmod 600 {path}")
-    return content
 
 
 def _public_key(private: Ed25519PrivateKey) -> str:

@@ -46,15 +46,9 @@ _TAR_MARK = (257, b"ustar")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether the files at a path look like a checkpoint and not like an artifact."""
+    """Return whether a path is to be read as a checkpoint, since nothing there looks like an artifact."""
     if path.is_dir():
-        if (path / MANIFEST_FILE).exists():
-            return False
-        return not (path / _ENGINES).is_dir() and any(
-            file.suffix in WEIGHT_SUFFIXES or ".safetensors" in file.suffixes
-            for pattern in ("*", "*/*")
-            for file in path.glob(pattern)
-        )
+        return not (path / MANIFEST_FILE).exists() and not (path / _ENGINES).is_dir()
     if not path.is_file():
         return False
     at, mark = _TAR_MARK

@@ -195,6 +195,12 @@ def test_inspect_of_a_lora_that_is_refused(invoke, tmp_path):
     assert_refused(invoke("inspect", tmp_path / "loha.safetensors"), CHECKPOINT, "is a LoHa")
 
 
+def test_inspect_of_a_folder_without_a_model(invoke, tmp_path):
+    """It is no checkpoint, which `inspect` takes too; nothing there says that it was to be an artifact."""
+    (tmp_path / "README.md").touch()
+    assert_refused(invoke("inspect", tmp_path), CHECKPOINT, f"the folder {tmp_path} holds no *.safetensors")
+
+
 def test_inspect_of_a_folder_with_two_vaes(invoke, tmp_path, checkpoint):
     """The two files are named, not the checkpoint beside them."""
     (tmp_path / "folder").mkdir()
@@ -332,6 +338,7 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--first-timesteps", "1000", "--batch", "2"], USAGE, ["--batch 2", "give --sessions"]),
         (["--shift", "5"], USAGE, ["--shift 5.0", "--first-timesteps"]),
         (["--timesteps", "1000", "--shift", "-1"], USAGE, ["--shift", "positive shift"]),
+        (["--fp8", "--target", "cpu"], USAGE, ["--fp8 needs a GPU, and this build is for cpu"]),
         (["--context-timestep", "1001"], USAGE, ["--context-timestep must lie in [0, 1000]"]),
         (["--sampler", "dpm"], USAGE, ["--sampler", "'dpm'", "renoise, euler"]),
         (["--backend", "onnx", "--layer-rings", "3,6"], USAGE, ["--backend onnx", "--layer-rings"]),

@@ -205,7 +205,9 @@ def test_another_target(
 
 
 def test_another_kind_of_device(artifact: Path, loads: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(errors.ArtifactError, match="built for cpu, opened on cuda"):
+    with pytest.raises(
+        errors.ArtifactError, match="built for cpu, opened on cuda; rebuild it on a machine with a GPU"
+    ):
         open_artifact(artifact, device="cuda")
     with pytest.raises(errors.UsageError, match="expected auto, cpu, cuda or cuda:N"):
         open_artifact(artifact, device="tpu")

@@ -51,6 +51,14 @@ def test_a_key_that_is_none(folder, tmp_path, content):
         sign_artifact(folder, tmp_path / "key")
 
 
+def test_a_public_key_signs_nothing_and_the_private_one_is_named(folder, tmp_path):
+    """Others may read it; it need not be hidden from them."""
+    pair = make_key(tmp_path / "maker")
+    pair.public.chmod(0o644)
+    with pytest.raises(ExportUsageError, match=f"--key {pair.public} holds no .*; .* file {pair.private}$"):
+        sign_artifact(folder, pair.public)
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
 def test_a_key_that_others_may_read_signs_nothing(folder, tmp_path, mode):
     key = make_key(tmp_path / "key").private

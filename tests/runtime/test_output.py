@@ -19,6 +19,7 @@ from seko_runtime.cli.commands import main
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
 from seko_runtime.format.pipes import Pipe
+from seko_runtime.media_files.sound_writer import sound_form
 from seko_runtime.video.files import ChunkWriter, output_form
 from seko_runtime.video.manifest import Stream, Video
 from tests.tiers import first_is_fast
@@ -198,7 +199,7 @@ def test_a_pipe_that_nobody_reads_is_given_up_soon_once_it_has_to_hurry() -> Non
     os.close(read)
 
 
-def test_the_format_follows_from_the_output() -> None:
+def test_the_format_follows_from_the_output(tmp_path: Path) -> None:
     assert output_form(Path("-")) == output_form(Path("/dev/null")) == output_form(Path("a.y4m")) == "y4m"
     assert output_form(Path("a.y4m"), "raw") == "raw"
     assert output_form(Path("a.npy")) == "npy"
@@ -206,6 +207,9 @@ def test_the_format_follows_from_the_output() -> None:
         UsageError, match=r"-o a has no suffix: expected one of \.npy, .*--format, one of npy"
     ):
         output_form(Path("a"))
+    for form_of in (output_form, sound_form):
+        with pytest.raises(UsageError, match=f"-o {tmp_path} is a folder: name a file in it, such as "):
+            form_of(tmp_path)
 
 
 # -- mp4 -------------------------------------------------------------------------------------------------------

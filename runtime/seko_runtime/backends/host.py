@@ -101,9 +101,8 @@ def check_device(target: Target, device: str) -> str:
     if kind == "auto":
         return target.device
     if kind != target.device:
-        raise ArtifactError(
-            f"artifact is built for {target.device}, opened on {device}; rebuild it with --target for {kind}"
-        )
+        advice = "rebuild it with --target cpu" if kind == "cpu" else "rebuild it on a machine with a GPU"
+        raise ArtifactError(f"artifact is built for {target.device}, opened on {device}; {advice}")
     return device
 
 

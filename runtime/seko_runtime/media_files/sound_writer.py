@@ -103,6 +103,8 @@ def sound_form(path: Path, form: str | None = None) -> str:
         return path.suffix[1:]
     if path == STDOUT or is_pipe(path):
         return "raw"
+    if path.is_dir():
+        raise UsageError(f"-o {path} is a folder: name a file in it, such as {path / 'sound.wav'}")
     ending = f"has the suffix {path.suffix}" if path.suffix else "has no suffix"
     raise UsageError(
         f"-o {path} {ending}: expected .wav, .mp3 or .flac for sound; or name the format by --format"

@@ -131,6 +131,8 @@ def output_form(path: Path, form: str | None = None) -> str:
         return path.suffix[1:]
     if path == STDOUT or is_pipe(path):
         return "y4m"
+    if path.is_dir():
+        raise UsageError(f"-o {path} is a folder: name a file in it, such as {path / 'video.mp4'}")
     ending = f"has the suffix {path.suffix}" if path.suffix else "has no suffix"
     raise UsageError(
         f"-o {path} {ending}: expected one of {', '.join(SUFFIXES)}; or name the format by --format, one of "
