@@ -333,7 +333,7 @@ def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[s
     """
     words = ["seko-export", "build", str(path)]
     heads = facts.model.get("heads")
-    if heads is None or not heads.is_read:
+    if (heads is None or not heads.is_read) and not facts.candidates:  # presets state their heads
         words += [HEADS, "N" if heads is None else str(heads.value)]
     questions = facts.recognised.questions
     words += [question.usual for name, question in questions.items() if name not in facts.stream]

@@ -300,10 +300,11 @@ def test_a_damaged_artifact(artifact, invoke, command):
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "bench"])
 def test_no_artifact(tmp_path, invoke, command):
-    # `inspect` also takes checkpoints; a missing checkpoint has the code of a missing input file.
+    # `inspect` also takes checkpoints; what is missing there has the code of an input file.
     code = CHECKPOINT if command == "inspect" else ARTIFACT
     assert_refused(invoke(command, tmp_path / "absent"), code, "absent")
-    assert_refused(invoke(command, tmp_path), ARTIFACT, "manifest.json")
+    sentence = "holds no *.safetensors" if command == "inspect" else "manifest.json"
+    assert_refused(invoke(command, tmp_path), code, sentence)
 
 
 # -- builds that cannot be -------------------------------------------------------------------------------------

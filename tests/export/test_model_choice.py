@@ -151,7 +151,7 @@ def test_of_presets_with_the_same_sizes_the_file_s_name_tells(alike: Path) -> No
 def test_a_command_leaves_a_choice_that_the_file_does_not_make_to_the_user(alike: Path) -> None:
     report = inspect(alike)
     assert report["candidates"] == ["first", "windowed", "unbuilt"]
-    assert "--preset NAME -o artifacts/NAME" in report["command"]
+    assert report["command"] == f"seko-export build {alike} --preset NAME -o artifacts/NAME"
     program, *words = shlex.split(report["command"])
     refused = CliRunner().invoke(main, words)
     assert (program, refused.exit_code) == ("seko-export", 2)
