@@ -67,7 +67,7 @@ class CudaMemory(CpuMemory):
         return torch.zeros(numbers, dtype=dtype, device=self.device).as_strided(spec.shape, strides)
 
     def begin_upload(self, files: Mapping[str, Sequence[MappedTensor]]) -> Upload:
-        """Begin to copy all tensors into one allocation on the device, and to load cuBLAS meanwhile."""
+        """Begin to copy all tensors into one allocation on the device; a thread loads cuBLAS at the same time."""
         self._products = ProductsLoading(self.device)
         layout, stream = BlockLayout(files), _cuda.Stream(self.device)
         count = min(STAGING_BUFFERS, -(-layout.nbytes // STAGING_BYTES))
@@ -218,8 +218,8 @@ class CudaMemory(CpuMemory):
 
 
 class CudaLane:
-    """A queue for work beside calls (`seko_runtime.backends.memory.Lane`): a CUDA stream of its own if ``beside``,
-    otherwise the memory's stream.
+    """A `seko_runtime.backends.memory.Lane` on a CUDA device. If ``beside``, the lane's work runs on its own CUDA
+    stream, in parallel to engine calls; otherwise on the memory's CUDA stream.
 
     In each call the memory's CUDA stream waits for the event `_read`, copies, and records `_fed`; the lane's CUDA
     stream waits for `_fed`, works, and records `_read`. Each wait refers to the event as it was last recorded when the

@@ -18,10 +18,10 @@ _lock = threading.Lock()
 class ProductsLoading:
     """A thread that computes small matrix products once for each device of the process.
 
-    The first product of a process loads cuBLAS, which takes 0.1 s. Without the thread, the capture of the first session
-    waits for it. The thread returns its CUDA stream, and torch gives the thread's cuBLAS handle to the next thread that
-    needs one. So if the thread ends before the first session opens, as it does for a large model, cuBLAS keeps no
-    further workspace.
+    The first product of a process loads cuBLAS, which takes 0.1 s. Without this thread, the graph capture of the first
+    session would wait 0.1 s for cuBLAS. When the thread ends, its CUDA stream and cuBLAS handle become free for other
+    threads. If the thread ends before the first session opens, the session takes over the handle, and cuBLAS allocates
+    no second workspace. With a large model the thread ends before.
 
     Parameters
     ----------

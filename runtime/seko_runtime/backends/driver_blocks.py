@@ -101,7 +101,7 @@ class Event:
 
 
 def queue_of(otherwise: Queue) -> Queue:
-    """Return the current queue; if there is none, return ``otherwise``."""
+    """Return the queue that is current in this thread; if no queue is current, return ``otherwise``."""
     return _CURRENT.get(otherwise)
 
 

@@ -26,8 +26,8 @@ from seko_runtime.host.releasing import release_all
 
 
 class DriverLane:
-    """A queue for work beside calls (`seko_runtime.backends.memory.Lane`) over the CUDA driver: a queue of its own if
-    ``beside``, otherwise the queue of the memory.
+    """A `seko_runtime.backends.memory.Lane` over the CUDA driver. If ``beside``, the lane's work runs in its own queue,
+    in parallel to engine calls; otherwise in the queue of the memory.
 
     The two queues wait for each other as in `seko_runtime.backends.cuda_memory.CudaLane`.
     """

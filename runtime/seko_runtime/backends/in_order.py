@@ -10,7 +10,8 @@ from seko_runtime.format.manifest import TensorSpec
 
 
 class InOrderLane:
-    """A queue for work (`seko_runtime.backends.memory.Lane`) that runs at once, between the memory's own work.
+    """A `seko_runtime.backends.memory.Lane` without a queue: each piece of its work runs at once, when the caller
+    submits it.
 
     Parameters
     ----------
@@ -46,8 +47,7 @@ class InOrderLane:
 
 
 class InOrderCopies:
-    """A queue of copies (`seko_runtime.backends.memory.CopyQueue`) that run at once, for memories whose device is the
-    host."""
+    """A `seko_runtime.backends.memory.CopyQueue` for memories whose device is the host: each copy runs at once."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -46,13 +46,13 @@ class ResultBlocks(Protocol):
         """
 
     def finished(self, row: int, turn: int) -> Callable[[], None]:
-        """Return a function that waits until the last copy into a row's block number ``turn`` is done.
+        """Return a function that waits until the last copy into block number ``turn`` of a row is done.
 
         The returned function only waits for an event, so any thread may call it while others queue work.
         """
 
     def array(self, row: int, turn: int) -> NDArray[np.uint8]:
-        """Return the array of a row's block number ``turn``. The array is complete once the function that `finished`
+        """Return the array of block number ``turn`` of a row. The array is complete once the function that `finished`
         returned has returned; the next `queue` to the block overwrites it.
         """
 
@@ -119,7 +119,7 @@ class Lane(Protocol):
         """Make all later work of the memory wait for the lane's work so far; the host does not wait."""
 
     def mark_read(self) -> None:
-        """Record that the input buffer may be overwritten."""
+        """Record that the lane has read the input buffer, so that the next `feed` may overwrite it."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture ``work`` as a graph, as `Memory.capture` does. Graphs captured by lanes may run at the same time as
@@ -207,7 +207,7 @@ class Memory(Protocol):
         """Declare that ``tensor`` keeps its address while the session lives."""
 
     def program_begins(self) -> None:
-        """Say that a run of a program begins: results of engines in the previous run are no longer needed."""
+        """Note that a run of a program begins, so that results of engines in the previous run can be released."""
 
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], str]:
         """Return the shape and the name of the dtype of a tensor."""
@@ -232,8 +232,8 @@ class Memory(Protocol):
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
         """Queue copies of tensors to the host, after all work so far and in parallel to later work. `park` returns the
-        copies, and an object for `after` that stands for the end of the copies. Until the copies have ended the caller
-        must not change the tensors. The object that stands for the end keeps no host memory by itself.
+        copies, and an object that stands for the end of the copies and is passed to `after`. Until the copies have
+        ended the caller must not change the tensors. The object that stands for the end keeps no host memory by itself.
         """
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:

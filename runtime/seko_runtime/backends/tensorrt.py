@@ -116,8 +116,8 @@ class PlanBackend:
         return engines
 
     def stats(self) -> Mapping[str, int]:
-        """Return the number of cache buffers that are copied back whole at each call, because a plan returns the cache
-        instead of writing it in place."""
+        """Return the number of cache buffers that are copied in full at each call. A copy is needed for each cache that
+        a plan returns instead of writing it in place."""
         return {"caches_copied_back": self._copied_back}
 
     def close(self) -> None:

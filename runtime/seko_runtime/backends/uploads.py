@@ -22,8 +22,8 @@ STAGING_BUFFERS = 8  # copies in flight; 32 MB of pinned memory, because pinning
 
 
 class HashedBytes:
-    """The upload of a memory on the host (`seko_runtime.backends.memory.Upload`): tensors are views of the hashed
-    bytes.
+    """The `seko_runtime.backends.memory.Upload` of a memory on the host: nothing is copied, and tensors are views of
+    the hashed bytes.
 
     Parameters
     ----------
@@ -97,7 +97,8 @@ class BlockLayout:
                 yield self.places[tensor.name] + low - tensor.offset, low - begin, high - begin
 
     def check(self, hashed: MappedTensor) -> None:
-        """Raise an ArtifactError if a tensor of a hashed file is not the tensor that the layout has."""
+        """Raise an ArtifactError if a tensor of a hashed file differs in shape, dtype, offset or size from the tensor
+        of the same name in this layout."""
         placed = self._tensors.get(hashed.name)
         if placed is None or _form(placed) != _form(hashed):
             raise ArtifactError(
@@ -111,8 +112,8 @@ def _form(tensor: MappedTensor) -> tuple[object, ...]:
 
 
 class StagedUpload:
-    """The upload of a memory on a device (`seko_runtime.backends.memory.Upload`): each piece of a file is copied to a
-    pinned buffer, from which the device copies the tensors of the piece into one block.
+    """The `seko_runtime.backends.memory.Upload` of a memory on a device: each piece of a file is copied to a pinned
+    buffer, from which the device copies the tensors of the piece into one block.
 
     Parameters
     ----------

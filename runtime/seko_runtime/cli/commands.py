@@ -1,4 +1,4 @@
-"""The commands of `seko-run` are `run`, `verify`, `info`, `unpack`."""
+"""The commands of `seko-run`: `run`, `verify`, `info` and `unpack`."""
 
 from __future__ import annotations
 

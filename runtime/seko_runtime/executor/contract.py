@@ -28,8 +28,8 @@ class ProgramRule:
     bucket : int
         Number of leading entries that the mark ``[bucket]`` selects; 0 if references may not have that mark.
     by_row : bool
-        Whether the program may use a buffer only by row, because its runs for single rows are queued at the same time
-        as other work.
+        Whether the program may refer only to single rows of buffers. Each run of such a program is for one row, and is
+        queued at the same time as other work.
     required : bool
         Whether an artifact must have this program.
     """
@@ -45,7 +45,7 @@ class ProgramRule:
 
 @dataclass(frozen=True)
 class Contract:
-    """The programs that a workload's artifact has and may have, and the buffers that they may use.
+    """The programs that an artifact of a workload must or may have, and the buffers that these programs may use.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Contract:
     fed : frozenset of str
         Names of buffers that only the host may write, although programs may write other buffers of the same role.
     anywhere : frozenset of str
-        Names of buffers that every program may read, whatever its rule says of roles.
+        Names of buffers that every program may read, even if the buffer's role is not in the program's ``reads``.
     check_buffers : callable
         Function that takes the buffers by name, and raises a ManifestError if a buffer that the host writes, reads or
         splits into rows has a shape, dtype or role that the workload's code does not expect.

@@ -74,8 +74,8 @@ def remove_leftovers(
 
 
 def names_in(place: Path, stem: str) -> list[Path]:
-    """Return the paths whose names begin with this stem. Names with fewer digits than `random_name` makes are included,
-    such as names with a process number.
+    """Return the paths in a folder whose names begin with the stem and go on with digits. Names with fewer digits than
+    `random_name` makes are included, such as names with a process number.
 
     The result is empty if the folder cannot be read.
     """

@@ -125,8 +125,8 @@ class Buffer(TensorSpec):
 
     @property
     def resident_layers(self) -> int:
-        """Number of first layers that an offloaded buffer keeps on the device at all times: one for each place on the
-        device, except three places."""
+        """Number of an offloaded buffer's first layers that are on the device at all times: the number of layer places
+        on the device, minus three."""
         return max(0, self.device_layers - 3)
 
     @property
@@ -155,8 +155,8 @@ class InputSpec(TensorSpec):
     per : str
         How often the input may change, as a word defined by the workload.
     source : str
-        Who supplies the input. ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the
-        session supplies the input.
+        Who supplies the input. ``host``: the runtime fills the input; the name of its buffer decides with which values.
+        ``caller``: the caller of the session supplies the input.
     default : str
         What happens if the caller supplies no value for a row. ``zeros``: the value is zeros. ``hold``: the row keeps
         the last supplied value, zeros before the first. ``required``: an error is raised.
@@ -205,14 +205,14 @@ class Target:
     Parameters
     ----------
     device, arch : str
-        Kind of device and its architecture: ``cpu`` and the kernel's name of the architecture, or ``cuda`` and
-        ``sm_NN``; several GPUs with a hyphen between two.
+        Kind of device and its architecture. For ``cpu``, ``arch`` is Linux's name of the architecture, such as
+        ``x86_64``. For ``cuda``, ``arch`` is the compute capability ``sm_NN``, or several of them joined by hyphens.
     torch, cuda : str
         Versions of torch and CUDA with which the engines were built.
     cpu_flags : tuple of str
         CPU features that the engines' compiled host code may use.
     host_arch : str or None
-        The kernel's name of the host processor's architecture; not checked if missing.
+        Linux's name of the host processor's architecture, such as ``x86_64``; not checked if None.
     """
 
     device: Annotated[str, as_device]

@@ -57,8 +57,8 @@ class Output:
             return opened.enter_context(whole_file(self._path, "writing", replace=True))
 
     def signals(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that delays signals if the output is a file. For a pipe signals are not delayed, because the
-        reader of the pipe may be slow."""
+        """Return a context that delays signals if the output is a file. For a pipe the context does not delay signals,
+        because a slow reader of the pipe would delay them without limit."""
         return held_signals() if self.pipe is None else contextlib.nullcontext()
 
     @contextlib.contextmanager

@@ -29,7 +29,7 @@ class Pipe(io.RawIOBase):
         self._deadline: float | None = None
 
     def writable(self) -> bool:
-        """Return True: data can be written to a `Pipe`, which cannot be read or sought in."""
+        """Return True, because data can be written to a `Pipe`. A `Pipe` has no reading and no seeking."""
         return True
 
     def fileno(self) -> int:

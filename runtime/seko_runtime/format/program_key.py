@@ -1,5 +1,5 @@
-"""Names of programs in a manifest, and the keys for which the names stand. A program's name consists of its role, a
-mark if the program is for full caches, its bucket and its length. Only the module `program_key` parses names of
+"""Names of programs in a manifest, and the `ProgramKey` that each name stands for. A program's name consists of its
+role, a mark if the program is for full caches, its bucket and its length. Only the module `program_key` parses names of
 programs."""
 
 from __future__ import annotations

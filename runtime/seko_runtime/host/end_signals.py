@@ -28,7 +28,7 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
     ----------
     command : callable
         Function that returns the exit code. If ``command`` runs in the main thread, a signal of `ENDING` raises
-        `AskedToEnd` in it.
+        `AskedToEnd` inside ``command``.
     tell : callable
         Function that is called with the sentence about the signal. The sentence says that nothing was left behind, or
         which output was kept (the exception's last note).

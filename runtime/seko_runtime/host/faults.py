@@ -121,8 +121,8 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
 
 @contextmanager
 def told_by_the_system() -> Iterator[None]:
-    """Context manager for library calls that write files: if the disk is full, the OSError of the disk is raised
-    instead of the library's exception that followed the OSError.
+    """Context manager for library calls that write files. If the disk is full, a library may raise an exception of its
+    own after the system's OSError; the context manager raises the OSError instead.
 
     ``torch.save`` and ``torch.export.save`` close their archive after any error. On a full disk closing fails, too,
     with a message that does not mention the disk.

@@ -1,7 +1,7 @@
 """EXIF orientation of picture files: how the camera was held, and a function that turns the picture upright.
 
-FFmpeg reads EXIF, too, but PyAV returns only the angle of FFmpeg's display matrix. By the angle alone, a mirrored
-picture cannot be told from a turned one.
+FFmpeg reads EXIF, too, but PyAV returns only the angle of FFmpeg's display matrix. The angle alone does not show
+whether a picture is mirrored.
 """
 
 from __future__ import annotations

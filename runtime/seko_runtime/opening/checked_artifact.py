@@ -101,8 +101,8 @@ class ExaminedArtifact:
         """Return the tensors of each file of weights, except the weights named in ``without``, as the header of the
         file places them.
 
-        The headers are not hashed yet, so the places may be wrong. A file with an invalid header is left out: if the
-        hash of such a file matches the manifest, `verified` refuses the file for its header.
+        The headers are not hashed yet, so the places may be wrong. A file with an invalid header is left out here.
+        Later `verified` refuses that file, for its hash or for its header.
         """
         manifest, folder = self.read.manifest, self.read.folder
         places: dict[str, list[MappedTensor]] = {}
@@ -117,7 +117,7 @@ class ExaminedArtifact:
         return places
 
     def verified(self, take: TakePiece | None = None) -> CheckedArtifact:
-        """Hash all files; return the checked artifact. `ArtifactFiles.verified` describes the parameter ``take``.
+        """Hash all files and return the checked artifact; `ArtifactFiles.verified` describes the parameter ``take``.
 
         Raises
         ------
@@ -215,8 +215,8 @@ def check_artifact(
 ) -> CheckedArtifact:
     """Run every check that loads no native code of the artifact, cheapest first; see `open_artifact`.
 
-    Without ``fits_here`` the artifact may be for another machine. With ``may_be_unsigned``, which the signing tool
-    uses, signatures are not checked. ``copy_weights`` is the parameter of `open_artifact`.
+    If ``fits_here`` is false, the artifact may be for another machine. If ``may_be_unsigned`` is true, signatures are
+    not checked; the signing tool needs this. ``copy_weights`` is the parameter of `open_artifact`.
     """
     with read_artifact(path, may_be_unsigned=may_be_unsigned) as read:
         return read.examined(fits_here=fits_here, copy_weights=copy_weights).verified()

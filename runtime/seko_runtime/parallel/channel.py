@@ -110,7 +110,7 @@ class Packed:
     arrays: Sequence[NDArray[Any]]
 
     def with_more(self, message: Mapping[str, Any], *, within: str) -> Packed:
-        """Return a new message with one entry, ``within``: this message with further entries.
+        """Return a new message with the single entry ``within``, whose value is this message with further entries.
 
         Entries of the message that are packed already are not packed again.
         """

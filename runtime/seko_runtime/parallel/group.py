@@ -75,12 +75,12 @@ class RankGroup:
     ranks : int
         Number of ranks, each with a process of its own.
     facts : mapping
-        Facts that each process needs to begin, as a JSON value.
+        Arguments of the first command to each process, as a JSON value.
     seconds : float
         Largest number of seconds that the processes may take to begin.
     meeting : Meeting, optional
-        The place where the processes of the other ranks, which torchrun started, connect to rank 0's process; default:
-        this call starts all processes.
+        Under torchrun: the place where the processes of the other ranks connect to rank 0's process. By default
+        `RankGroup` starts all processes itself.
 
     Raises
     ------

@@ -38,7 +38,7 @@ class Device:
     specs, buffers : mapping
         The manifest's buffers and their tensors, by name.
     programs : mapping of str to list of BoundProgram
-        The bound programs of this process, by the program's name: one for each of its runs.
+        For the name of each program of this process, a list with one bound program for each run of the program.
     replays : dict
         Captured CUDA graphs, by the key that the workload passed to `capture`.
     """
@@ -88,8 +88,8 @@ class Device:
         """
 
     def row_of(self, buffer: str, row: int) -> Tensor:
-        """Return a view of the part of a buffer that belongs to a row. An axis of layers of the buffer is the first
-        axis of the view."""
+        """Return a view of the part of a buffer that belongs to a row. If the buffer has an axis of layers, the view
+        keeps it as the first axis."""
         spec = self.specs[buffer]
         return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._state_rows)
 

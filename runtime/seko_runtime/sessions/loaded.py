@@ -21,7 +21,7 @@ class TokenIds(Protocol):
     """A tokenizer."""
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return the token ids of a text; the workload says in which shape."""
+        """Return the token ids of a text as an int64 array; the workload defines the array's shape."""
 
 
 @dataclass(frozen=True)

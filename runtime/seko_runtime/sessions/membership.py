@@ -138,7 +138,7 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         sessions.
 
         A leaked session is one that was garbage-collected without `close`. The row of a leaked session is free already,
-        and `reap` only returns the session's name.
+        so `reap` only returns the session's name.
         """
         with self._call_lock.take():
             names = [self._lost.popleft() for _ in range(len(self._lost))]

@@ -54,8 +54,8 @@ class RankPlace:
         bound: Mapping[str, Sequence[BoundProgram]],
         buffers: Mapping[str, Tensor],
     ) -> dict[str, BoundProgram | FirstRanksProgram]:
-        """Return the named programs, as far as the artifact has them. Rank 0 runs each shared program and broadcasts
-        the results to the other ranks.
+        """Return those of the named programs that the artifact has, by name. With several ranks, rank 0 runs each of
+        these programs and broadcasts the results to the other ranks.
 
         Parameters
         ----------

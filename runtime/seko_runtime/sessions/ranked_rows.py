@@ -132,7 +132,7 @@ class RankedRows(Generic[ManifestT]):
         self.ask_ranks("load", {"row": row, "state": same}, own=own, patient=True)
 
     def check(self, rows: Sequence[int], inputs: Sequence[Any]) -> None:
-        """Raise the error with which `run` would refuse these rows, if any."""
+        """Raise the error that `run` would raise for these rows before it queues work; otherwise do nothing."""
         self.ask_ranks("check", {"rows": rows, "inputs": inputs}, ranks=(0,))
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:

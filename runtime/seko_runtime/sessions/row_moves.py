@@ -23,15 +23,15 @@ class RowMoves:
         self._ends: dict[int, object] = {}  # by row
 
     def settle(self, rows: Sequence[int]) -> None:
-        """Make later work on the device wait for the copies of these rows."""
+        """Make later work on the device wait for the queued copies of these rows' state between host and device."""
         for row in rows:
             if row in self._ends:
                 self._memory.after(self._ends[row])
                 del self._ends[row]
 
     def park(self, row: int, tensors: Mapping[str, Tensor]) -> Parked:
-        """Queue copies of a row's tensors to the host. The copies stay there while the row's session is paused or being
-        saved."""
+        """Queue copies of a row's tensors to the host. The copies stay on the host while the row's session is paused or
+        being saved."""
         with self._all_or_waited():
             parked, self._ends[row] = self._memory.park(tensors)
         return parked

@@ -29,7 +29,7 @@ class RowState:
     arrays : mapping of str to numpy.ndarray
         Bytes, uint8 [n], of the arrays that the host keeps for the row, by name.
     beside : object
-        Further state on the host that messages to other processes contain and snapshot files do not.
+        Further state on the host. Messages to other processes contain this state; snapshot files do not.
     """
 
     numbers: Any

@@ -182,20 +182,21 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context manager in which the host's state of some rows is advanced. The rows are marked inconsistent inside
+        """Context manager for code that advances the host's state of some rows. The rows are marked inconsistent inside
         the context, and stay marked if Ctrl-C ends the context."""
         self.inconsistent.update(rows)
         yield
         self.inconsistent.difference_update(rows)
 
     def settle(self, rows: Sequence[int]) -> None:
-        """Make later work on the device wait for the copies of these rows."""
+        """Make later work on the device wait for the queued copies of these rows' state between host and device."""
         with self.settled(rows):
             pass
 
     @contextmanager
     def settled(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context manager of the memory's `ordered`, in which device work waits for the copies of these rows."""
+        """Enter the memory's `ordered`, the context of queued device work. Device work in the context waits for the
+        queued copies of these rows' state."""
         with self.memory.ordered():
             self._moves.settle(rows)
             yield
@@ -240,8 +241,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.inconsistent.discard(row)
 
     def check(self, rows: Sequence[int], inputs: Sequence[Any]) -> None:
-        """Raise the error with which `run` would refuse these rows, if any. The base class checks only that the rows
-        are consistent, and does not check ``inputs``.
+        """Raise the error that `run` would raise for these rows before it queues work; otherwise do nothing. The base
+        class checks only that the rows are consistent, and does not check ``inputs``.
         """
         del inputs
         self.check_whole(rows)

@@ -126,8 +126,9 @@ def read_snapshot(
     Parameters
     ----------
     source : Path or bytes-like
-        The snapshot file, which is not trusted, or the content of the file. The returned state then refers to the bytes
-        of the content. Links, pipes, and files larger than a state of ``layout`` can be, are refused.
+        The snapshot file, or the content of the file; neither is trusted. A state read from content refers to the bytes
+        of the content instead of copying them. Links, pipes, and files larger than a state of ``layout`` can be, are
+        refused.
     digests : sequence of str
         The artifact's digest and its `content_digest`. The snapshot file must contain one of these two digests.
     layout : RowLayout
@@ -183,8 +184,9 @@ def read_snapshot(
 
 
 def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
-    """Return a SHA-256 over the weights and the workload's facts on which the state of a session depends. The digest is
-    equal for builds of the same model with other numbers of ranks or sessions, and "" if the manifest has no hashes.
+    """Return a SHA-256 of everything on which the state of a session depends: the weights and the workload's facts.
+    Builds of the same model for other numbers of ranks or sessions have the same digest. The digest is "" if the
+    manifest has no hashes.
 
     Parameters
     ----------

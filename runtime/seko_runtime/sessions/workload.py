@@ -33,8 +33,8 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     first_rank_programs : collection of str
         Names of programs that rank 0 alone runs; see `RankPlace`.
     rank_commands : mapping of str to callable
-        Functions that answer the workload's own commands to a rank's process, by the name of the command, besides
-        `ranked_rows.COMMANDS`.
+        Functions that answer the workload's own commands in a rank's process, by the name of the command. Every
+        workload also has the commands `ranked_rows.COMMANDS`.
     """
 
     kind: str

@@ -229,7 +229,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         return [STEP if self._speech_rows[row].pending is None else PREFILL for row in rows]
 
     def check(self, rows: Sequence[int], inputs: Sequence[None]) -> None:
-        """Raise the error with which `run` would refuse these rows, if any."""
+        """Raise the error that `run` would raise for these rows before it queues work; otherwise do nothing."""
         del inputs
         self.check_whole(rows)
         for row in rows:

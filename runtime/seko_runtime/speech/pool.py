@@ -220,9 +220,9 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         """If ``session`` needs a patch, queue the next engine call for all sessions that wait, and wait for the
         previous call.
 
-        The device thus has an engine call to run while the caller reads the sound of the previous call. Stop flags of
-        the model are read one step late. One thread queues calls for all sessions; the other threads find their patches
-        ready.
+        The device thus has an engine call to run while the caller reads the sound of the previous call. The model's
+        stop flag of a patch is read only after the next step was queued. One thread queues calls for all sessions; the
+        other threads find their patches ready.
         """
         with self._turn:
             if not session.needs:
@@ -322,8 +322,8 @@ def _read_flags(patches: Sequence[Patch | None]) -> None:
 
 
 def speech_content(manifest: SpeechManifest) -> str:
-    """Return a SHA-256 over the weights and sizes on which a snapshot depends. Pools of all sizes have the same
-    SHA-256. The result is "" if the manifest has no hashes.
+    """Return a SHA-256 of the weights and sizes on which a session's saved state depends. Pools of all sizes have the
+    same SHA-256. The result is "" if the manifest has no hashes.
     """
     workload = manifest.workload
     return content_digest(

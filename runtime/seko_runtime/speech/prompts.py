@@ -126,8 +126,8 @@ def assemble(
 
 
 def pad_voice(samples: Floats, patch_samples: int, *, continued: bool) -> Floats:
-    """Return voice samples [n] padded with zeros to whole patches: a voice to imitate at its end, a voice to continue
-    at its beginning."""
+    """Return voice samples [n] padded with zeros to whole patches. The zeros follow a voice to imitate, and precede a
+    voice to continue."""
     missing = -len(samples) % patch_samples
     return np.pad(samples, (missing, 0) if continued else (0, missing))
 

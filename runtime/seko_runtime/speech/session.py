@@ -36,8 +36,8 @@ class SpeechSession(RowSession):
     Use a session as a context manager, or call `close`. Any thread may call the methods of a speech session. Threads
     that use sessions of one pool share engine calls: each call carries all sessions that wait for a patch.
 
-    A text ends when the model ends it, with `finish`, at its limit of patches, with the session's lease, or with
-    `close`.
+    A text ends when the model ends it, when `finish` or `close` is called, at the text's limit of patches, or when the
+    session's lease runs out.
 
     Parameters
     ----------

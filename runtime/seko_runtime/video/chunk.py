@@ -162,7 +162,7 @@ class Readable:
 
 @dataclass(frozen=True)
 class SessionStats:
-    """Counters of a pool: chunks, graph launches, and prompts that the prompt cache had or lacked.
+    """Counters of a pool: chunks, graph launches, and hits and misses of the prompt cache.
 
     ``graph_launches`` counts launches of captured chunks. ``graph_launches`` equals ``chunks`` with a backend that
     captures CUDA graphs, unless a call takes several launches. A call may take several launches if it has full and

@@ -1,5 +1,5 @@
 """The positions of each video stream: its next frame, its next cache slot, and the chunks whose latents are kept to
-rebuild the cache. No tensors."""
+rebuild the cache. The module holds no tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cut:
     Parameters
     ----------
     jump : int
-        Frames that all cuts together have added to the row's positions.
+        Number of frames that all scene cuts together have added to the row's positions.
     due : bool
         Whether the row's next chunk begins a new scene.
     pinned : int
@@ -243,9 +243,10 @@ class RowClocks:
         decide.
 
         While no frame was evicted from the cache, the earliest chunk is chunk 0. After the first eviction, the earliest
-        chunk is the last chunk that was ever begun, even if that chunk failed or was undone. The frames of the begun
-        chunk took slots that only earlier chunks would read. A row that has cut to another scene, or whose cache was
-        rebuilt without evicted frames, cannot be rewound: the result is the number of chunks that the row has made.
+        chunk is the last chunk that was ever begun, even if that chunk failed or was undone. The reason is that the
+        frames of the begun chunk took cache slots that earlier chunks would still read. A row cannot be rewound if it
+        has cut to another scene, or if a rebuild of its cache left out evicted frames; the result is then the number of
+        chunks that the row has made.
         """
         if int(self.slot_first[row]) != int(self.first[row]) or self._cuts[row].has_cut:
             return self._chunks_made[row]

@@ -39,7 +39,7 @@ class Decoder:
         The memory of the pool's tensors. The constructor must be called inside `Memory.ordered`, the context of
         queued device work.
     overlap : bool
-        Whether decoding runs at the same time as the chunks, if the memory captures.
+        Whether a chunk is decoded while the next chunk is computed. This needs a memory that captures graphs.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Decoder:
         Raises
         ------
         TornStreamError
-            If a failed attempt has already decoded other latents as a stream's next chunk.
+            If a failed call has already decoded a stream's next chunk from other latents.
         """
         if not self._rows_done and list(rows) == list(range(len(self._queued))):
             self._lane.feed(self._latents, latents)
@@ -120,7 +120,7 @@ class Decoder:
                 raise self._ahead(row)
 
     def check(self, row: int) -> None:
-        """Raise a TornStreamError if a failed attempt has already decoded a stream's next chunk."""
+        """Raise a TornStreamError if a failed call has already decoded a stream's next chunk."""
         if row in self._rows_done:
             raise self._ahead(row)
 
@@ -178,7 +178,7 @@ class Decoder:
                     self._lane.mark_read()
 
     def restart(self, row: int) -> None:
-        """Begin a new stream on a row: forget which chunk a failed attempt has decoded."""
+        """Begin a new stream on a row: forget which chunk a failed call has decoded."""
         self._rows_done.discard(row)
 
     def finished(self, row: int, number: int) -> Callable[[], None]:

@@ -154,7 +154,7 @@ class VideoDevice(Device):
     @contextmanager
     def prompting(self, row: int) -> Iterator[None]:
         """Context manager in which the prompt of a row changes, in the order of `Memory.ordered`. After an error inside
-        the prompt is incomplete, and `check_prompts` refuses the row."""
+        the context, the prompt is incomplete, and `check_prompts` refuses the row."""
         with self._memory.ordered():
             self.half_prompted.add(row)
             yield
@@ -166,8 +166,8 @@ class VideoDevice(Device):
             raise TornStreamError(f"the prompt of row {row} was set in part when an error came; set it again")
 
     def run_prompt(self, row: int) -> None:
-        """Queue the prompt program, which turns text embeddings into the keys and values of cross-attention: of a row,
-        or of all rows if the program reads all."""
+        """Queue the prompt program for a row, or for all rows if the program reads all rows. The prompt program turns
+        text embeddings into the keys and values of cross-attention."""
         for program in [self._prompt[row]] if self.prompt_by_row else self._prompt:
             program.run()
 
@@ -235,8 +235,8 @@ class VideoDevice(Device):
     ) -> ChunkCall:
         """Write the host's tensors for a launch of some or all batch indices; return the kind of the launch.
 
-        Without ``inputs`` the inputs that callers supply are zeros in this launch. With ``first`` the launch runs the
-        passes of a stream's first chunk.
+        If ``inputs`` is None, the inputs that callers supply are zeros in this launch. If ``first`` is true, the
+        launch runs the passes of a stream's first chunk.
         """
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
         places = range(len(positions.rows)) if places is None else places

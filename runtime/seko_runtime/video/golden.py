@@ -150,7 +150,7 @@ def worst_cache_error(
 
 
 def cache_tensor(buffer: str, chunk: int) -> str:
-    """Name of the recorded tensor with a sample of a cache buffer after a chunk."""
+    """Name of the recorded tensor with sampled tokens of a cache buffer, taken after a chunk."""
     return f"cache.{buffer}.{chunk}"
 
 

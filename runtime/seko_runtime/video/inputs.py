@@ -139,7 +139,8 @@ class CallerInputs:
             self._kept[name][list(kept_slots), list(rows)] = array
 
     def of_kept_chunks(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
-        """Return the inputs of the kept chunks in one step of a cache rebuild; zeros for a stream without a chunk."""
+        """Return the inputs of the chunks that one step of a cache rebuild writes, one chunk for each stream; zeros for
+        a stream that has made no chunk."""
         arrays = {}
         for name, by_slot in self._kept.items():
             arrays[name] = np.stack(

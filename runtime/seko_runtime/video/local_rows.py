@@ -170,7 +170,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             )
 
     def check(self, rows: Sequence[int], inputs: Sequence[Inputs | None]) -> None:
-        """Raise the error with which `run` would refuse these rows, if any."""
+        """Raise the error that `run` would raise for these rows before it queues work; otherwise do nothing."""
         self._chunk_inputs(rows, inputs)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
@@ -214,7 +214,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self._recache(row)
 
     def check_prompt(self, row: int | None, prompt: str, *, recache: bool = False) -> None:
-        """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
+        """Raise the error that `set_prompt` would raise for a sentence; the prompt does not change."""
         self._device_for(row, recache=recache)
         self._row_prompts().check(prompt)
 
@@ -382,7 +382,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of the pool so far: chunks, graph launches, and prompts that the prompt cache had or lacked."""
+        """Counters of the pool so far: chunks, graph launches, and hits and misses of the prompt cache."""
         device, cache = self._device, None if self._prompts is None else self._prompts.cache
         return SessionStats(
             chunks=self._chunks,

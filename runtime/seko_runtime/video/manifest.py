@@ -1,5 +1,5 @@
-"""The manifest of a video artifact. Besides the tables that manifests of all workloads have, it has the object
-``workload`` with layout, schedule and goldens."""
+"""The manifest of a video artifact: the tables that manifests of all workloads have, and the object ``workload`` with
+layout, schedule and goldens."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         return self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant)
 
     def check_prompt(self, prompt: str) -> None:
-        """Raise the error with which `open_session` refuses a prompt: a sentence that is too long, or any sentence if
-        the artifact has no text encoder.
+        """Raise the error that `open_session` would raise for a prompt. A sentence that is too long is an error; any
+        sentence is an error if the artifact has no text encoder.
 
         Raises
         ------

@@ -105,7 +105,7 @@ class RowPrompts:
         self._owners[row] = alone if tenant is None else f"tenant {tenant}"
 
     def check(self, prompt: str) -> None:
-        """Raise the error with which `set` refuses a prompt; no prompt changes."""
+        """Raise the error that `set` would raise for a prompt; no prompt changes."""
         self._ids.ids(clean_prompt(prompt))
 
     def set(self, device: VideoDevice, row: int, prompt: str) -> None:

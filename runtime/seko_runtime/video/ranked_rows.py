@@ -71,7 +71,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         self.ask_ranks("set_prompt", {"row": row, "prompt": prompt, "recache": recache})
 
     def check_prompt(self, row: int | None, prompt: str, *, recache: bool = False) -> None:
-        """Raise the error with which `set_prompt` refuses a sentence; nothing changes."""
+        """Raise the error that `set_prompt` would raise for a sentence; the prompt does not change."""
         self.ask_ranks("check_prompt", {"row": row, "prompt": prompt, "recache": recache}, ranks=(0,))
 
     def set_text(self, row: int, text: object, *, recache: bool = False) -> None:

@@ -80,7 +80,7 @@ class Ring:
 
     @property
     def repeats_references(self) -> bool:
-        """Whether a chunk of reference frames is filled up with copies of the frames, each equally often. Attention
+        """Whether copies of the reference frames fill up their chunk, with equally many copies of each frame. Attention
         over the chunk filled with copies gives the same result as attention over the reference frames alone.
         """
         references, chunk = self.reference_frames, self.chunk_frames

@@ -65,7 +65,7 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of the pool so far: chunks, graph launches, and prompts that the prompt cache had or lacked."""
+        """Counters of the pool so far: chunks, graph launches, and hits and misses of the prompt cache."""
 
     @property
     def decodes_beside(self) -> bool:
@@ -78,8 +78,8 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
         """Set a stream's prompt to a sentence; see `Session.set_prompt`."""
 
     def check_prompt(self, row: int | None, prompt: str, *, recache: bool = False) -> None:
-        """Raise the error with which `set_prompt` refuses a sentence, for a stream or with None for any new stream;
-        nothing changes."""
+        """Raise the error that `set_prompt` would raise for a sentence on this row, or on any new row if ``row`` is
+        None. The prompt does not change."""
 
     def set_text(self, row: int, text: object, *, recache: bool = False) -> None:
         """Set a stream's prompt to text embeddings [1, tokens, text_dim]; see `Session.set_text`."""

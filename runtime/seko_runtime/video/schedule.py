@@ -102,7 +102,7 @@ def schedule_tables(
     first: Passes | None = None,
     sampler: str = "",
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the constants that the programs index by pass.
+    """Return the tables of constants that the programs index by the number of a pass.
 
     A table of passes has P entries: those of ``passes``, then those of ``first``. The table of timesteps has a further
     entry at its end, the timestep of the context pass.
@@ -178,10 +178,10 @@ def unipc_weights(sigmas: Sequence[float]) -> NDArray[np.float64]:
     """Return the weights of UniPC's sums, of order 2 in the form bh2, [P, 8].
 
     UniPC (arXiv 2302.04867) predicts clean latents and integrates exactly in the logarithm of the signal-to-noise
-    ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i of UniPC first corrects the latents x that it was
-    given, then predicts the next latents. Corrected and next latents are weighted sums, whose weights the noise levels
-    alone determine. The corrected latents are ``w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] +
-    w3*clean[i-2] + w4*clean[i]``. The next latents are ``w5*corrected + w6*clean[i] + w7*clean[i-1]``.
+    ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i of UniPC gets latents x. The pass first corrects
+    x, then predicts the latents of the next pass. The corrected latents and the predicted latents are weighted sums.
+    The weights depend only on the noise levels. The corrected latents are ``w0*x + w1*(corrected latents of pass i-1) +
+    w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]``. The next latents are ``w5*corrected + w6*clean[i] + w7*clean[i-1]``.
 
     The first pass corrects nothing. The first pass and the last pass predict with order 1.
 
@@ -247,8 +247,8 @@ def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
 def rescheduled(
     manifest: VideoManifest, steps: int | None, shift: float | None
 ) -> tuple[VideoManifest, dict[str, NDArray[np.generic]]]:
-    """Return a manifest with another number of denoise passes, and the tables that replace the weights with the same
-    names.
+    """Return a manifest with another number of denoise passes, and the new tables by name. The new tables replace the
+    weights with the same names.
 
     Parameters
     ----------

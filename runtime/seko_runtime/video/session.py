@@ -110,8 +110,8 @@ class Session(RowSession):
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield video frames chunk by chunk as they become ready.
 
-        If decoding runs beside the next chunk, one chunk is always queued ahead. If the loop is left early, the next
-        call of `stream` yields the queued chunk first.
+        If the device decodes a chunk while it computes the next chunk, one chunk is always queued ahead. If the loop is
+        left early, the next call of `stream` yields the queued chunk first.
 
         Parameters
         ----------
@@ -178,7 +178,7 @@ class Session(RowSession):
             self._pool._rows.set_prompt(self._running_row(), prompt, recache=recache)
 
     def check_prompt(self, prompt: str, *, recache: bool = False) -> None:
-        """Raise the error with which `set_prompt` refuses a prompt; the session does not change.
+        """Raise the error that `set_prompt` would raise for a prompt; the session does not change.
 
         The parameters and errors are those of `set_prompt`.
         """
@@ -253,15 +253,15 @@ class Session(RowSession):
             self._pool._rows.cut(row, frames)
 
     def rewind(self, chunk: int) -> None:
-        """Go back to the state before chunk number ``chunk`` was made. The next chunk that the session makes replaces
-        this chunk, and is made from the same noise.
+        """Go back to the state before chunk number ``chunk`` was made. The next chunk that the session makes has the
+        number ``chunk`` again, and is made from the same noise.
 
         `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the voice. The prompt and inputs
         per session keep their present values after `rewind`. Until the cache evicts its first frame, `rewind` can reach
         any chunk. After the first eviction `rewind` can reach only the last chunk, and no chunk if the last chunk
-        failed. `rewind` can reach no chunk after a cut to another scene, or after the cache was rebuilt without evicted
-        frames. `rewind` restores the VAE's caches by decoding all earlier chunks again, so an artifact that decodes
-        video can go back only while the latents of all chunks are kept.
+        failed. `rewind` can reach no chunk after a cut to another scene, or after a rebuild of the cache that left out
+        evicted frames. `rewind` restores the VAE's caches by decoding all earlier chunks again, so an artifact that
+        decodes video can go back only while the latents of all chunks are kept.
 
         Parameters
         ----------

@@ -37,7 +37,7 @@ class Sink(Protocol):
         """Correct the file's header if fewer chunks were written than announced; called before `close`."""
 
     def close(self, *, whole: bool) -> None:
-        """Write buffered data, unless ``whole`` is false; the file stays open."""
+        """Write buffered data if ``whole`` is true. The file itself stays open."""
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ class Streams:
             self.rebuild_due.add(row)
 
     def chunk_made(self, rows: Sequence[int], inputs: Mapping[str, NDArray[Any]]) -> list[float | None]:
-        """Advance some streams by a chunk that was made of ``inputs``. Return for each row the time at which the last
+        """Advance some streams by a chunk that was made with ``inputs``. Return for each row the time at which the last
         audio sample that its chunk uses was pushed; None without a voice."""
         clocks, voices = self.clocks, self.voices
         first_frames = clocks.next_frames(rows)[:, 0].tolist()

@@ -71,7 +71,8 @@ class Voices:
         return None if voice is None else voice.heard_at(first_frame)
 
     def forget_before(self, row: int, next_frame: int) -> None:
-        """Drop the audio samples that no later chunk of a stream uses; its next chunk begins at this latent frame."""
+        """Drop the audio samples that no later chunk of a stream uses; the stream's next chunk begins at the latent
+        frame ``first_frame``."""
         if row in self._of_row:
             self._of_row[row].forget(next_frame)
 

@@ -1,4 +1,4 @@
-"""A recorded path of a camera, chunk by chunk."""
+"""Camera inputs of each chunk, computed from a recorded camera path."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ ResultT = TypeVar("ResultT")
 
 @runtime_checkable
 class Camera(Protocol):
-    """A controller that gives each chunk of one stream its camera, such as `KeyboardCamera` or `CameraPath`."""
+    """A controller that supplies the camera inputs of each chunk of one stream, such as `KeyboardCamera` or
+    `CameraPath`."""
 
     def next_chunk(self) -> Mapping[str, object]:
         """Move the camera on by a chunk, and return the chunk's camera inputs by name."""

@@ -288,7 +288,7 @@ class Voice:
 
     @property
     def end(self) -> int:
-        """The end of the held audio samples: the number of the last sample, plus 1."""
+        """The number of the last held audio sample, plus 1, counted from the start of the stream."""
         return self.first + len(self._samples)
 
     def push(self, samples: object, *, at: object = None, last: bool = False) -> None:
