@@ -44,7 +44,7 @@ class StreamConfig:
         whatever their rings. If 0, RoPE counts the frames in the cache.
     references_apart : bool
         Whether RoPE does not count reference frames; only with window positions. Reference frames and the oldest other
-        frame then both have position 0 (the first weights of Seko-Talk).
+        frame then both have position 0 (LightX2V's first positions of Seko-Talk).
     offload_cache : bool
         Whether the KV cache is in host memory and is copied to the device layer by layer.
     reference_frames : int

@@ -132,7 +132,8 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
 
 
 def refuse_experts(path: Path) -> None:
-    """Raise a CheckpointError for a folder with two transformers for different times, as Wan 2.2 A14B has them."""
+    """Raise a CheckpointError for a folder with two transformers for different ranges of timesteps, as Wan 2.2 A14B
+    has."""
     for pair in _EXPERTS:
         if all((path / name).is_dir() for name in pair):
             raise CheckpointError(

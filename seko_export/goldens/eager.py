@@ -23,19 +23,20 @@ Engine = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 def eager_engine(piece: Piece) -> Engine:
-    """Return one module as the callable that a session expects, in plain eager torch."""
+    """Return a function that runs an engine's module in plain eager torch; a session calls the function like a compiled
+    engine."""
     module = FlatModule(piece)
     return lambda inputs: module(*inputs)
 
 
 def eager_manifest(config: BuildConfig, weights: Mapping[str, Tensor]) -> Manifest:
-    """Return the manifest of a build that has no files yet, for a session over its eager engines."""
+    """Return the manifest of a build that has no files yet, for a session that runs the build's eager engines."""
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     return describe(config, EAGER, table, {})
 
 
 def eager_memory(config: BuildConfig) -> Memory:
-    """Return the memory of a session over eager engines, whose calls are not captured."""
+    """Return the memory of a session that runs eager engines without capturing CUDA graphs."""
     memory = torch_memory(torch.device(config.target.eager_device))
     memory.captures = False
     memory.warm_up_runs = 0  # warm-up is needed for captures only, and statistics would count its calls

@@ -106,7 +106,8 @@ def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
     Raises
     ------
     UsageError
-        If ``wanted`` names GPUs for which the backend cannot build, or several GPUs for a backend that builds for one.
+        If ``wanted`` names GPUs for which the backend cannot build, or names several GPUs and the backend builds for
+        one GPU only.
     MachineError
         If this machine has another GPU than the target, or no GPU.
     """

@@ -124,7 +124,7 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
 
 
 def encoder_weights(config: VideoBuild) -> str:
-    """Return the prefix of the names of the weights that encode pictures."""
+    """Return the name prefix of the weights of the VAE that encodes pictures."""
     return VAE_WEIGHTS if config.workload.vae_encoder is None else VAE_ENCODER_WEIGHTS
 
 

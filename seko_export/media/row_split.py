@@ -24,7 +24,7 @@ from seko_runtime.format.manifest import LANE_GROUP
 
 @dataclass(frozen=True)
 class RowSplit:
-    """The rows of a picture that belong to one rank.
+    """The pixel rows of a picture that belong to one rank (GPU).
 
     Parameters
     ----------

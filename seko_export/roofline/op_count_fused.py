@@ -1,8 +1,8 @@
 """Cost-model stand-ins for the fused ops: each records one launch and returns an empty tensor.
 
-The stand-ins replace `fused_block.LayerOps` while `op_count` counts: kernels cannot run on the meta device, and
-intermediate results of the reference implementation are registers in a kernel. The stand-ins count the bytes of a full
-cache.
+The stand-ins replace `fused_block.LayerOps` while `op_count` counts: kernels cannot run on the meta device, and a
+kernel keeps intermediate results in registers that the reference implementation writes to memory. The stand-ins count
+the bytes of a full cache.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class EagerChunk:
     latents : Tensor
         Latents of the chunk, [B, C, F, h, w] float32.
     cache : dict of str to Tensor
-        The first token of every slot after the chunk, for each cache buffer, [L, B*cache_frames, ...] in the buffer's
-        dtype.
+        The first token of every cache slot, read after the chunk, for each cache buffer, [L, B*cache_frames, ...] in
+        the buffer's dtype.
     video : Tensor or None
         Sampled video frames, [B, T, rows, columns, 3] uint8, every `video_step`-th pixel in both directions; None
         without a VAE.

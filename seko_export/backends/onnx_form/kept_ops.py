@@ -1,9 +1,9 @@
 """Ops that remain one node in the ONNX form of an engine: their names, shapes and bodies.
 
-A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that name.
-A function's body is traced from the reference in `seko_kernels` or from the sampler. The body of attention is written
-out in standard ops. A change of a number format affects the module `kept_ops` only if an op then takes or returns other
-tensors.
+A node calls the function ``seko::NAME`` with the op's tensors. In a TensorRT plan the node is a plugin, or TensorRT's
+own attention. A function's body is traced from the reference in `seko_kernels` or from the sampler. The body of
+attention is written out in standard ops. A change of a number format affects the module `kept_ops` only if an op then
+takes or returns other tensors.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ to weights in the artifact's files.
 
 In the file of a whole program each engine is a function in the ONNX domain ``seko.piece``. An engine's function is
 stored once and called for each layer, so the file does not grow with depth. In the file of a whole program the cache of
-each layer is an input and an output of its own. The whole cache is therefore never copied, and each output may alias
-its input.
+each layer is an input and an output of its own. The whole cache is therefore never copied, and a cache's output may
+share memory with the cache's input.
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ def configure(
     if the library has no timing cache.
 
     A TensorRT library with `targets` builds for named GPUs and measures nothing. A TensorRT library without `targets`
-    makes plans for the lean runtime, without native code in them, and keeps its measured times.
+    makes version-compatible plans for TensorRT's lean runtime. The lean runtime, which is native code, is not included
+    in these plans. The builder keeps measured kernel times in the timing cache.
     """
     if library.targets:
         rtx: Any = config  # TensorRT's own type stubs
@@ -213,7 +214,8 @@ def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: M
 
 
 def make_logger(trt: Any) -> Any:
-    """Return an object of TensorRT's logger class that keeps errors and warnings; the class needs the library."""
+    """Return a TensorRT logger that keeps error messages. Its class is defined in this function, because the base class
+    is in the library ``trt``."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -231,7 +233,8 @@ def make_logger(trt: Any) -> Any:
 
 
 def make_monitor(trt: Any, engine: str, progress: Progress) -> Any:
-    """Return an object of TensorRT's monitor class that reports the outermost phase; the class needs the library."""
+    """Return a TensorRT progress monitor that reports the outermost phase of a build. Its class is defined in this
+    function, because the base class is in the library ``trt``."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

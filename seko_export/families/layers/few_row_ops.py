@@ -1,4 +1,4 @@
-"""The ops of fused layers on few rows and few tokens, as fields that the cost model can replace."""
+"""The ops of fused layers on few rows and few tokens, as methods of a class that the cost model can replace."""
 
 from __future__ import annotations
 

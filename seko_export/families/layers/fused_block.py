@@ -8,8 +8,8 @@ feed-forward network and GELU.
 `FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch (keys int8, values fp8), and one
 kernel attends to this scratch and to the chunk's own unquantised keys and values (docs/adr/0004). The 8-bit scratch
 lives for one call, so all layers share its memory. With a resident window, `past_window.WindowExpand` expands the
-cached frames once a chunk, not in every pass. Attention reads the number of filled tokens on the device, so full and
-filling rows share an engine.
+cached frames once a chunk, not in every pass. Attention reads the number of filled tokens on the device, so one engine
+serves rows with full caches and rows whose caches are still filling.
 
 Shapes use the letters that `causal_dit` defines. Without a GPU each op runs its reference in plain torch.
 """

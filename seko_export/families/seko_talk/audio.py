@@ -1,5 +1,5 @@
-"""The audio adapter. Once a chunk it turns audio features into tokens, and the tokens into each layer's keys and
-values. In each pass, layers attend to these keys and values of the audio.
+"""The audio adapter. Once a chunk the audio adapter turns audio features into tokens, and the tokens into each layer's
+keys and values. In each pass, layers attend to these keys and values of the audio.
 
 Shapes use the letters that `layers.causal_dit` defines. S is the number of speakers, A the number of audio tokens of a
 latent frame, and M the number of audio features of a latent frame. The tokens of a latent frame attend to the audio of

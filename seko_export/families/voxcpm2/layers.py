@@ -1,4 +1,5 @@
-"""A MiniCPM4 layer, over a cache or over a few local tokens, and the positions that the layers of a call share.
+"""Layers of MiniCPM4, which attend to a KV cache or to a few local tokens, and the module that computes positions for
+all layers of a call.
 
 The KV cache is flat: it has S places [S, K, D], and each row has consecutive places from its ``starts`` on, which the
 host chooses. A call writes its tokens to places. A call reads equally many places for every row. This number is the
@@ -204,7 +205,7 @@ class QuantisedCachedLayer(CachedLayer):
     Parameters
     ----------
     net, dtype, fp8
-        Dimensions, dtype and fp8 option of the layer, as `Layer` takes them.
+        The parameters of `Layer` with the same names.
     form : NumberFormat
         Number format of keys, which are stored after RoPE, and of values.
     """

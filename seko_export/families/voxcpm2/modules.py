@@ -41,8 +41,8 @@ class PatchTokens(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """A patch of sound as a token of the language models: the local encoder's learnt token after the encoder's
-    layers."""
+    """The module that turns a patch of sound into a token of the language models, by a projection of the local
+    encoder's learnt token after the encoder's layers."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class Condition(nn.Module):
         stop_logits : Tensor
             Logits for going on and for stopping, float32 [B, 2].
         stop : Tensor
-            Whether the patch of this step is the text's last: 1 or 0, uint8 [B]; 0 for equal logits.
+            Whether the patch of this step is the last patch of the text: 1 or 0, uint8 [B]; 0 for equal logits.
         """
         base, residual, patch = (
             state.index_select(0, rows) for state in (base_state, residual_state, last_patch)

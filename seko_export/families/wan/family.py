@@ -25,7 +25,7 @@ class WanFamily(WanLayoutFamily):
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
         """Return the facts that a checkpoint states about its model. The result is None if the checkpoint is no Wan
-        checkpoint, or if the model takes a picture's latents beside its own latents."""
+        checkpoint, or if the model's input also has a picture's latents besides the noisy latents."""
         recognised = recognise(where, opened, config_json, family=self.name, keys=KEYS)
         if recognised is None or has_condition(
             *(recognised.model[f"{side}_channels"].value for side in ("in", "out"))

@@ -19,8 +19,8 @@ _FIELDS = {"image_dim": ("image_dim",), "image_tokens": ("image_tokens",)}
 
 def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
     """Return the facts that a checkpoint and its config.json state about an image-to-video model. The result is None if
-    the checkpoint holds no image-to-video model, that is, no model that takes a mask and a picture's latents beside its
-    own latents.
+    the checkpoint holds no image-to-video model, that is, no model whose input also has a mask and a picture's latents
+    besides the noisy latents.
 
     The keys of a checkpoint show whether the model has a picture branch, and whether the picture branch takes one
     picture or two. The keys of an image-to-video checkpoint do not show the number of features of a single picture,

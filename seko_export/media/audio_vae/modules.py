@@ -310,7 +310,7 @@ class DecodeChunk(nn.Module):
 
 
 class DecodeRows(DecodeChunk):
-    """The decoder for some rows of a pool, whose states it reads and writes."""
+    """The decoder for a call of some rows of a pool. The call reads and writes the convolution states of these rows."""
 
     def forward(self, latents: Tensor, rows: Tensor, states: Tensor) -> Tensor:  # type: ignore[override]
         """Return the samples [B, T * decoder_stride] of ``latents`` [B, T, latent_dim].

@@ -264,8 +264,8 @@ def decoder_of(config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> TinyD
 
 
 def latent_statistics(config: TaehvConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return mean and deviation of the latents, the two parameters that no checkpoint holds, by name: [z] in the wider
-    of ``dtype`` and float32. The result is empty if the decoder takes normalised latents.
+    """Return the mean and the standard deviation of the latents by name, [z] each, in the wider of ``dtype`` and
+    float32. No checkpoint holds these two parameters. The result is empty if the decoder takes normalised latents.
     """
     if not config.latents_std:
         return {}

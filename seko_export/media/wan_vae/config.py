@@ -76,7 +76,7 @@ class WanVaeConfig(VaeConfig):
         Whether every level has a shortcut around it (Wan 2.2, ``levels.py``). Upsampling keeps the number of channels
         in Wan 2.2, and halves the number in Wan 2.1.
     patch_size : int
-        Side, in pixels, of the squares that become one place of the largest resolution: 2 in Wan 2.2.
+        Side, in pixels, of the square that one position at the VAE's largest resolution stands for: 2 in Wan 2.2.
     fp8 : bool
         Whether the decoder multiplies e4m3 numbers in those convolutions for which e4m3 tile sizes were measured on the
         GPU. The build sets ``fp8``; no checkpoint states it.

@@ -279,8 +279,8 @@ def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
 
 
 def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return mean and deviation of the latents by name, the two parameters that no checkpoint holds: each is [z] in the
-    wider of ``dtype`` and float32.
+    """Return the mean and the standard deviation of the latents by name, [z] each, in the wider of ``dtype`` and
+    float32. No checkpoint holds these two parameters.
 
     A module on the meta device has only the shapes of these parameters; their values come from this function.
     """

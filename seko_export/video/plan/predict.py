@@ -1,7 +1,8 @@
 """`seko-export plan`: estimates memory and time of a build on a GPU that need not be present.
 
-Bytes are computed by the module `memory` from the build's table of buffers and the shapes of its weights. Seconds are
-computed by `op_count` from the work of the engines, and by `seconds` from the rates in `gpus`.
+Bytes are computed by the module `memory` from the build's table of buffers and the shapes of its weights. The module
+`op_count` counts the work of the engines, and the module `seconds` turns the counts into seconds with the rates in
+`gpus`.
 """
 
 from __future__ import annotations
