@@ -46,7 +46,7 @@ class Admission:
     ----------
     error : float
         Relative error in the 2-norm against float32 attention on the same inputs, for the batch row whose error is
-        closest to its bound.
+        closest to that row's bound.
     bound : float
         Largest allowed relative error of the batch row whose error is `error`.
     refusal : str

@@ -70,8 +70,8 @@ def conv_inputs(
 ) -> ConvInputs:
     """Return seeded random arguments of a convolution, whose results are about 1: bfloat16 on CUDA, float32 on a CPU.
     With `fp8`, frames and weight are e4m3, the frames are 16 times as large, and the scales are smaller by the same
-    factor. If the taps are `DOUBLED_TAPS`, they are arguments of `doubled_conv`, which has neither earlier frames nor a
-    residual.
+    factor. If the taps are `DOUBLED_TAPS`, the arguments are those of `doubled_conv`, which has neither earlier frames
+    nor a residual.
     """
     doubled = taps == DOUBLED_TAPS
     generator = torch.Generator(device).manual_seed(case.height + case.width)
@@ -126,7 +126,7 @@ def admit_conv(
     device : str
         Torch device on which the check runs; on a CPU the torch reference runs instead of the kernel.
     full : tuple of int, optional
-        Numbers of frames, rows and columns that the tuned call reads; adds a test case of this size.
+        Numbers of frames, pixel rows and pixel columns that the tuned call reads. `full` adds a test case of this size.
     fp8 : bool
         Whether frames and weight are e4m3. The exact result is then computed from the e4m3 frames and weight.
 

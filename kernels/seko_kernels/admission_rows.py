@@ -27,7 +27,7 @@ def admit_rows(tiles: RowTiles, product: Product, rows: int, device: str = "cuda
     product : Product
         The linear layer.
     rows : int
-        Number of rows, of the class that `product` has.
+        Number of rows of activations; its class must be ``product.rows``.
     device : str
         Torch device of the tensors.
 

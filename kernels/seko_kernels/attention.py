@@ -43,13 +43,13 @@ class OwnTokens(NamedTuple):
 
 
 def v_columns(tokens: int) -> int:
-    """Return the number of columns of the scratch that holds `tokens` cached values transposed."""
+    """Return the number of columns of the scratch buffer for the transposed values of `tokens` cached tokens."""
     return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
 
 
 def scratch_tokens(tokens: int) -> int:
-    """Return the number of token positions of a scratch for `tokens` cached tokens, padded so that every kernel can
-    read it."""
+    """Return the number of token positions of a scratch buffer for `tokens` cached tokens, padded so that every kernel
+    can read the buffer."""
     group = hopper_attention.KEY_GROUP
     return -(-tokens // group) * group
 
@@ -73,7 +73,7 @@ def attention_fp8(
 
     The cached tokens of row b are its first ``valid_tokens[b] - T`` keys; bytes after them are never used. Cached keys
     are int8, with one scale for each head and tile of `KEY_TILE` tokens. Queries are rounded to int8, with one scale
-    for each query. Cached values are e4m3. Keys and queries are not e4m3, because its three bits of mantissa would
+    for each query. Cached values are e4m3. Keys and queries are not e4m3, because the three mantissa bits of e4m3 would
     visibly reduce picture quality.
 
     The cached keys are token-major like the cache, so that expanding the cache writes whole rows of H * D numbers. A

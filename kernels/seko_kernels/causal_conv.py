@@ -1,8 +1,8 @@
 """The ops of causal 3D convolution, and of convolution behind doubling: they check their arguments, and call Triton
 (CUDA) or the reference (CPU).
 
-Frames are in channels-last memory, ``[B, T, H, W, C]``: batch rows, frames, height, width, channels. The frames before
-the frames of a call are a separate tensor, so that no frames are joined or padded in memory.
+Frames are in channels-last memory, ``[B, T, H, W, C]``: batch rows, frames, height, width, channels. The frames that
+precede the frames of a call are a separate argument, ``earlier``, so that the ops copy no frames to join or pad them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    """Return ``x @ weight.T``; if the weight has scales ``[out, 1]``, its rows are multiplied by these scales
+    """Return ``x @ weight.T``; if there are scales ``[out, 1]``, the rows of the weight are multiplied by these scales
     first."""
     return F.linear(x, weight if scale is None else (weight.float() * scale).to(x.dtype))
 

@@ -124,7 +124,7 @@ def decode_attention(
 
 
 class QuantisedCache(NamedTuple):
-    """Cached keys or cached values as codes and scales, in the layout that `kv_write` writes.
+    """Cached keys or cached values as codes and scales, in the layout of `kv_ops.kv_write`.
 
     Parameters
     ----------

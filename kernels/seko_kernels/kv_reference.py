@@ -119,8 +119,8 @@ def hadamard(x: Tensor) -> Tensor:
     """Apply the Walsh-Hadamard transform (Sylvester's matrix) to the last axis, a power of two long, in float32.
 
     The transform consists of butterflies ``(a + b, a - b)`` of numbers at distances 1, 2, 4, …, in this order, each of
-    which rounds once. The order of the butterflies is part of the format: a matrix product would not fix the order of
-    summation, and so not the bytes.
+    which rounds once. The order of the butterflies is part of the format. A matrix product would leave the order of
+    summation open, and with it the bytes.
     """
     apart = 1
     while apart < x.shape[-1]:

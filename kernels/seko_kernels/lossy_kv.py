@@ -113,7 +113,7 @@ class LossyKv:
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Whether keys, and whether values, are read exactly as they were written."""
+        """Pair of flags: whether keys, and whether values, are read exactly as they were written."""
         return not self.keys_before_rope, self.values is None
 
     @property

@@ -97,8 +97,8 @@ def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, d
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return GELU, in its tanh form, of a linear layer: ``gelu(x @ weight.T + bias)``.
 
-    In bfloat16 on CUDA, cuBLAS applies GELU to its float32 sums: a large tensor is written once less and read once
-    less, and the argument of GELU is not rounded. In all other cases the argument of GELU is rounded to x's dtype.
+    In bfloat16 on CUDA, cuBLAS applies GELU to its float32 sums: the tensor between matmul and GELU is neither stored
+    nor rounded. In all other cases the argument of GELU is rounded to x's dtype.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Dispatch of an op: to its Triton kernel (CUDA), to its torch reference (CPU), or to a function of the caller.
 
-An op first checks its tensors. The device of the tensors, when a model is traced, decides between kernel and reference.
-The kernel is a `torch.library.triton_op`, which AOTInductor compiles into its package; an ordinary custom op would be
-opaque to the compiler and need this module at run time. The reference of an op is plain torch and is compiled like the
-rest of the model.
+An op first checks its tensors. While a model is traced, the device of the tensors decides whether the op becomes its
+kernel or its reference. The kernel is a `torch.library.triton_op`, which AOTInductor compiles into its package; an
+ordinary custom op would be opaque to the compiler and need this module at run time. The reference of an op is plain
+torch and is compiled like the rest of the model.
 """
 
 from __future__ import annotations

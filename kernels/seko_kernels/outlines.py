@@ -1,9 +1,9 @@
 """Outlines: Triton kernels with the parameters of Gluon kernels, which torch's compiler gets in place of the Gluon
 kernels.
 
-Torch's compiler derives from a kernel's Triton IR which tensors the kernel writes, and does not support Gluon. torch's
-compiler therefore gets an outline that reads and writes the same tensors. `gluon_twin` substitutes the Gluon kernel
-before compilation.
+Torch's compiler derives from a kernel's Triton IR which tensors the kernel writes, and does not support Gluon.
+Therefore torch's compiler gets an outline, which reads and writes the same tensors as the Gluon kernel. `gluon_twin`
+substitutes the Gluon kernel before compilation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ TWINS = {
 
 
 class Outline(JITFunction):  # type: ignore[misc]
-    """A Triton kernel that declares the reads and writes of a Gluon kernel; launching it runs the Gluon kernel."""
+    """A Triton kernel that declares the reads and writes of a Gluon kernel. A launch of the `Outline` runs the Gluon
+    kernel."""
 
     def run(self, *arguments: Any, **named: Any) -> Any:
         return kernel_of(self.__name__).run(*arguments, **named)

@@ -82,7 +82,7 @@ def compile_plugin(
     sizes : mapping of str to sequence of int
         Shape of each input, by name.
     compute : str
-        The dtype of ``float``: ``bfloat16`` or ``float32``.
+        The dtype for which ``float`` stands in `Plugin.inputs`: ``bfloat16`` or ``float32``.
     arch : int
         Compute capability, such as 90.
 
@@ -138,7 +138,8 @@ def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = 
     """Return PTX whose entry takes only its first ``wanted`` parameters.
 
     Triton's launcher passes ``hidden`` further arguments, which the kernels of plugins never read. TensorRT does not
-    pass these arguments, so the driver would read past the end of TensorRT's argument list.
+    pass these arguments. If the PTX kept their parameters, the driver would read past the end of TensorRT's argument
+    list.
 
     Raises
     ------

@@ -34,8 +34,8 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) ->
 
     The method "four over six" quantises each block twice, with the scale that maps the block's largest magnitude to 6,
     and with the scale that maps it to 4 (``top``, of `NVFP4_TOPS`). The result with the smaller squared error is kept;
-    if both errors are equal, the result with the top 6. The squared errors are compared in whole parts of the block's
-    power of two (`nvfp4_error`).
+    if both errors are equal, the result with the top 6. The squared errors are compared as integers; `nvfp4_error` has
+    their unit.
 
     Codes are found by comparing ``|x|`` with the product of midpoint and scale. The product of midpoint and scale is
     exact in fp32, because a midpoint has at most 3 significant bits, an e4m3 scale 4, and ``g`` is a power of two. The
@@ -278,8 +278,8 @@ def global_scale(amax: Tensor, top: float) -> Tensor:
     amax : Tensor
         Largest magnitude of each head during calibration, ``[H]`` float32, finite and >= 0.
     top : float
-        Largest magnitude of a code, `NumberFormat.top`: the largest magnitude divided by `top` is a step, and e4m3
-        holds steps up to 448.
+        Largest magnitude of a code, `NumberFormat.top`. The step of a group of numbers is the group's largest magnitude
+        divided by `top`; e4m3 holds steps up to 448.
 
     Returns
     -------

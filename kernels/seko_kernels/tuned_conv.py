@@ -110,8 +110,8 @@ class ConvTiles:
 
 
 class Convolution(NamedTuple):
-    """A convolution as the table distinguishes it: numbers of channels, filters and taps, dtype, and the size class of
-    the pixels of a call.
+    """Key of the table of convolutions: numbers of channels, filters and taps, dtype, and the size class of the pixels
+    of a call.
 
     Parameters
     ----------
@@ -148,9 +148,9 @@ def has_fp8_convolutions(arch: str, channels: Collection[int]) -> bool:
 
 
 def measured_tiles(arch: str, convolution: Convolution) -> ConvTiles | None:
-    """Return the tile sizes that were admitted and faster than torch's convolution on an architecture (``"sm_90"``),
-    or None if the table has no row for them. The result is also None if the kernel needs Gluon and the installed triton
-    has no Gluon that works like that of triton 3.6."""
+    """Return the table's tile sizes of a convolution on a GPU architecture (``"sm_90"``): sizes that were admitted and
+    faster than torch's convolution. The result is None if the table has no row for the convolution. The result is also
+    None if the kernel needs Gluon and the installed triton has no Gluon that works like that of triton 3.6."""
     tiles = faster_table().get((arch, convolution))
     return None if tiles is not None and tiles.margin and gluon_fault() is not None else tiles
 
@@ -182,8 +182,8 @@ def read_table(file: Path) -> dict[tuple[str, Convolution], ConvTiles]:
 def write_table(
     file: Path, rows: Sequence[dict[str, Any]], dropped: Collection[tuple[str, Convolution]] = ()
 ) -> None:
-    """Add convolutions (`rows`) to the JSON table, and remove others (`dropped`, with their architectures); entries of
-    the same architecture and convolution are replaced."""
+    """Add `rows` to the JSON table; a row replaces an older row of the same architecture and convolution. Then remove
+    the rows of the pairs (architecture, convolution) in `dropped`."""
     old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     merged = {_key(row): row for row in [*old, *rows]}
     merged = {key: row for key, row in merged.items() if key not in dropped}

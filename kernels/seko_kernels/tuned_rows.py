@@ -72,7 +72,7 @@ class RowTiles(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A linear layer on few bfloat16 rows, as the table distinguishes them.
+    """Key of the table of tile sizes: a linear layer on few bfloat16 rows.
 
     Parameters
     ----------

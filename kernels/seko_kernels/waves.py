@@ -62,7 +62,7 @@ def cut(
     splits : iterable of int
         Numbers of parts that are possible.
     cost_keys : int, optional
-        Cost of splitting, in units of the keys to which a tile could attend in the same time; default: `CUT_COST_KEYS`.
+        Cost of splitting, as the number of keys to which a tile could attend in that time; default: `CUT_COST_KEYS`.
     wave_keys : int
         Cost of each wave of parts besides the cost of its keys, in the unit of ``cost_keys``.
     """

@@ -72,7 +72,7 @@ class Voices:
 
     def forget_before(self, row: int, next_frame: int) -> None:
         """Drop the audio samples that no later chunk of a stream uses; the stream's next chunk begins at the latent
-        frame ``first_frame``."""
+        frame ``next_frame``."""
         if row in self._of_row:
             self._of_row[row].forget(next_frame)
 
