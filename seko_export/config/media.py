@@ -250,8 +250,8 @@ class VaeConfig(ABC):
         return self.temporal_stride * frames - (self.temporal_stride - 1) * first
 
     def decode_parts(self, frames: int, rows: int, columns: int, itemsize: int) -> int:
-        """Return the number of equal parts in which a chunk of ``frames`` latent frames is decoded, one call after the
-        other, so that the memory of a call is bounded. A latent frame has ``rows`` times ``columns`` cells, and a
+        """Return the number of equal parts in which a chunk of ``frames`` latent frames is decoded. Each part is one
+        engine call, so that the memory of a call is bounded. A latent frame has ``rows`` times ``columns`` cells, and a
         number of an activation has ``itemsize`` bytes.
         """
         del frames, rows, columns, itemsize

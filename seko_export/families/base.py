@@ -54,8 +54,9 @@ class ModelGraph:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Weights of the models around the transformer, by each model's own key names: text encoder, VAE, audio encoder,
-    image encoder, and a second VAE that only encodes. A field is None if the build does not include its model.
+    """Weights of the models around the transformer: text encoder, VAE, audio encoder, image encoder, and a second VAE
+    that only encodes. The weights have the key names of their model. A field is None if the build does not include its
+    model.
     """
 
     text: WeightSource | None = None

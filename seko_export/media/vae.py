@@ -37,8 +37,8 @@ class Vae(ABC, Generic[C]):
 
     @abstractmethod
     def recognise(self, path: Path) -> C | None:
-        """Return the config of the VAE at ``path``, from the config.json beside the weights; without a config.json,
-        from the shapes of the weights.
+        """Return the config of the VAE at ``path``. The config is read from the config.json beside the weights or, if
+        there is no config.json, from the shapes of the weights.
 
         The result is None if the file holds another kind of VAE, or no VAE. The first kind that recognises a file is
         used, so shapes or a class name must distinguish each kind from others.

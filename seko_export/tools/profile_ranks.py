@@ -80,8 +80,8 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
 
 
 def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
-    """Join the process group; return a function that answers the main process's commands by profiling this rank, and
-    the facts about this rank."""
+    """Join the process group. Return a handler, which profiles this rank when the main process sends a command, and the
+    facts about this rank."""
     artifact, facts_of_rank = joined(rank, facts)
 
     def answer(command: str, asked: Mapping[str, Any]) -> object:

@@ -2,8 +2,9 @@
 everything that a workload adds to a build.
 
 A workload is a module with a `WORKLOAD`, which is an object of a class derived from `ExportWorkload`. Most code of a
-build is the same for every workload: the code that compiles engines, and that writes weights, the core of the manifest
-and the folder. The class variable `workload` of a build's `WorkloadConfig` names the workload of the build.
+build is the same for every workload: the code that compiles the engines, writes the weights and the core of the
+manifest, and makes the artifact's folder. The class variable `workload` of a build's `WorkloadConfig` names the
+workload of the build.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ class ExportWorkload(ABC, Generic[Build]):
         return ()
 
     def cache_format(self, config: Build) -> str | None:
-        """Return the format of a build's KV cache, as ``--kv`` spells it; None, the default, for a workload whose
-        caches have no format of ``--kv``."""
+        """Return the name of a build's KV cache format, as in ``--kv``. By default the result is None, for a workload
+        whose caches have none of these formats."""
         del config
         return None
 

@@ -1,10 +1,10 @@
 """Layers of MiniCPM4, which attend to a KV cache or to a few local tokens, and the module that computes positions for
 all layers of a call.
 
-The KV cache is flat: it has S places [S, K, D], and each row has consecutive places from its ``starts`` on, which the
-host chooses. A call writes its tokens to places. A call reads equally many places for every row. This number is the
-call's read length, and is at least the number of tokens that any row has in the cache. The last place of the cache
-belongs to no row: padding is written there.
+The KV cache [S, K, D] is flat: it has S places, one for each token. Each row has consecutive places, and the host
+chooses the first place of a row (``starts``). A call writes the keys and values of its tokens to places of their rows.
+A call reads equally many places for every row. This number is the call's read length, and is at least the number of
+tokens that any row has in the cache. The last place of the cache belongs to no row: padding is written there.
 
 In shapes B is the number of rows, T the number of tokens of a row in one call, S the number of places of the cache, H
 the number of query heads, K the number of heads of keys and values, and D the number of channels of a head. L is the

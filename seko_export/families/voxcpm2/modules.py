@@ -152,8 +152,8 @@ class Fusion(nn.Module):
 
 
 class KeepState(nn.Module):
-    """The end of a prefill or step: writes the hidden states and the patch from which the next step starts into the
-    rows' states.
+    """The end of a prefill or step. `KeepState` writes the hidden states and the patch to the rows' states, from which
+    the next step starts.
     """
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:

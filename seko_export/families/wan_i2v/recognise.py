@@ -23,8 +23,8 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
     besides the noisy latents.
 
     The keys of a checkpoint show whether the model has a picture branch, and whether the picture branch takes one
-    picture or two. The keys of an image-to-video checkpoint do not show the number of features of a single picture,
-    which is CLIP's number unless config.json states another.
+    picture or two. The keys of an image-to-video checkpoint do not show the number of features of a single picture.
+    This number is CLIP's, unless config.json states another.
 
     Raises
     ------

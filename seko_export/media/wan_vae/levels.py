@@ -1,10 +1,10 @@
 """Levels of the Wan 2.2 VAE, each with a shortcut around it, and the patches of pixels of this VAE.
 
 A level is the residual blocks of one width and, except the last level, the layer that changes the size. A shortcut has
-no weights. A shortcut of the encoder averages values, because sizes shrink, and a shortcut of the decoder repeats
-values, because sizes grow. Shortcuts are added to activations [B, C, T, H, W] in channels-last memory. The attributes
-of the levels have the names of the original checkpoint. The maths of the levels is from Wan 2.2,
-`wan/modules/vae2_2.py`.
+no weights. A shortcut of the encoder averages values, because a level of the encoder reduces frames, rows and columns.
+A shortcut of the decoder repeats values, because a level of the decoder increases frames, rows and columns. Shortcuts
+are added to activations [B, C, T, H, W] in channels-last memory. The attributes of the levels have the names of the
+original checkpoint. The maths of the levels is from Wan 2.2, `wan/modules/vae2_2.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Convolutions of the Wan VAEs in Seko's kernel, where the kernel was measured to be faster than torch's convolution
 (ADR 0028). Before tracing an engine, a build replaces torch's convolutions by Seko's (`use_own_convolutions`). The
-artifact has their weights in the kernel's layout (`own_weights`), so that no call of an engine rearranges or quantises
-weights.
+artifact has the weights of Seko's convolutions in the kernel's layout (`own_weights`), so that no call of an engine
+rearranges or quantises weights.
 """
 
 from __future__ import annotations
