@@ -96,7 +96,8 @@ class AsyncClient:
             `ANSWER_S`, with the code ``internal``.
 
         After any error, also a cancellation, the server has no session of this call, unless the server's answer did not
-        come within `ANSWER_S`. Such a session stays for the length of its lease.
+        come within `ANSWER_S`. A session whose answer came too late stays open on the server for the length of its
+        lease.
         """
         self._hello = {"codecs": [*codecs], "audio": [*audio], "buffer": buffer}
         self._serial = protocol.NONE_SEEN

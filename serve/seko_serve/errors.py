@@ -115,7 +115,7 @@ class ServeError(Exception):
     retry_after : float, optional
         Seconds after which the client may repeat the request.
     facts : dict, optional
-        Further fields of the error's answer, such as the place in the queue.
+        Further fields of the JSON object of the error, such as the request's place in the queue.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ServeError(Exception):
         Parameters
         ----------
         status : int
-            HTTP status of the answer; 0 if what was received is no HTTP.
+            HTTP status of the answer; 0 if the received bytes are no HTTP answer.
         content : bytes
             The answer's body.
         """

@@ -102,7 +102,7 @@ class Load:
 
 @dataclass
 class View:
-    """The times that one viewer recorded, in seconds of that viewer's own clock."""
+    """The times that one viewer recorded, in seconds of the viewer's own clock."""
 
     opened_at: float
     fps: float = 0.0

@@ -57,7 +57,7 @@ class Media:
     chunk : int
         Number of the chunk to which the message belongs.
     first : int
-        Number in the stream of the message's first video frame or first sound sample.
+        Number of the message's first video frame or first sound sample, counted from the stream's start.
     pts_us : int
         Time at which the message is shown or heard, in microseconds from the stream's start.
     count : int
@@ -140,7 +140,7 @@ class Control:
     type : str
         Type of the control, one of `CONTROLS`.
     id : str
-        Id that the client gave the control, which the server's receipts name; empty if the control has no id.
+        Id that the client gave the control; the server's receipts repeat the id. Empty if the control has no id.
     fields : mapping of str to object
         The other fields of the control, by name.
     """
@@ -239,7 +239,7 @@ class Shape:
 
     @property
     def takes_id(self) -> bool:
-        """Whether the control has an id, which the server's receipts name."""
+        """Whether a control of this type has an id, which the server's receipts repeat."""
         return _ID in self.required
 
 
@@ -383,7 +383,8 @@ class Entrance:
 
 
 def parse_subprotocols(offered: Sequence[str]) -> Entrance:
-    """Return the credentials in a client's subprotocols; ServeError if there are none, or two kinds of them."""
+    """Return the credentials in a client's subprotocols; ServeError unless there is exactly one ticket or one resume
+    token."""
     if SUBPROTOCOL not in offered:
         raise ServeError("bad_request", f"the socket's subprotocols lack {SUBPROTOCOL}")
     tickets = [name[len(TICKET_PREFIX) :] for name in offered if name.startswith(TICKET_PREFIX)]

@@ -26,14 +26,14 @@ def headers_of(request: Request) -> dict[str, str]:
 
 
 def model_of(body: bytes, kind: str = "") -> object:
-    """Return the name of the model in a request's body; None if the body has none.
+    """Return the name of the model in a request's body; None if the body names no model.
 
     Parameters
     ----------
     body : bytes
         The body of a request.
     kind : str
-        The request's header ``Content-Type``: that of a form; other types are read as JSON.
+        The request's header ``Content-Type``. A body of a form's type is read as a form, any other body as JSON.
 
     Raises
     ------

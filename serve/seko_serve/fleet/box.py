@@ -113,8 +113,8 @@ class Box:
         """Make the box accept new sessions, or refuse them; its present sessions continue. The server must have
         started.
 
-        Any thread may call `admit`. The result is the number of sessions that hold a row, and of videos. In a box that
-        refuses sessions a result of 0 stays 0.
+        Any thread may call `admit`. The result is the number of sessions that hold a row, and of videos. Once the
+        result is 0 for a box that refuses sessions, later calls also return 0.
         """
         assert self._loop is not None  # the server has started
         return asyncio.run_coroutine_threadsafe(self._admit(takes), self._loop)

@@ -120,7 +120,7 @@ def check_room(config: FleetConfig, resources: Mapping[str, float]) -> None:
     Raises
     ------
     RuntimeError
-        If something does not suffice.
+        If the machine has too few GPUs or CPU cores.
     """
     gpus = sum(model.boxes * model.gpus for model in config.models)
     cpus = sum(model.boxes * model.cpus for model in config.models) + GATEWAY_CPUS * config.gateways
@@ -144,7 +144,7 @@ def check_cluster(address: str) -> None:
     Raises
     ------
     ValueError
-        If nothing answers.
+        If nothing listens at the address.
     """
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")

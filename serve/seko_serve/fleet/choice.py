@@ -14,7 +14,8 @@ TRIED = 3  # boxes that a request is sent to, one after another
 
 
 class KnownBoxes:
-    """The entries of boxes as a gateway last read them, and the sessions that it has sent to each box since then.
+    """A gateway's copy of the boxes' entries in the directory, and the sessions that the gateway has sent to each box
+    since it read the entries.
 
     Attributes
     ----------
@@ -28,12 +29,12 @@ class KnownBoxes:
         self._sent: defaultdict[str, list[float]] = defaultdict(list)  # times, by the box's name
 
     def stale(self, now: float) -> bool:
-        """Return whether the entries have to be read again at a time, in seconds."""
+        """Return whether the entries must be read again at the time ``now``, in seconds."""
         return not self.rows or now - self._read_at > FRESH_S
 
     def update(self, rows: list[BoxFacts], now: float) -> None:
-        """Store the entries that were read at a time. A changed entry already counts the sessions that were sent
-        before."""
+        """Store entries that were read at the time ``now``, in seconds. Sessions sent to a box are forgotten if the
+        box's entry has changed, because a changed entry counts these sessions."""
         before = {box.name: box for box in self.rows}
         for box in rows:
             if before.get(box.name) != box:
@@ -112,5 +113,6 @@ def in_order(
 
 
 def with_room(boxes: Iterable[BoxFacts], promised: Mapping[str, int]) -> list[BoxFacts]:
-    """Return the boxes that have a free row left after the sessions that were sent to them, in the same order."""
+    """Return the boxes that still have a free row when the sessions sent to each box are counted as running; the order
+    stays."""
     return [box for box in boxes if box.free > promised.get(box.name, 0)]

@@ -158,15 +158,15 @@ class Directory(Protocol):
     async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
         """Prolong leases by `LEASE_S` seconds, and return the lease that each session has now, by the session's id.
 
-        If the returned lease differs from the one in ``leases``, another box has taken the session meanwhile. None
-        means that the lease has expired.
+        If the returned lease of a session differs from the session's lease in ``leases``, another box has taken the
+        session meanwhile. None means that the lease has expired.
         """
 
     async def release(self, session: str, tenant: str, lease: Lease) -> None:
         """End a session's lease, if ``lease`` is still the session's lease."""
 
     async def find(self, session: str) -> tuple[Place | None, Lease | None]:
-        """Return a session's stored facts and its lease; None for what is missing."""
+        """Return a session's stored facts and its lease; each of the two is None if it is missing."""
 
     async def note(self, video: str, box: str) -> None:
         """Remember for two hours which box makes a video."""

@@ -14,12 +14,12 @@ GROUPS = ("model", "digest", "box")
 
 
 class BoxRows(Collector):
-    """Gauges of the boxes' entries in the directory.
+    """Prometheus gauges, computed from the boxes' entries in the directory.
 
     Parameters
     ----------
     boxes : list of BoxFacts
-        The rows.
+        The entries of all boxes.
     """
 
     def __init__(self, boxes: list[BoxFacts]) -> None:

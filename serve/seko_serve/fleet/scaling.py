@@ -64,13 +64,13 @@ def wanted_boxes(
     Parameters
     ----------
     rows : sequence of BoxFacts
-        The rows of the model's boxes. Boxes that start, or that cannot be reached, have no row.
+        The directory's entries of the model's boxes. Boxes that start, or that cannot be reached, have no entry.
     boxes : int
         Number of boxes that take sessions, including those that start.
     bounds : Bounds
         Bounds of the result.
     changes : Changes
-        The times that the last call returned; at first, twice the time ``now``.
+        The times that the last call returned. In the first call both times are ``now``.
     now : float
         The time in seconds.
     """
@@ -106,7 +106,7 @@ def _after_command(row: BoxFacts, accepts: bool) -> BoxFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """The changes after which the wanted number of boxes accepts sessions.
+    """Changes to a model's boxes, after which the wanted number of boxes accepts sessions.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class Scaling:
         Parameters
         ----------
         rows : sequence of BoxFacts
-            The rows of the model's boxes.
+            The directory's entries of the model's boxes.
         boxes : collection of str
             Names of all boxes, including those that are starting.
         now : float

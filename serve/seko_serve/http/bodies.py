@@ -71,7 +71,7 @@ async def _read(request: Request, most: int) -> bytes:
 
 
 def link_to(path: str, ticket: str) -> Response:
-    """Return the HTTP answer with a link: the address of a path that takes one request without an API key."""
+    """Return the HTTP answer with a link: an address to which the client may send one request without an API key."""
     return JSONResponse({"object": "link", "url": f"{path}?{TICKET}={ticket}", "ticket_s": TICKET_S}, 201)
 
 

@@ -1,4 +1,4 @@
-"""Connections with what uvicorn lacks: time-outs for requests that arrive slowly and for peers that do not read, and
+"""uvicorn's connections with additions: time-outs for requests that arrive slowly and for peers that do not read, and
 errors in JSON for requests that cannot be parsed."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HttpConnection(H11Protocol):
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take received bytes; the time-out continues while the headers of a request are incomplete."""
+        """Process received bytes. The time-out for a request's headers continues until the headers are complete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:  # the headers are there
             self._stop_waiting()
@@ -100,7 +100,8 @@ class StreamConnection(WebSocketsSansIOProtocol):
     the peer does not read what was sent before the close."""
 
     def data_received(self, data: bytes) -> None:
-        """Take received bytes; answer a request with headers that the parser does not take, for which uvicorn waits."""
+        """Process received bytes. Answer a request whose headers the parser does not accept; uvicorn alone would wait
+        for further bytes."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self.handshake_initiated = True

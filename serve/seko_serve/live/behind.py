@@ -71,7 +71,7 @@ class VideoFile:
         self._sink.write(frames)
 
     def close(self, *, whole: bool) -> None:
-        """Close the file: with ``whole`` give it its final name, otherwise remove it."""
+        """Close the file. If ``whole`` is true, the file gets its final name; otherwise the file is removed."""
         try:
             try:
                 self._sink.close(whole=whole)

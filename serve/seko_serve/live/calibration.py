@@ -20,8 +20,8 @@ _LOG = logging.getLogger("seko_serve")
 
 
 def calibrate(pool: ServedPool) -> None:
-    """Run the pool's calls until all buckets (numbers of rows) were measured, of a video artifact with full caches; the
-    results are in the pool's `call_times`.
+    """Run the pool's calls until the times of all buckets (numbers of rows) were measured. For a video artifact the
+    caches are full during the measurement. The times are in the pool's `call_times`.
 
     Inputs that a viewer would send are zeros and silence during this measurement, and a speech artifact speaks a short
     text. If the artifact refuses inputs of zeros and silence, no call is measured.

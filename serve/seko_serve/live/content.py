@@ -17,8 +17,9 @@ from seko_serve.protocol import Codec, Control, Media
 
 
 def answer_to(error: Exception, otherwise: str) -> ServeError:
-    """Return the error that a client sees for an error of the runtime: ``bad_request`` with the runtime's sentence for
-    what the client sent, such as a text that is too long; ``internal`` with the sentence ``otherwise`` for the rest."""
+    """Return the error that a client sees for an error of the runtime. If the client's request is at fault, such as a
+    text that is too long, the error is ``bad_request`` with the runtime's sentence. Any other error becomes
+    ``internal`` with the sentence ``otherwise``."""
     if isinstance(error, UsageError):
         return ServeError("bad_request", str(error))
     return ServeError("internal", otherwise)
@@ -145,7 +146,7 @@ class Piece(Protocol):
 
 
 class Content(Protocol):
-    """The stream of one session, video or speech, and the effect of the client's controls on it."""
+    """The stream of one session, video or speech, and the effect of the client's controls on the stream."""
 
     @property
     def rate(self) -> float:
@@ -177,8 +178,8 @@ class Content(Protocol):
         """Open a session of the pool; errors of the pool are raised unchanged."""
 
     def check_with(self, row: Any, control: Control) -> None:
-        """Raise the error of the runtime with which `apply` would refuse a control, if the error is already known. The
-        content does not change."""
+        """Raise the error of the runtime that `apply` would raise for a control, as far as the error can be known
+        before the next chunk. The content does not change."""
 
     def apply(self, row: Any, control: Control) -> None:
         """Apply a control: change the stream from the next chunk on. The method raises errors of the runtime

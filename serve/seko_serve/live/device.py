@@ -36,7 +36,7 @@ _LOG = logging.getLogger("seko_serve")
 
 
 class DeviceEndedError(RuntimeError):
-    """The error of a call of a device whose thread has ended."""
+    """Error: the device's thread has ended, so it runs no further function."""
 
     def __init__(self) -> None:
         super().__init__("the device's thread has ended")
@@ -90,8 +90,8 @@ class Watched(Streamed, Protocol):
 
 
 class Behind(Streamed, Protocol):
-    """A stream without a viewer, such as a video job. A `Behind` runs only while that makes no live session late, on a
-    row of the pool that no live session needs.
+    """A stream without a viewer, such as a video job. A `Behind` takes a row of the pool that no live session needs,
+    and runs only at times at which no live session becomes late by it.
     """
 
     @property
@@ -227,15 +227,15 @@ class Device:
             self._streams.append(stream)
 
     def remove(self, stream: Streamed) -> None:
-        """Stop serving a stream; only for calls on the device's thread."""
+        """Stop serving a stream. Call `remove` only on the device's thread."""
         if stream is self._behind:
             self._behind = None
         self._streams = [other for other in self._streams if other is not stream]
         self._asked = {session: other for session, other in self._asked.items() if other is not stream}
 
     def run_behind(self, stream: Behind) -> None:
-        """Run a stream from now on while the live sessions leave time, in place of another such stream; only for calls
-        on the device's thread.
+        """From now on, run a stream without a viewer while the live sessions leave time; the stream replaces the
+        previous stream of `run_behind`. Call `run_behind` only on the device's thread.
         """
         self._behind = stream
 

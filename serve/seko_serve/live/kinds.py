@@ -40,8 +40,8 @@ def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
 
 
 def content_of_state(manifest: Served, state: Mapping[str, Any]) -> Content:
-    """Return the content of a session that continues from a value of `Content.state`, to be passed to `Content.load`;
-    KeyError, TypeError or ValueError if there is no such value.
+    """Return a content object for a session that continues from ``state``, a value that `Content.state` returned; the
+    caller then passes ``state`` to `Content.load`. KeyError, TypeError or ValueError if ``state`` is not such a value.
     """
     if isinstance(manifest, SpeechManifest):
         return SpeechContent(manifest, SpeechOpening())  # its voice and seed are part of the state

@@ -206,7 +206,7 @@ class SessionManager:
         return session
 
     async def check_prompt(self, prompt: str | None) -> None:
-        """Raise the ServeError with which `open` refuses a prompt of a video, such as a prompt of too many tokens.
+        """Raise the ServeError that `open` would raise for a video's prompt, such as a prompt of too many tokens.
 
         Do not call `check_prompt` before `open`, which makes this check itself. Each check waits until the pool's
         current engine call has ended.
@@ -220,7 +220,7 @@ class SessionManager:
             await self.device.call(check)
 
     async def check_control(self, session: LiveSession, control: Control) -> None:
-        """Raise the ServeError with which a session would reject a control, as far as the error is known before the
+        """Raise the ServeError that a session would raise for a control, as far as the error can be known before the
         next chunk."""
         with _refusals():
             await self.device.call(lambda _: session.check(control))

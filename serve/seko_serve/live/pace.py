@@ -55,8 +55,8 @@ class Pace:
         now : float
             The present time, in seconds of the clock.
         pending : int
-            Number of chunks that are finished but not yet counted by `count_chunk`; each is taken to be as long as the
-            last counted chunk.
+            Number of chunks that are finished but not yet counted by `count_chunk`; each pending chunk is assumed to be
+            as long as the last counted chunk.
         """
         frames = self.frames + pending * self.last_frames
         return now if self.begun is None else self.begun + frames / self.fps

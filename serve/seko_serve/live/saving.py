@@ -51,7 +51,7 @@ class Saving:
     metrics : Metrics
         The server's Prometheus metrics.
     artifact : str
-        What records say of the artifact; see `Record`.
+        Value of `Record.artifact` in the records that are written.
 
     Raises
     ------
@@ -84,7 +84,8 @@ class Saving:
         self._newest.pop(session.name, None)
 
     def captured(self, session: LiveSession, capture: Capture, loop: asyncio.AbstractEventLoop) -> None:
-        """Queue the writing of a session's captured state, while chunks are made; the device's thread calls this."""
+        """Queue the writing of a session's captured state, which runs while chunks are made. The device's thread calls
+        `captured`."""
 
         def begin() -> None:
             task = loop.create_task(self._write_or_note(session, capture))
@@ -176,8 +177,8 @@ class Saving:
         """Make this process the owner of a saved session; return the newest record of the session. The errors are those
         of `SavedSessions.take_over`.
 
-        A process that owns the session already, because it could not continue the session before, stays the owner: a
-        further owner would count as one that ended without a snapshot.
+        A process that owns the session already, because it could not continue the session before, stays the owner:
+        taking the session over again would count the process as an owner that ended without a snapshot.
         """
         saved = self._saved
         if saved is None:
@@ -228,7 +229,7 @@ class Saving:
     async def stop(self) -> None:
         """Wait for snapshots that are being written, at most `LAST_WRITES_S` seconds, and end the writing threads.
 
-        A store that does not answer keeps its threads; they end with the process.
+        Threads that wait for a store that does not answer stay until the process ends.
         """
         until = time.monotonic() + LAST_WRITES_S
         if self._tasks:

@@ -18,7 +18,7 @@ class Sentences:
     Attributes
     ----------
     letters : int
-        Number of letters not spoken yet, in whole sentences and in the unfinished one.
+        Number of letters not spoken yet, in whole sentences and in the unfinished sentence.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,8 @@ class Sentences:
         return sum(map(len, self._whole)) + len(self._rest)
 
     def write(self, text: str, *, last: bool = False) -> None:
-        """Append a part of the text. With ``last`` the unfinished rest also becomes a sentence."""
+        """Append a part of the text. If ``last`` is true, an unfinished sentence at the end counts as a whole
+        sentence."""
         self._rest += text
         begin = 0
         for end in _END.finditer(self._rest):

@@ -109,7 +109,7 @@ class SpeechContent:
         return self._row
 
     def check_with(self, row: SpeechSession, control: Control) -> None:
-        """Do nothing: whether a text can be spoken is known when its sentence begins."""
+        """Do nothing. Only when a sentence begins is it known whether the session can speak the sentence."""
 
     def apply(self, row: SpeechSession, control: Control) -> None:
         """Append to the text that is to be spoken; for the control ``restart``, drop the text that was not spoken
@@ -183,7 +183,8 @@ class SpeechPiece:
         return len(self._samples)
 
     def encode(self, number: int, first: int) -> list[Media]:
-        """Return the complete sound packets, and at the text's end also the last packet, padded; see `Piece.encode`."""
+        """Return the complete sound packets. At the end of the text the result also has the last packet, padded with
+        silence; see `Piece.encode`."""
         track = self._content.sound
         if track is None:
             raise RuntimeError("a patch was made for a session that nobody hears")

@@ -181,14 +181,14 @@ class Viewer:
             self._pace.stop()
 
     def takes(self, chunks: int) -> bool:
-        """Return whether a further chunk may be made for the viewer, after ``chunks`` chunks of the session."""
+        """Return whether chunk number ``chunks`` of the session (counted from 0) may be made for the viewer now."""
         with self._lock:
             attached = self.end is None and self._connection is not None and self._connection.open
             return attached and self._pace.may_run(chunks - self._pace.chunks)
 
     def due(self, now: float, chunks: int) -> float:
-        """Return the time at which the chunk after ``chunks`` chunks must be ready; ``now`` if the viewer plays
-        nothing."""
+        """Return the time at which chunk number ``chunks`` of the session (counted from 0) must be ready; ``now`` if
+        the viewer plays nothing."""
         with self._lock:
             return self._pace.due(now, chunks - self._pace.chunks)
 
@@ -224,7 +224,7 @@ class Viewer:
         chunk : int
             Number of the chunk in the session.
         messages : iterable of str or Media
-            JSON messages, and media messages, whose serial numbers are set here. The last one is a JSON message.
+            JSON messages, and media messages, whose serial numbers are set here. The last message is a JSON message.
         """
         begun = set() if self._went_back else set(Codec)
         self._went_back = False

@@ -49,7 +49,7 @@ class ViewersVoice:
 
     @property
     def end(self) -> int:
-        """The end of the voice so far: the number of the last sample that arrived, plus 1."""
+        """The number of the last sample that has arrived, plus 1, counted from the start of the stream."""
         return self._first + len(self._samples)
 
     def begin(self, row: Hearing) -> None:

@@ -55,8 +55,8 @@ class _Secrets(Generic[MeaningT]):
         self._open = {hashed: entry for hashed, entry in self._open.items() if entry.meaning != meaning}
 
     def take(self, secret: str) -> MeaningT | None:
-        """Return what a secret stands for, and forget the secret; None if the secret is unknown, was taken, or is too
-        old."""
+        """Return the object that was stored with a secret, and forget the secret; None if the secret is unknown, was
+        taken, or is too old."""
         entry = self._open.pop(digest(secret), None)
         return None if entry is None or entry.expires <= self._clock() else entry.meaning
 
@@ -106,7 +106,7 @@ class Links:
         self._secrets = _Secrets[_Request](clock)
 
     def issue(self, tenant: str, purpose: str) -> str:
-        """Return a new ticket with which a tenant's request of this purpose is answered."""
+        """Return a new ticket that stands for the tenant's API key in one request of this purpose."""
         return self._secrets.issue(_Request(tenant, purpose))
 
     def redeem(self, ticket: str, purpose: str) -> str:
@@ -157,7 +157,7 @@ class ResumeTokens:
             del self._issued[0]
 
     def check(self, token: str) -> None:
-        """Raise a ServeError unless ``token`` is one of the valid tokens; older tokens become invalid."""
+        """Raise a ServeError unless ``token`` is valid. Tokens that are older than ``token`` become invalid."""
         hashed = digest(token)
         matches = [hmac.compare_digest(hashed, known) for known, _ in self._issued]
         if not any(matches):

@@ -38,7 +38,7 @@ class Box:
     queue, snapshot_every : int
         Largest number of waiting requests, and number of chunks between two snapshots of a session.
     rows : Rows
-        The rows of the simulated directory.
+        The entries of the simulated directory.
     dice : random.Random
         Generator from which the durations are drawn.
     traffic, meters : Traffic, Meters

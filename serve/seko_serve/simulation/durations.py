@@ -116,7 +116,8 @@ def read_times(text: str, overrides: Mapping[str, float] | None = None) -> BoxTi
     Raises
     ------
     ValueError
-        If the text is neither, or a field is unknown, missing or out of range; the message names the field.
+        If the text is neither a JSON object nor Prometheus' text, or a field is unknown, missing or out of range; the
+        message names the field.
     """
     table = _json_fields(text) if text.lstrip().startswith("{") else metrics_fields([text])
     table |= {name: _NUMBERS[name](value) for name, value in (overrides or {}).items()}

@@ -28,7 +28,7 @@ class Gateway:
     dice : random.Random
         Generator that draws the order in which boxes are asked.
     rows : Rows
-        The rows of the simulated directory.
+        The entries of the simulated directory.
     boxes : mapping of str to Box
         All boxes by name, also those that have ended.
     traffic : Traffic

@@ -28,7 +28,7 @@ class Level:
     Parameters
     ----------
     span : Span
-        Where the integral is summed.
+        The `Span` that sums the integral.
     clock : callable
         Function that returns the time in seconds.
     """

@@ -92,7 +92,7 @@ class Session:
         return bisect_right(self._times.variant_starts, self._pace.chunks + self._encoding)
 
     def frames(self, chunks: int) -> int:
-        """Return the video frames of the first chunks of a stream."""
+        """Return the number of video frames in a stream's first ``chunks`` chunks."""
         return 0 if chunks == 0 else self._first + (chunks - 1) * self._times.chunk_frames
 
     def attach(self, ready: Callable[[Session], None]) -> None:

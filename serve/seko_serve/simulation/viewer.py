@@ -18,7 +18,7 @@ AGAIN_S = 0.1  # after a refusal that says nothing of it, or a box that ended me
 def watch(
     env: Environment, gateway: Gateway, session: Session, wait_s: float, connect_s: Callable[[], float]
 ) -> Steps:
-    """Open a session and watch the session to its end. The function is a process of SimPy.
+    """Open a session and watch the session to its end. The function `watch` is a SimPy process.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The interface of a store of snapshots, and the names that it takes."""
+"""The interface of a store of snapshots, the errors of stores, and a check of file names."""
 
 from __future__ import annotations
 

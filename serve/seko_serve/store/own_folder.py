@@ -45,7 +45,8 @@ class OwnFolder:
         return None if self._chosen is None else self.path()
 
     def path(self) -> Path:
-        """Return the folder's path; a temporary folder is made by the first call, and a removed folder again.
+        """Return the folder's path. The first call makes a temporary folder; a later call makes the folder again if
+        somebody removed it.
 
         The errors are those of `claim`.
         """

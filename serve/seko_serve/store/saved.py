@@ -8,8 +8,8 @@ A session's files are ``ID.record0``, ``ID.record1`` and ``ID.snapshot-NUMBER``.
 session first makes the file ``ID.owner-EPOCH``, where EPOCH counts these processes, and writes its records to
 ``ID.record0-EPOCH`` and ``ID.record1-EPOCH``. As only one process can make a file of a given name, each epoch has one
 owner. An owner removes a snapshot only while there is no file of the next epoch. The owner looks for the file of the
-next epoch after it wrote its own record. The next owner reads records after it made its own file, so it never reads of
-a snapshot that is then removed.
+next epoch after it wrote its own record. The next owner makes its own owner file before it reads records. So no owner
+reads a record whose snapshot is removed afterwards.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Record:
     number : int
         Number of the record, which grows by one with each record of the session.
     epoch : int
-        Number of processes that continued the session before the one that wrote the record.
+        Number of earlier owners of the session: 0 for the process that opened the session, and one more after each
+        takeover.
     artifact : str
         SHA-256 of the artifact that the session needs; empty for a server that is not part of a fleet.
     """
@@ -157,8 +158,8 @@ class SavedSessions:
         return self.commit(newest, replace(newest, epoch=epoch))
 
     def owns(self, record: Record) -> bool:
-        """Return whether no process has taken the session over since this record's epoch; StoreError if the store
-        cannot be read."""
+        """Return whether this record's process still owns the session, because no later process has taken the session
+        over. StoreError if the store cannot be read."""
         return not self._taken(record)
 
     def put(self, session: str, saved: Saved) -> str:

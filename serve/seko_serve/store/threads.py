@@ -35,7 +35,8 @@ class StoreThreads:
             thread.start()
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run a function in one of the threads, and return its result; what the function raises is raised here."""
+        """Run a function in one of the threads, and return the function's result. An exception of the function is
+        raised by `run`."""
         done: Future[ResultT] = Future()
 
         def run() -> None:
@@ -50,7 +51,8 @@ class StoreThreads:
         return await asyncio.wrap_future(done)
 
     async def stop(self, within_s: float) -> bool:
-        """End the threads after the functions that already wait; return whether all ended within some seconds."""
+        """Run the functions that already wait, then end the threads. Return whether all threads ended within some
+        seconds."""
         for _ in self._threads:
             self._work.put(None)
         until = time.monotonic() + within_s
