@@ -40,11 +40,12 @@ _MAX_FORMAT_BYTES = 4096
 # Formats of ComfyUI that are expanded, with the codes that they have. Int8 may be rotated, which its options say.
 _READ = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8_tensorwise": "int8"}
 _ROTATED = "convrot"
+_NVFP4_LIGHTX2V, _ALPHA = "NVFP4 of LightX2V", ".alpha"
 # Keys behind a matrix's name that only formats of other bits have.
 _FOREIGN = {
     ".weight_scale_2": "NVFP4 of ComfyUI",
-    ".weight_global_scale": "NVFP4 of LightX2V",
-    ".input_global_scale": "NVFP4 of LightX2V",
+    ".weight_global_scale": _NVFP4_LIGHTX2V,
+    ".input_global_scale": _NVFP4_LIGHTX2V,
     ".qweight": "int4 (AWQ, GPTQ or Marlin)",
     ".qzeros": "int4 (AWQ or GPTQ)",
     ".wscales": "Nunchaku",
@@ -69,14 +70,12 @@ def with_quantised(opened: OpenedFiles) -> OpenedFiles:
         shape.
     """
     sources = {source.file_key: source for source in opened.sources}
+    _refuse_foreign(sources)
     formats = _stated_formats(opened, sources)
     used = {key for key in sources if key.endswith((_FORMAT, *_UNUSED, _MARKER))}
     expanded: dict[str, TensorSource] = {}
     bare: list[str] = []
     for key, source in sources.items():
-        foreign = next((name for suffix, name in _FOREIGN.items() if key.endswith(suffix)), None)
-        if foreign is not None:
-            raise CheckpointError(f"{shown(key)} is of {foreign}, which is not read; {_ADVICE}")
         base = key.removesuffix(_WEIGHT)
         codes = _CODES.get(source.dtype_name)
         scale = next((sources[base + suffix] for suffix in _SCALES if base + suffix in sources), None)
@@ -115,6 +114,18 @@ def with_quantised(opened: OpenedFiles) -> OpenedFiles:
 _ADVICE = "take the bfloat16 checkpoint, or one in e4m3 or int8 with scales of rows or tensors"
 
 
+def _refuse_foreign(sources: Mapping[str, TensorSource]) -> None:
+    """Refuse a file with a key that only a format of other bits has, whatever other keys the file has."""
+    for key in sources:
+        foreign = next((name for suffix, name in _FOREIGN.items() if key.endswith(suffix)), None)
+        if foreign is not None:
+            raise CheckpointError(f"{shown(key)} is of {foreign}, which is not read; {_ADVICE}")
+        # A LoRA has a key `.alpha`, too, but no packed matrix beside it.
+        matrix = sources.get(key.removesuffix(_ALPHA) + _WEIGHT) if key.endswith(_ALPHA) else None
+        if matrix is not None and matrix.dtype_name in _PACKED:
+            raise CheckpointError(f"{shown(key)} is of {_NVFP4_LIGHTX2V}, which is not read; {_ADVICE}")
+
+
 def _stated_formats(
     opened: OpenedFiles, sources: Mapping[str, TensorSource]
 ) -> dict[str, Mapping[str, object]]:
@@ -136,7 +147,14 @@ def _stated_formats(
                 raise CheckpointError(
                     f"{shown(key)} has {source.shape[0]} bytes, at most {_MAX_FORMAT_BYTES} are read"
                 )
-            stated[key.removesuffix(_FORMAT)] = _json(key, source.read().numpy().tobytes())
+            base, about = key.removesuffix(_FORMAT), _json(key, source.read().numpy().tobytes())
+            other = stated.setdefault(base, about)
+            if isinstance(other, dict) and other.get("format") != about.get("format"):
+                raise CheckpointError(
+                    f"{shown(base)} is in the format {shown(repr(about.get('format')))} by {shown(key)}, and "
+                    f"{shown(repr(other.get('format')))} by {_HEADER} of the header; fetch the file again"
+                )
+            stated[base] = about
     for base, about in stated.items():
         if not isinstance(about, dict):
             raise CheckpointError(f"the format of {shown(base)} is {shown(repr(about))}, expected an object")

@@ -96,6 +96,11 @@ def _json(**content: object) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
 
 
+# As NVFP4 stores a matrix: codes of 4 bits in pairs, and scales of 16 codes.
+_PACKED: dict[str, torch.Tensor | None] = {
+    f"{BASE}.weight": torch.ones(48, 16, dtype=torch.uint8),
+    f"{BASE}.weight_scale": torch.ones(48, 2).to(E4M3),
+}
 _FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
     "rotated int8": (
         "comfyui-quant",
@@ -117,11 +122,16 @@ _FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
     ),
     "NVFP4 of LightX2V": (
         "lightx2v-fp8",
-        {f"{BASE}.weight_global_scale": torch.ones(())},
+        {**_PACKED, f"{BASE}.weight_global_scale": torch.ones(())},
         "NVFP4 of LightX2V",
     ),
-    "second scale": ("lightx2v-fp8", {f"{BASE}.weight_scale_2": torch.ones(())}, "NVFP4 of ComfyUI"),
-    "packed": ("lightx2v-fp8", {f"{BASE}.weight": torch.ones(48, 16, dtype=torch.uint8)}, "less than 8 bits"),
+    "calibrated NVFP4": ("lightx2v-fp8", {**_PACKED, f"{BASE}.alpha": torch.ones(())}, "NVFP4 of LightX2V"),
+    "second scale": (
+        "lightx2v-fp8",
+        {**_PACKED, f"{BASE}.weight_scale_2": torch.ones(())},
+        "NVFP4 of ComfyUI",
+    ),
+    "packed": ("lightx2v-fp8", _PACKED, "less than 8 bits"),
     "scales of blocks": ("lightx2v-fp8", {f"{BASE}.weight_scale": torch.ones(48, 2)}, "one a row"),
     "scales of columns": ("lightx2v-fp8", {f"{BASE}.weight_scale": torch.ones(1, 32)}, "one a row"),
     "scale in integers": (
@@ -145,11 +155,14 @@ def test_what_is_not_read_is_named(fault: str, tmp_path: Path, model: ModelConfi
     form, changes, sentence = _FAULTS[fault]
     write_quantised(tmp_path / "whole", weights, form)
     state = load_file(tmp_path / "whole") | changes
-    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, tmp_path / "file")
-    with pytest.raises(CheckpointError, match=sentence) as caught:
-        load_checkpoint(tmp_path / "file", model)
-    assert BASE in str(caught.value)
-    assert caught.value.exit_code == 3
+    present = {name: tensor for name, tensor in state.items() if tensor is not None}
+    save_file(present, tmp_path / "file")
+    torch.save(dict(sorted(present.items())), tmp_path / "sorted.pt")  # safetensors sorts keys by dtype first
+    for path in (tmp_path / "file", tmp_path / "sorted.pt"):
+        with pytest.raises(CheckpointError, match=sentence) as caught:
+            load_checkpoint(path, model)
+        assert BASE in str(caught.value)
+        assert caught.value.exit_code == 3
 
 
 def test_the_header_names_formats_too(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
@@ -176,6 +189,21 @@ def test_the_header_names_formats_too(tmp_path: Path, model: ModelConfig, weight
             with pytest.raises(CheckpointError, match=sentence):
                 load_checkpoint(tmp_path / "file", model)
             del layers[name]
+
+
+def test_a_header_and_a_key_that_contradict_each_other(
+    tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    write_quantised(tmp_path / "whole", weights, "comfyui-quant")
+    state = load_file(tmp_path / "whole")
+    for format in ("float8_e4m3fn", "float8_e5m2", "mxfp8"):
+        about = json.dumps({"layers": {BASE: {"format": format}}})
+        save_file(state, tmp_path / "file", {"_quantization_metadata": about})
+        if format == "float8_e4m3fn":
+            assert load_checkpoint(tmp_path / "file", model).quantised
+        else:
+            with pytest.raises(CheckpointError, match=f"'float8_e4m3fn' by .*comfy_quant, and '{format}' by"):
+                load_checkpoint(tmp_path / "file", model)
 
 
 @pytest.mark.parametrize("content", ["[", "[]", "{}", '{"layers": 3}', '{"layers": {"x": 1}}'])
