@@ -240,7 +240,7 @@ class _Module:
         self._weight, self._scaling = weight, lora.scaling
         self.rank, self.scale_origin = 0, ""
         for role, source in tensors.items():
-            if role is not Role.ALPHA and source.dtype not in WEIGHT_DTYPES:
+            if role not in (Role.ALPHA, Role.RESHAPE) and source.dtype not in WEIGHT_DTYPES:
                 self._refuse(f"{role} is {source.dtype_name}, expected float32, bfloat16 or float16")
 
     def low_rank(self, shape: tuple[int, ...]) -> Change:
@@ -323,8 +323,8 @@ class _Module:
         if any(size != 1 for size in source.shape):
             self._refuse(f"alpha is {[*source.shape]}, expected one number")
         alpha = float(source.read().to(torch.float64).item())
-        if not math.isfinite(alpha):
-            self._refuse(f"alpha is {alpha}, expected a finite number")
+        if not (math.isfinite(alpha) and alpha > 0):
+            self._refuse(f"alpha is {alpha:g}, expected a finite number above 0")
         return alpha
 
     def _read(self, source: TensorSource) -> Tensor:

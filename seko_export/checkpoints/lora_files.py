@@ -25,9 +25,10 @@ from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
 from seko_export.errors import CheckpointError
 
-FORMATS = "a LoRA (safetensors, .pt, or PEFT's folder)"
+FORMATS = "a LoRA (safetensors, .pt, or the folder of PEFT or diffusers)"
 PEFT_CONFIG = "adapter_config.json"
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_FOLDER_FILES = (*_PEFT_FILES, "pytorch_lora_weights.safetensors")  # the last one is diffusers' name
 _LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
 _HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
 _KOHYA_ALPHA = "ss_network_alpha"
@@ -126,7 +127,7 @@ class OpenedLora:
     path : Path
         The file or folder that the user named.
     sha256 : str
-        SHA-256 of the file with the tensors.
+        SHA-256 of the file with the tensors; of a LoRA with PEFT's config, of that file's bytes and then the config's.
     modules : mapping of str to mapping of Role to TensorSource
         Tensors by role, for each module by its name in the file.
     scaling : Scaling
@@ -148,7 +149,8 @@ def open_lora(path: Path) -> OpenedLora:
     Parameters
     ----------
     path : Path
-        A safetensors or `.pt` file, or a folder in the form in which PEFT saves LoRAs; its content is not trusted.
+        A safetensors or `.pt` file, or a folder in the form in which PEFT or diffusers saves LoRAs; its content is not
+        trusted.
 
     Raises
     ------
@@ -172,19 +174,20 @@ def holds_lora(path: Path) -> bool:
 
 
 def _weights_file(path: Path) -> Path:
-    """Return a LoRA's file with tensors: the path itself, or the file in PEFT's folder."""
+    """Return a LoRA's file with tensors: the path itself, or the file in PEFT's or diffusers' folder."""
     if not path.is_dir():
         return path
-    file = next((path / name for name in _PEFT_FILES if (path / name).is_file()), None)
+    file = next((path / name for name in _FOLDER_FILES if (path / name).is_file()), None)
     if file is None:
-        raise CheckpointNotFoundError(f"the folder holds no {' or '.join(_PEFT_FILES)}")
+        raise CheckpointNotFoundError(f"the folder holds no {' or '.join(_FOLDER_FILES)}")
     return file
 
 
 def _opened(path: Path) -> OpenedLora:
     file, config_json = _weights_file(path), None
-    if (file.parent / PEFT_CONFIG).is_file() and file.name in _PEFT_FILES:
-        config_json = read_json_object(file.parent / PEFT_CONFIG)
+    config_file = file.parent / PEFT_CONFIG
+    if config_file.is_file() and file.name in _PEFT_FILES:
+        config_json = read_json_object(config_file)
     opened = open_files(file, _LAYOUT)
     modules: dict[str, dict[Role, TensorSource]] = {}
     strange: list[str] = []
@@ -211,8 +214,12 @@ def _opened(path: Path) -> OpenedLora:
             f"{file} is {what}; expected {FORMATS}; its keys begin with {listed}{other}"
         )
     with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    return OpenedLora(path, digest, modules, _scaling(config_json, opened.metadata), tuple(strange))
+        digest = hashlib.file_digest(content, "sha256")
+    if config_json is not None:  # it states the scale, without which the tensors do not tell what is merged
+        digest.update(config_file.read_bytes())
+    return OpenedLora(
+        path, digest.hexdigest(), modules, _scaling(config_json, opened.metadata), tuple(strange)
+    )
 
 
 def _role_of(key: str) -> tuple[str, Role] | None:

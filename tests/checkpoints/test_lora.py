@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -331,9 +332,14 @@ def _refusals() -> dict[str, tuple[dict[str, torch.Tensor], str]]:
         "alpha alone": ({**pair, "k.alpha": torch.tensor(1.0)}, "without matrices"),
         "magnitude alone": ({**pair, "k.dora_scale": ones(32, 1)}, "without matrices"),
         "alpha is NaN": ({**pair, "q.alpha": torch.tensor(math.nan)}, "alpha is nan"),
+        "alpha is negative": ({**pair, "q.alpha": torch.tensor(-4.0)}, "alpha is -4, expected .* above 0"),
+        "alpha is 0": ({**pair, "q.alpha": torch.tensor(0.0)}, "alpha is 0, expected .* above 0"),
         "alpha is a vector": ({**pair, "q.alpha": ones(3)}, "expected one number"),
         "wide diff": ({"q.diff": ones(32, 64)}, "another base model"),
         "widened": ({**pair, "q.reshape_weight": ones(2)}, "widens the model"),
+        "widened, in integers": (
+            {**pair, "q.reshape_weight": ones(2, dtype=torch.int64)}, "widens the model"
+        ),
         "magnitude of columns": ({**pair, "q.dora_scale": ones(1, 32)}, "expected one number a row"),
         "integers": ({**pair, "q.lora_A.weight": ones(4, 32, dtype=torch.int32)}, "expected float32"),
         "LoHa": ({"q.hada_w1_a": ones(4, 4)}, "a LoHa"),
@@ -390,6 +396,27 @@ def test_configs_that_do_not_fit(
     with pytest.raises(CheckpointError, match="--lora ") as caught:
         load(tmp_path / "lora")
     assert caught.value.exit_code == 3
+
+
+def test_the_digest_tells_another_scale(tmp_path: Path, load: Load, pairs: dict[str, Pair]) -> None:
+    """PEFT's folders with the same tensors and another alpha merge to other weights."""
+    digests = set()
+    for alpha in (ALPHA, 2 * ALPHA):
+        folder = tmp_path / f"alpha-{alpha}"
+        write_lora(folder, pairs, "peft", alpha)
+        files = [folder / name for name in ("adapter_model.safetensors", "adapter_config.json")]
+        (adapter,) = load(folder).adapters
+        assert adapter.sha256 == sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        digests.add(adapter.sha256)
+    assert len(digests) == 2
+
+
+def test_the_folder_of_diffusers(
+    tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]
+) -> None:
+    (tmp_path / "lora").mkdir()
+    write_lora(tmp_path / "lora/pytorch_lora_weights.safetensors", pairs, "diffusers", ALPHA)
+    assert_merged(load(tmp_path / "lora"), weights, pairs, alpha=ALPHA)
 
 
 @pytest.mark.parametrize("weight", ["-0.5", "nan", "inf"])
