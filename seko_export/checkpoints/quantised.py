@@ -147,14 +147,14 @@ def _stated_formats(
                 raise CheckpointError(
                     f"{shown(key)} has {source.shape[0]} bytes, at most {_MAX_FORMAT_BYTES} are read"
                 )
-            base, about = key.removesuffix(_FORMAT), _json(key, source.read().numpy().tobytes())
-            other = stated.setdefault(base, about)
-            if isinstance(other, dict) and other.get("format") != about.get("format"):
+            base, by_key = key.removesuffix(_FORMAT), _json(key, source.read().numpy().tobytes())
+            by_header = stated.get(base, by_key)
+            if isinstance(by_header, dict) and by_header.get("format") != by_key.get("format"):
                 raise CheckpointError(
-                    f"{shown(base)} is in the format {shown(repr(about.get('format')))} by {shown(key)}, and "
-                    f"{shown(repr(other.get('format')))} by {_HEADER} of the header; fetch the file again"
+                    f"{shown(base)} is in the format {shown(repr(by_key.get('format')))} by {shown(key)}, and "
+                    f"{shown(repr(by_header.get('format')))} by {_HEADER} of the header; fetch the file again"
                 )
-            stated[base] = about
+            stated[base] = by_key
     for base, about in stated.items():
         if not isinstance(about, dict):
             raise CheckpointError(f"the format of {shown(base)} is {shown(repr(about))}, expected an object")
