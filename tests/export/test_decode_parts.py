@@ -99,7 +99,7 @@ def test_a_chunk_in_parts_is_the_chunk_of_one_call(
     assert np.unique(whole[-1]).size > 100
 
 
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("fp8", first_is_fast([True, False]))
 def test_an_artifact_with_packed_convolutions_has_the_same_pictures(
     fp8: bool, whole: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:

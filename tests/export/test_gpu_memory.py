@@ -22,6 +22,7 @@ from seko_export.host.gpu_memory import lacks_gpu_memory
 from seko_export.host.progress import silent
 from seko_export.video.workload import VideoExport
 from seko_runtime.errors import DeviceMemoryError
+from tests.tiers import first_is_fast
 from tests.uncompiled import leave_uncompiled
 
 FULL = "CUDA out of memory. Tried to allocate 6.88 GiB"
@@ -125,7 +126,7 @@ def test_what_is_told_of_engines_goes_on_behind_one_that_lacked_gpu_memory(tmp_p
     assert watch().startswith("engines: 2 of 3 left, compiling head, about ")
 
 
-@pytest.mark.parametrize("fault", [torch.OutOfMemoryError, DeviceMemoryError])
+@pytest.mark.parametrize("fault", first_is_fast([torch.OutOfMemoryError, DeviceMemoryError]))
 def test_goldens_that_lack_gpu_memory_are_recorded_when_all_engines_are_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
 ) -> None:

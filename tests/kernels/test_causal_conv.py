@@ -222,7 +222,7 @@ def test_the_kernel_that_doubles_compiles_for_hopper_without_spills(
     assert tiles.filters_first == ("LDSM" not in loop)
 
 
-@pytest.mark.parametrize("filters", [(64, 32), (128, 0)], ids=str)
+@pytest.mark.parametrize("filters", [(64, 32), pytest.param((128, 0), marks=pytest.mark.slow)], ids=str)
 def test_each_step_frees_the_stage_before_it(
     filters: tuple[int, int], cross_compile: Callable[..., Any]
 ) -> None:

@@ -18,6 +18,7 @@ from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import check_artifact, read_manifest
 from seko_runtime.video.together import Together
 from tests.stacked import open_stacked
+from tests.tiers import first_is_fast
 
 from . import toy_whole
 from .eager_backend import EagerBackend
@@ -52,7 +53,7 @@ def mapped_weights(folder: Path) -> list[str]:
     return sorted({line.split()[-1] for line in lines if str(folder / "weights") in line})
 
 
-@pytest.mark.parametrize("how", ["copied", "mapped"])
+@pytest.mark.parametrize("how", first_is_fast(["copied", "mapped"]))
 def test_truncated_weights_end_a_process_that_maps_them_and_no_other(whole_folder: Path, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TRUNCATE, str(whole_folder), how],

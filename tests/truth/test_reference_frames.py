@@ -186,7 +186,7 @@ def test_a_row_without_a_chunk_has_them_after_others_were_rebuilt():
 
 @pytest.mark.parametrize(
     ("scheme", "buckets"),
-    first_is_fast([("fp32", (1, 2)), ("fp4", (2,)), ("int4-hadamard", (2,))], 2),
+    first_is_fast([("fp32", (1, 2)), ("fp4", (2,)), ("int4-hadamard", (2,))]),
     ids=str,
 )
 def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
