@@ -230,8 +230,9 @@ class AsyncClient:
 
 
 def _answer(request: Request) -> dict[str, Any]:
-    """Return a session, as the server answers a request, or nothing if it was deleted; ServeError if the request is
-    refused, with the code ``internal`` if a proxy before the server, or another server, answered, or nobody did.
+    """Return the session in the server's answer to a request; an empty dict if the request deleted the session.
+    ServeError if the request is refused. The error's code is ``internal`` if a proxy or another server answered, or if
+    no answer came.
     """
     status, content = 0, b""
     with suppress(HTTPException):  # the answer is another protocol's, or ends too soon

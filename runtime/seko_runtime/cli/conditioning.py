@@ -41,7 +41,7 @@ MAX_WORDS_TOLD = 8
 
 @dataclass(frozen=True)
 class PromptAt:
-    """One entry of a prompt schedule: a prompt, and the time from which it is used.
+    """One entry of a prompt schedule: a prompt, and the time from which the prompt is used.
 
     The entry's prompt is used from the first chunk that begins at ``at_s`` (seconds of video) or later. With
     ``at_frame``, the number of a video frame, the prompt is used from the first chunk whose first latent frame is the

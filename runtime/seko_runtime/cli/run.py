@@ -242,8 +242,8 @@ def _beginnings(
     conditioning: Conditioning,
     inputs: RunInputs,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of `Pool.open_session` for each seed, with the caller's conditions; the recorded ones of the
-    golden stand in for missing conditions."""
+    """Yield the arguments of `Pool.open_session` for each seed, with the caller's conditions. Conditions that the
+    caller left out are those that the golden recorded."""
     image = conditioning.image
     for row, seed in enumerate(seeds):
         steady = {} if inputs.voices is not None else artifact.golden_inputs(None, row)
@@ -273,7 +273,8 @@ def _golden_chunks(artifact: VideoArtifact) -> tuple[int, ...]:
 
 
 def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: Sequence[int]) -> str:
-    """Return the reason for which this run's chunks differ from the recorded chunks; empty if they are the same."""
+    """Return the reason for which this run's chunks differ from the recorded chunks; empty if run and recording have
+    equal conditions."""
     golden = artifact.manifest.workload.golden
     if golden is None:
         return "the artifact has no recorded chunks"

@@ -210,7 +210,7 @@ class _Tables:
             raise ManifestError(f"{where}: writes buffer {ref.name}, which the host fills")
 
     def _check_role(self, run: _Run, ref: Ref, where: str) -> None:
-        """Check that programs, or runs of one program, share no buffer if they run at the same time."""
+        """Check that no buffer is shared by programs, or by runs of one program, that run at the same time."""
         if ref.name in run.contract.anywhere:
             return
         role, rule = self.buffers[ref.name].role, run.rule

@@ -265,7 +265,7 @@ def _map_privately(descriptor: int, size: int, path: str) -> memoryview:
 
 
 def _memory(size: int) -> memoryview:
-    """Return writable memory that is aligned to pages, as the memory of a map is."""
+    """Return writable memory that is aligned to pages, like the memory of a memory-mapped file."""
     if size == 0:
         return memoryview(b"")
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -74,7 +74,8 @@ def _block(name: bytes, size: int, kind: bytes) -> bytes:
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:
-    """Return the tar record ``LENGTH KEY=VALUE ``, where LENGTH includes its own digits."""
+    """Return the pax record ``LENGTH KEY=VALUE`` with a line feed at its end. LENGTH is the record's size in bytes, the
+    digits of LENGTH included."""
     rest = len(key) + len(value) + 3
     length = rest + len(str(rest))
     if rest + len(str(length)) != length:

@@ -139,7 +139,7 @@ def told_by_the_system() -> Iterator[None]:
 
 
 def _disk_fault_behind(fault: BaseException | None) -> OSError | None:
-    """Return the disk error that was being handled when an exception was raised, if any."""
+    """Return the disk error during whose handling an exception was raised; None if there was no disk error."""
     while fault is not None:
         if isinstance(fault, OSError) and fault.errno in _DISK:
             return fault

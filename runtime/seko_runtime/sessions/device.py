@@ -140,7 +140,7 @@ class Device:
 
 
 def _fewest_indices(programs: Programs) -> Mapping[str, int]:
-    """Return, by a buffer's name, how many leading axes a reference to it indexes at least."""
+    """Return, by a buffer's name, the smallest number of leading axes that a reference to the buffer indexes."""
     fewest: dict[str, int] = {}
     for runs in programs.values():
         for calls in runs:

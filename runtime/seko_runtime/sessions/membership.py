@@ -201,7 +201,7 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
                 warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
 
     def _sessions_by_row(self) -> dict[int, SessionT]:
-        """Return the session of each row that belongs to one."""
+        """Return the sessions of the pool by row number; rows without a session are left out."""
         known = [session for member in list(self._members) if (session := member()) is not None]
         placed = [(session._row, session) for session in known]
         return {row: session for row, session in placed if row is not None}

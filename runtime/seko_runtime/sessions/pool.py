@@ -266,8 +266,8 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         return requests
 
     def _served(self, session: SessionT, result: ResultT) -> None:
-        """Note that an engine call with a session is queued: this fulfils the session's request, unless the workload
-        says otherwise."""
+        """Note that an engine call with a session is queued. In the base class the queued call fulfils the session's
+        request; a workload may override this."""
         del result
         session._request = None
 

@@ -60,7 +60,7 @@ class Rows(Protocol[InputsT, ResultT]):
         """Run one engine call for some rows; return the result of each row, which the device may still be computing."""
 
     def check(self, rows: Sequence[int], inputs: Sequence[InputsT]) -> None:
-        """Raise the error with which `run` would refuse these rows, if any."""
+        """Raise the error that `run` would raise for these rows before it queues work; otherwise do nothing."""
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call; rows of different variants cannot share a launch."""

@@ -1,5 +1,5 @@
-"""The manifest of a speech artifact. Besides the tables that manifests of all workloads have, it has the object
-``workload`` with sizes, defaults, limits and recorded steps."""
+"""The manifest of a speech artifact: the tables that manifests of all workloads have, and the object ``workload`` with
+sizes, defaults, limits and recorded steps."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class SpeechLimits:
     least_patches : int
         Number of patches before which a stop flag of the model is ignored.
     patches_a_token, further_patches, most_patches : int
-        A text of n tokens ends after ``patches_a_token * n + further_patches`` patches, and at most after
-        ``most_patches``, even if the model has not ended the text.
+        A text of n tokens ends after ``patches_a_token * n + further_patches`` patches or after ``most_patches``
+        patches, whichever is less, even if the model has not ended the text.
     """
 
     least_patches: int = 4

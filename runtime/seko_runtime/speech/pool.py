@@ -255,8 +255,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
     def _eligible(
         self, requests: list[tuple[int, SpeechSession, Request]]
     ) -> list[tuple[int, SpeechSession, Request]]:
-        """Return the sessions among which the next engine call is chosen: those that wait for a step, or the one whose
-        prompt is due first.
+        """Return the sessions among which the next engine call is chosen: all sessions that wait for a step, or the
+        single session whose prompt is due first.
         """
         waiting = [entry for entry in requests if self._may_go_on(*entry[:2])]
         kinds = self._rows.variants([row for row, _, _ in waiting])
@@ -272,7 +272,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
 
     def _may_go_on(self, row: int, session: SpeechSession) -> bool:
         """Return whether a session that has requested a patch can be served. Drop the request if the session's text is
-        over, or if its error can be passed to a waiting thread.
+        over, or if the session's error can be passed to a waiting thread.
         """
         if not self._rows.row(row).may_speak:
             session._request = None

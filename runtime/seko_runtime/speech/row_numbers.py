@@ -25,7 +25,8 @@ class RowNumbers:
     patches : int
         Number of patches that were made of the present text.
     limit : int
-        Number of patches after which the text ends even if the model has not ended it; 0 without a text.
+        Number of patches after which the text ends, even if the model has not ended the text; 0 if the session has no
+        text.
     stopped : bool
         Whether the model has said that the last patch is the text's last.
     seed : int

@@ -318,11 +318,9 @@ class VideoDevice(Device):
         load: Callable[[], None],
         inputs: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Queue the programs that write the KV caches of a call at these positions; ``load`` copies in the latents that
-        they read.
-
-        The program begin runs first, because a pass may read what that program computes from the cache. ``load`` then
-        replaces the noise.
+        """Queue the programs that write the KV caches of a call at these positions. The program ``begin`` runs first,
+        because a pass may read values that ``begin`` computes from the cache. Then ``load`` replaces the noise of
+        ``begin`` by the latents that the passes read.
         """
         call = self.send_positions(positions, inputs=inputs)
         programs = self.chunk[call]

@@ -161,7 +161,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return self.streams.inputs.of_each(rows, heard)
 
     def _check_first_chunks(self, rows: Sequence[int]) -> None:
-        """Raise a UsageError if one launch would have to run the passes of first and of later chunks."""
+        """Raise a UsageError if a single launch would have to run both the passes of first chunks and the passes of
+        later chunks."""
         apart = self.manifest.pool is None and self.manifest.workload.schedule.first_timesteps
         if apart and len({self.streams.clocks.chunks_made(row) == 0 for row in rows}) > 1:
             raise UsageError(

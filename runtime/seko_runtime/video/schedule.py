@@ -226,8 +226,8 @@ def _sum(alpha: float, width: float, differences: Sequence[float]) -> tuple[floa
 
 
 def _corrector(order: int, width: float, ratio: float) -> tuple[float, float]:
-    """Return the weights of the difference to the pass before, which is scaled by ``ratio``, and of the difference to
-    this pass."""
+    """Return two weights: that of the difference to the previous pass, which is scaled by ``ratio``, and that of the
+    difference to this pass."""
     if order == 1:
         return 0.0, 0.5
     step = -width

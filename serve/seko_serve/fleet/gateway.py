@@ -193,8 +193,8 @@ class Gateway:
     ) -> tuple[BoxFacts, Answer]:
         """Return a box and its answer to a request for a session.
 
-        A waiting request gets a free row of any box, for example of one that was started for the queue; otherwise it
-        keeps its place. If its place is lost, it waits at another box.
+        A waiting request gets a free row of any box, for example of a box that was started for the queue. If no row is
+        free, the request keeps its place. A request that has lost its place waits at another box.
         """
         name, _, inner = token.rpartition(".")
         place, others = [box for box in boxes if box.name == name], [box for box in boxes if box.name != name]
@@ -232,7 +232,8 @@ class Gateway:
         return JSONResponse({"object": "list", "data": own})
 
     async def _session(self, request: Request) -> Response:
-        """Forward a request to the box that has the session, or to a box that may resume the session if none has it."""
+        """Forward a request to the box that has the session. If no box has the session, forward the request to a box
+        that may resume the session."""
         tenant, name = self._access.tenant(request), request.path_params["name"]
         body = await raw_body(request, MAX_BODY_BYTES)
         place, lease = await self._directory.find(name)

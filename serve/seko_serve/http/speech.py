@@ -124,8 +124,8 @@ class SpeechRoutes:
 
 
 async def _heard(connection: Connection) -> AsyncIterator[Media]:
-    """Yield the sound of a session as soon as it is made; ServeError behind what was sent, if the session ends before
-    its text."""
+    """Yield the sound of a session as soon as the sound is made. If the session ends before its text is spoken, a
+    ServeError follows the yielded sound."""
     while connection.end is None or connection.outbox:
         for waiting in await connection.messages():
             if isinstance(waiting, bytes):
@@ -172,7 +172,7 @@ async def _whole(first: bytes, parts: AsyncGenerator[bytes], request: Request) -
 
 
 async def _sound(first: bytes, parts: AsyncIterator[bytes], refused: Counter) -> AsyncIterator[bytes]:
-    """Yield the parts of the sound file, and count the ServeError that ends them too early."""
+    """Yield the parts of the sound file. Count a ServeError that ends the sound file too early."""
     yield first
     try:
         async for part in parts:

@@ -225,8 +225,8 @@ class Admission:
             del self._waiting[place]
 
     def _enqueue(self, place: _Place, newcomer: _Waiting) -> None:
-        """Add a request to the queue; ServeError if the queue is full and the request's tenant has its share of the
-        places."""
+        """Add a request to the queue. ServeError if the queue is full and the request's tenant already has its share of
+        the places."""
         if len(self._waiting) >= self._queue:
             places_of = Counter(tenant for tenant, _ in self._waiting)
             longest = max(places_of, key=places_of.__getitem__, default="")
@@ -253,7 +253,7 @@ class Admission:
         return order
 
     def _admitted(self, waiting: Mapping[_Place, _Waiting], place: _Place) -> bool:
-        """Return whether a waiting request gets a row now: the requests before it that can be admitted get theirs
+        """Return whether a waiting request gets a row now. Earlier requests that can be admitted get their rows
         first."""
         taken = list(self._running.values())
         for other in self._order(waiting):

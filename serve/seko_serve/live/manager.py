@@ -267,8 +267,8 @@ class SessionManager:
         return session
 
     def _take_row(self, session: LiveSession, pool: ServedPool) -> None:
-        """Give a session a row, and serve it from now on: a second call of the device's thread would come behind a call
-        of the pool for the sessions that run.
+        """Give a session a row, and serve the session from now on. Both happen in one function on the device's thread,
+        because a second function would wait behind a call of the pool for the running sessions.
         """
         self.device.make_room(pool)
         began = time.monotonic()
@@ -390,7 +390,8 @@ class SessionManager:
         return session
 
     async def _taken_over(self, record: Record) -> Record:
-        """Make this process the owner of a saved session; ServeError if another process is, or the store is full."""
+        """Make this process the owner of a saved session; ServeError if another process is the owner, or the store is
+        full."""
         try:
             return await self.saving.take_over(record)
         except VainError:
@@ -445,7 +446,7 @@ class SessionManager:
         """Free a session's row of the pool; its saved state stays. A second call does nothing.
 
         A client that resumes the session meanwhile waits until the session's place in admission and its lease are given
-        up; otherwise those of the resumed session would be given up.
+        up. Otherwise the place and the lease of the resumed session would be given up.
         """
         async with self._row_lock(session.name):
             if self.sessions.get(session.name) is not session:

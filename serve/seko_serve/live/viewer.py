@@ -20,7 +20,8 @@ _COUNTS = ("chunks", "frames", "last_frames", "shown", "late", "due_chunks")  # 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that was sent, its chunk, and a serial number: a client whose last serial is smaller lacks it."""
+    """A message that was sent, the message's chunk, and a serial number. A client lacks the message if the last serial
+    that the client received is smaller."""
 
     chunk: int
     serial: int

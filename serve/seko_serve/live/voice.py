@@ -132,8 +132,8 @@ class ViewersVoice:
         self.asked = bool(state["asked"])
 
     def _heard(self) -> int:
-        """Return the end of the samples that frames already made, or requested, use: the number of the last such
-        sample, plus 1."""
+        """Return the number, plus 1, of the last sample that the frames made or requested so far use; 0 before the
+        first frame."""
         frame = self._next_frame + (self.windows.chunk_frames if self.asked else 0)
         return self.windows.end(frame - 1) if frame else 0
 

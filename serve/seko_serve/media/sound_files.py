@@ -62,7 +62,7 @@ class _Samples(SoundFile):
 
 
 class _Pipe:
-    """A pipe to which FFmpeg writes. FFmpeg cannot seek in it, so no header is completed at the end."""
+    """A pipe to which FFmpeg writes. FFmpeg cannot seek in the pipe, so FFmpeg completes no header at the end."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

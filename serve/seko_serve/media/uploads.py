@@ -139,8 +139,9 @@ def decoded_sound(
 
 
 def _from_file(data: bytes, name: str, read: Callable[[Path], ReadT], otherwise: str) -> ReadT:
-    """Write the bytes to a file that only this process's user can open, and return what the runtime's reader returns
-    for it; ServeError with the reader's reason, or else with ``otherwise``, and if the file cannot be written."""
+    """Write the bytes to a file that only this process's user can open, and return the result of the runtime's reader
+    for the file. ServeError if the reader fails, with the reader's reason or with ``otherwise``, or if the file cannot
+    be written."""
     try:
         with tempfile.NamedTemporaryFile(prefix="seko-upload-") as file:
             file.write(data)

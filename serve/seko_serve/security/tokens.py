@@ -26,7 +26,7 @@ class _Secret(Generic[MeaningT]):
 
 
 class _Secrets(Generic[MeaningT]):
-    """Secrets that are each taken once, within `TICKET_S` seconds, and what each stands for.
+    """Secrets, each stored with an object. Each secret can be taken once, within `TICKET_S` seconds.
 
     Parameters
     ----------
