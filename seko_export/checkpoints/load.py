@@ -6,7 +6,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,6 +38,8 @@ class Checkpoint:
 
     Parameters
     ----------
+    path : Path
+        The file or folder of the weights, which error messages name.
     config : object
         The config of the model with which keys and shapes were compared.
     format : str
@@ -56,6 +58,7 @@ class Checkpoint:
         Sentences for the user that say which files and entries were used.
     """
 
+    path: Path
     config: object
     format: str
     identity: Mapping[str, str | int]
@@ -98,17 +101,17 @@ class Checkpoint:
             return weight
         if is_finite(stored):
             raise CheckpointError(
-                f"{shown(source.file_key)} holds numbers up to {stored.abs().amax().item():.3g}, "
+                f"{self.path}: {shown(source.file_key)} holds numbers up to {stored.abs().amax().item():.3g}, "
                 f"too large for {weight.dtype}; convert to bfloat16 or float32"
             )
         bad = int((~torch.isfinite(stored)).sum())
         if source.dtype_name == MERGED:
             raise CheckpointError(
-                f"{shown(source.file_key)} has {bad} NaN or infinite numbers of {stored.numel()} when LoRAs are "
-                "merged; expected none: take smaller weights of --lora, or another checkpoint"
+                f"{self.path}: {shown(source.file_key)} has {bad} NaN or infinite numbers of {stored.numel()} when "
+                "LoRAs are merged; expected none: take smaller weights of --lora, or another checkpoint"
             )
         raise CheckpointError(
-            f"{shown(source.file_key)} holds {bad} NaN or infinite numbers of {stored.numel()}; "
+            f"{self.path}: {shown(source.file_key)} holds {bad} NaN or infinite numbers of {stored.numel()}; "
             "expected none: the checkpoint is damaged or its training diverged; take another one"
         )
 
@@ -172,7 +175,7 @@ def load_model(
         If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
-    return load_weights(
+    checkpoint = load_weights(
         path,
         config,
         keys.layout(options.entry, options.first_entry),
@@ -180,6 +183,11 @@ def load_model(
         dtype=options.dtype,
         companion=options.companion,
     )
+    taken, first = checkpoint.identity["part"], options.first_entry
+    if options.entry is not None or first is None or taken in (first, "all"):
+        return checkpoint
+    note = f"{path} has no entry {first}, which the preset takes; the entry {taken} is taken"
+    return replace(checkpoint, notes=(note, *checkpoint.notes))
 
 
 def load_weights(
@@ -250,7 +258,7 @@ def _checkpoint(
         "bytes": opened.file_bytes,
         "fingerprint": _fingerprint(sources),
     }
-    return Checkpoint(config, format_name, identity, dtype, sources, notes=entry_notes(path, opened))
+    return Checkpoint(path, config, format_name, identity, dtype, sources, notes=entry_notes(path, opened))
 
 
 def entry_notes(path: Path, opened: OpenedFiles) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, naming_option
 from seko_export.checkpoints.json_files import read_json_object
 from seko_export.checkpoints.parts import looks_like
 from seko_export.checkpoints.readers import open_files
@@ -157,10 +157,8 @@ def open_lora(path: Path) -> OpenedLora:
     CheckpointError
         If the file cannot be read or is not a LoRA; the message begins with ``--lora``.
     """
-    try:
+    with naming_option("--lora", path):
         return _opened(path)
-    except CheckpointError as fault:
-        raise type(fault)(f"--lora {path}: {fault}") from fault
 
 
 def holds_lora(path: Path) -> bool:

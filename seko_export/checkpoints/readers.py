@@ -92,7 +92,11 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
                 sources=(*opened.sources, *beside.sources),
                 files=(*opened.files, *beside.files),
             )
-    return with_quantised(opened)
+    try:
+        return with_quantised(opened)
+    except CheckpointError as fault:
+        fault.args = (f"{path}: {fault}",)
+        raise
 
 
 def companion_file(path: Path, layout: Layout, companion: Companion) -> Path | None:

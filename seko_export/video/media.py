@@ -13,7 +13,7 @@ from torch import Tensor
 from seko_export.checkpoints.errors import naming_option
 from seko_export.config.media import TOKENIZER_FILE
 from seko_export.config.video import VideoBuild
-from seko_export.engines.weight_source import WeightSource
+from seko_export.engines.weight_source import CodedWeights, WeightSource
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.media.clip.files import clip_weights
@@ -62,7 +62,25 @@ def _opened(
     if config is None or path is None:
         return None
     with naming_option(option, path):
-        return load(path, config)
+        return _Named(option, path, load(path, config))
+
+
+class _Named:
+    """Weights of a model around the transformer. An error while they are read begins with the command-line option and
+    the path of the file."""
+
+    def __init__(self, option: str, path: Path, weights: WeightSource) -> None:
+        self._option, self._path, self._weights = option, path, weights
+
+    def __getitem__(self, name: str) -> Tensor:
+        with naming_option(self._option, self._path):
+            return self._weights[name]
+
+    def row_codes(self, name: str) -> tuple[Tensor, Tensor] | None:
+        if not isinstance(self._weights, CodedWeights):
+            return None
+        with naming_option(self._option, self._path):
+            return self._weights.row_codes(name)
 
 
 def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | None:

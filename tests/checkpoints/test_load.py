@@ -256,6 +256,21 @@ def test_a_preset_s_entry_comes_first_and_is_told(
     assert "--entry generator_ema" in note
 
 
+def test_another_entry_than_the_preset_s_is_told(
+    save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights
+) -> None:
+    path = save_pt({"generator_ema": weights})
+    (note,) = load_checkpoint(path, model, LoadOptions(first_entry="generator")).notes
+    assert note == f"{path} has no entry generator, which the preset takes; the entry generator_ema is taken"
+    for told in (
+        LoadOptions(first_entry="generator_ema"),
+        LoadOptions(None),
+        LoadOptions("generator_ema", "generator"),
+    ):
+        assert load_checkpoint(path, model, told).notes == ()
+    assert load_checkpoint(save_pt(weights), model, LoadOptions(first_entry="generator")).notes == ()
+
+
 @pytest.mark.parametrize("prefix", [*PREFIXES, "_orig_mod.", "model._fsdp_wrapped_module.", "module.model."])
 @pytest.mark.parametrize("container", ["safetensors", "pt"])
 def test_prefixes_in_any_container(

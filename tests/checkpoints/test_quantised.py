@@ -162,6 +162,7 @@ def test_what_is_not_read_is_named(fault: str, tmp_path: Path, model: ModelConfi
         with pytest.raises(CheckpointError, match=sentence) as caught:
             load_checkpoint(path, model)
         assert BASE in str(caught.value)
+        assert str(path) in str(caught.value)
         assert caught.value.exit_code == 3
 
 

@@ -49,8 +49,9 @@ def test_a_lora_and_its_base(form: str, tmp_path: Path) -> None:
     assert report["alpha"] == {
         "peft": "adapter_config.json", "comfyui": "its keys", "lightx2v": "none: the scale is 1",
     }[form]  # fmt: skip
-    file = path / "adapter_model.safetensors" if form == "peft" else path
-    assert report["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    peft = [path / name for name in ("adapter_model.safetensors", "adapter_config.json")]
+    content = b"".join(file.read_bytes() for file in (peft if form == "peft" else [path]))
+    assert report["sha256"] == hashlib.sha256(content).hexdigest()
     assert report["command"].startswith(f"seko-export build CHECKPOINT --lora {path}")
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
@@ -173,6 +174,19 @@ def test_sources_that_contradict_the_build_are_refused(folder):
         MediaSources(text_encoder=folder / "text.safetensors")
     with pytest.raises(UsageError, match="a VAE: True, a file of it is named: None"):
         open_media(MediaSources(None, build.media.text_encoder, build.media.tokenizer), build.config)
+
+
+def test_damaged_numbers_of_a_vae_name_its_option_and_file(folder, tmp_path):
+    state = load_file(folder / "vae.safetensors")
+    state = {name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}
+    save_file(state, tmp_path / "vae.safetensors")
+    build = plan(folder)
+    media = replace(build.media, vae=tmp_path / "vae.safetensors")
+    pieces, source = make_pieces(build.config), load_checkpoint(build.checkpoint, build.config.model)
+    with pytest.raises(CheckpointError) as caught:
+        dict(model_weights(pieces, source, open_media(media, build.config)))
+    assert str(caught.value).startswith(f"--vae {tmp_path / 'vae.safetensors'}: ")
+    assert "NaN or infinite numbers" in str(caught.value)
 
 
 def test_the_shipped_sample_is_whole():
