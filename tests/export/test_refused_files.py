@@ -103,7 +103,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "index that leaves its folder": (("@outside",), f"@outside/{INDEX}", "'../model'; expected a plain file"),
     "mixed variants": (("@mixed",), f"@mixed/{INDEX}", "mixes the variants fp16, none"),
     "pickle with code": (("@code.pt",), "@code.pt", "loading it would run code, so it was not loaded"),
-    "scale of a wrong shape": (("@scale",), "blocks.0.ffn.0.weight_scale is [3, 2]", "or one a row"),
+    "scale of a wrong shape": (("@scale",), "@scale: blocks.0.ffn.0.weight_scale is [3, 2]", "or one a row"),
     "variant that is not there": (
         ("@shards", "--variant", "fp16"),
         "--variant fp16: @shards",
