@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from seko_runtime.errors import ArtifactError
 from seko_serve.client import Client
 from seko_serve.live.kinds import check_served
-from tests.runtime import toy_whole
+from tests.runtime import toy, toy_whole
 from tests.shared import made_once
 from tests.small_artifact import small_artifact_once
 
@@ -34,30 +35,39 @@ def refused(*arguments: object) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+class Started(NamedTuple):
+    """A running command: the artifact that it serves, where it is reached, what it wrote, and its process."""
+
+    artifact: Path
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, Path]]:
-    """The command at work: the artifact that it serves, where it is reached, and what it wrote."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """The command at work, which the last test of this file ends."""
     single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
     log = tmp_path_factory.mktemp("started") / "log"
     with served(single, "--snapshots", "none", log=log) as (url, process):
         while f"seko-serve: the page is at {url}\n" not in log.read_text():
             assert process.poll() is None
             time.sleep(0.05)
-        yield single, url, log
+        yield Started(single, url, log, process)
 
 
-def test_a_server_that_is_told_to_end_ends_by_itself(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A process that the signal ends has no time to remove the engines that torch unpacked."""
-    single = made_once(tmp_path_factory, "serve-single", make_single) / "artifact"
-    with served(single, "--snapshots", "none") as (_, process):
-        process.terminate()
-        assert process.wait(60) == 0
-
-
-def test_an_artifact_without_a_vae_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.slow  # what is refused, the test below shows of a manifest; exit codes, those of folders and ports
+def test_an_artifact_without_a_vae_is_refused_by_the_command(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     code, words = refused(small_artifact_once(tmp_path_factory), "--port", 0)
     assert code == 3
     assert words.endswith("seko-serve: this artifact has no VAE and makes no video; rebuild it with --vae\n")
+
+
+def test_an_artifact_without_a_vae_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="no VAE and makes no video; rebuild it with --vae"):
+        check_served(toy.toy_manifest())
 
 
 def test_an_artifact_whose_engine_calls_carry_all_rows_is_refused() -> None:
@@ -79,20 +89,26 @@ def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_start_says_where_its_page_is_and_a_taken_port_is_refused(
-    started: tuple[Path, str, Path],
+    started: Started,
 ) -> None:
-    single, url, log = started
+    single, url, log, _ = started
     assert log.read_text().splitlines()[-1] == f"seko-serve: the page is at {url}"
     code, words = refused(single, "--port", url.rsplit(":", 1)[1].strip("/"))
     assert code == 3
     assert f"{url} cannot be listened on" in words
 
 
-def test_an_artifact_without_a_pool_serves_one_viewer(started: tuple[Path, str, Path]) -> None:
-    _, url, _ = started
+def test_an_artifact_without_a_pool_serves_one_viewer(started: Started) -> None:
+    url = started.url
     with Client(url) as client:
         assert http(f"{url}ready")[1] == {"status": "ready", "free": 1, "capacity": 1}
         client.open(codecs=["rgb24"], prompt="a red disc")
         assert http(f"{url}v1/sessions", "POST", {"prompt": "a red disc"})[0] == 503
         assert len(watched(client, 2)) == client.ready["first_frames"] + client.ready["chunk_frames"]
         client.close()
+
+
+def test_a_server_that_is_told_to_end_ends_by_itself(started: Started) -> None:
+    """A process that the signal ends has no time to remove the engines that torch unpacked."""
+    started.process.terminate()
+    assert started.process.wait(60) == 0
