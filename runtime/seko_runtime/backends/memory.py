@@ -232,17 +232,17 @@ class Memory(Protocol):
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
         """Queue copies of tensors to the host, after all work so far and in parallel to later work. `park` returns the
-        copies, and an object that stands for the end of the copies and is passed to `after`. Until the copies have
-        ended the caller must not change the tensors. The object that stands for the end keeps no host memory by itself.
+        copies on the host, and an event, which marks when the copies have ended and is passed to `after`. Until the
+        copies have ended the caller must not change the tensors. Keeping the event does not keep the host memory.
         """
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:
-        """Queue copies from the host into tensors of the same names and sizes. `unpark` returns an object that stands
-        for the end of the copies. The tensors may be used once `after` was called with this object."""
+        """Queue copies from the host into tensors of the same names and sizes. `unpark` returns an event, which marks
+        when the copies have ended. The tensors may be used once `after` was called with this event."""
 
     def after(self, end: object) -> None:
-        """Make all later work on the device wait for the end of some copies. ``end`` is the object that `park` or
-        `unpark` returned for the copies. The host does not wait."""
+        """Make all later work on the device wait until copies have ended. ``end`` is the event that `park` or `unpark`
+        returned for the copies. The host does not wait."""
 
     def copy_queue(self) -> CopyQueue:
         """Return a queue of copies for the session's life; UsageError if this memory has no queue of copies."""
