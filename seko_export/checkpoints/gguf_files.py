@@ -105,7 +105,7 @@ def open_gguf(path: Path, layout: Layout) -> OpenedFiles:
             name = header.text()
             facts[name] = header.value(header.number("I"))
             if name == _ARCHITECTURE and facts[name] != _WAN:
-                raise _another(path, facts[name])
+                raise _another(path, facts[name], layout)
         entries = [_entry(header) for _ in range(tensors)]
         alignment = facts.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
@@ -137,13 +137,14 @@ def open_gguf(path: Path, layout: Layout) -> OpenedFiles:
             "fetch it again"
         ) from fault
     if _ARCHITECTURE not in facts:
-        raise _another(path, None)
+        raise _another(path, None, layout)
     return OpenedFiles("gguf", "all", len(content), tuple(sources))
 
 
-def _another(path: Path, architecture: object) -> NotACheckpointError:
+def _another(path: Path, architecture: object, layout: Layout) -> NotACheckpointError:
     return NotACheckpointError(
-        f"{path} is a GGUF file of the architecture {shown(repr(architecture))}, expected {_WAN!r}"
+        f"{path} is a GGUF file of the architecture {shown(repr(architecture))}; GGUF files are read only of Wan's "
+        f"transformer ({_WAN!r}); expected {layout.formats}"
     )
 
 

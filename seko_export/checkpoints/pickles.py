@@ -17,12 +17,16 @@ import torch
 
 from seko_export.checkpoints.errors import DamagedCheckpointError, MissingEntryError, NotACheckpointError
 from seko_export.checkpoints.parts import looks_like, part_of
+from seko_export.checkpoints.quantised import foreign_format
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError, MachineError
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 MAX_PICKLE_BYTES = 8 << 20  # names and shapes of tensors; those of a model of 14B take 0.5 MB
 _READ_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# What TransformerEngine pickles beside its weights: the state of its quantisers, as bytes or as classes of its own.
+_EXTRA_STATE = "._extra_state"
+_TRANSFORMER_ENGINE = ("_codecs.encode", "_io.BytesIO", "transformer_engine.")
 _HARMLESS_GLOBALS = frozenset(
     {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"}
 )
@@ -79,6 +83,17 @@ def _keys_in(table: dict[Any, object]) -> list[str]:
     return [key for key in (*table, *inner) if isinstance(key, str)]
 
 
+def _advice_on(state: dict[str, object], layout: Layout) -> str:
+    """Return a clause, beginning with a semicolon, on a dict with entries that are no tensors. Empty without advice."""
+    keys = _keys_in(state)
+    if not layout.entry_option or part_of(keys) is not None:  # another part than the layout's
+        return looks_like(keys)
+    inner = next((key for key, value in state.items() if isinstance(value, dict) and value), None)
+    if inner is None or not looks_like(keys):
+        return ""
+    return f"; the weights seem to lie deeper, in {shown(repr(inner))}: save that dict alone"
+
+
 def _is_state(content: dict[object, object]) -> bool:
     return all(isinstance(value, torch.Tensor) for value in content.values())
 
@@ -88,11 +103,14 @@ def _pt_sources(path: Path, layout: Layout, part: str, state: object) -> tuple[T
         raise NotACheckpointError(
             f"{part} in {path} is no dict of named tensors: {type(state).__name__}; expected {layout.formats}"
         )
+    foreign = next((sentence for key in _keys_in(state) if (sentence := foreign_format(key))), None)
     strangers = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if strangers and foreign is not None:
+        raise NotACheckpointError(f"{path}: {foreign}")
     if strangers:
         raise NotACheckpointError(
             f"{part} in {path} holds {len(strangers)} entries that are no tensors: "
-            f"{', '.join(map(shown, strangers[:20]))}; expected {layout.formats}{looks_like(_keys_in(state))}"
+            f"{', '.join(map(shown, strangers[:20]))}; expected {layout.formats}{_advice_on(state, layout)}"
         )
     return tuple(_pt_source(layout, key, tensor) for key, tensor in state.items())
 
@@ -121,6 +139,9 @@ def _load_pt(path: Path, layout: Layout) -> object:
             raise unmapped(path, fault) from fault
         # A damaged file makes the unpickler raise anything at all; all of it is the file's fault.
         globals_named = globals_of_pickle(pickled)
+        of_engine = all(name.startswith(_TRANSFORMER_ENGINE) for name in globals_named)
+        if globals_named and of_engine and _EXTRA_STATE.encode() in pickled:
+            raise NotACheckpointError(f"{path}: {foreign_format(_EXTRA_STATE)}") from fault
         if isinstance(fault, pickle.UnpicklingError) and globals_named:
             raise unsafe_pickle(path, globals_named) from fault
         first = str(fault).splitlines()[0] if str(fault) else type(fault).__name__

@@ -114,12 +114,18 @@ def with_quantised(opened: OpenedFiles) -> OpenedFiles:
 _ADVICE = "take the bfloat16 checkpoint, or one in e4m3 or int8 with scales of rows or tensors"
 
 
+def foreign_format(key: str) -> str | None:
+    """Return a sentence on the unsupported format of quantised weights that a key reveals; None for other keys."""
+    foreign = next((name for suffix, name in _FOREIGN.items() if key.endswith(suffix)), None)
+    return None if foreign is None else f"{shown(key)} is of {foreign}, which is not read; {_ADVICE}"
+
+
 def _refuse_foreign(sources: Mapping[str, TensorSource]) -> None:
     """Refuse a file with a key that only a format of other bits has, whatever other keys the file has."""
     for key in sources:
-        foreign = next((name for suffix, name in _FOREIGN.items() if key.endswith(suffix)), None)
-        if foreign is not None:
-            raise CheckpointError(f"{shown(key)} is of {foreign}, which is not read; {_ADVICE}")
+        sentence = foreign_format(key)
+        if sentence is not None:
+            raise CheckpointError(sentence)
         # A LoRA has a key `.alpha`, too, but no packed matrix beside it.
         matrix = sources.get(key.removesuffix(_ALPHA) + _WEIGHT) if key.endswith(_ALPHA) else None
         if matrix is not None and matrix.dtype_name in _PACKED:

@@ -18,6 +18,7 @@ from seko_export.checkpoints.sources import Layout
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, MachineError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
+from seko_export.media.umt5.dimensions import text_config_of
 
 gguf = pytest.importorskip("gguf")
 Weights = dict[str, torch.Tensor]
@@ -81,6 +82,20 @@ def test_another_architecture_and_type(tmp_path: Path) -> None:
         writer.close()
         with pytest.raises(kind, match="'llama'" if architecture == "llama" else "I32"):
             open_files(path, LAYOUT)
+
+
+def test_a_text_encoder_in_gguf_is_told_what_is_read(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "umt5.gguf"), "t5encoder")
+    writer.add_tensor("token_embd.weight", np.ones((2, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        errors.NotACheckpointError,
+        match=r"'t5encoder'; GGUF .* only of Wan's transformer .*; expected .*umt5-xxl",
+    ):
+        text_config_of(tmp_path / "umt5.gguf")
 
 
 def test_truncated_anywhere(file: Path, tmp_path: Path, model: ModelConfig) -> None:

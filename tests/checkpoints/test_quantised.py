@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -164,6 +165,21 @@ def test_what_is_not_read_is_named(fault: str, tmp_path: Path, model: ModelConfi
         assert BASE in str(caught.value)
         assert str(path) in str(caught.value)
         assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("state", [None, io.BytesIO(b"state")], ids=["none", "bytes"])
+@pytest.mark.parametrize("nested", [False, True], ids=["entry", "dict in an entry"])
+def test_what_transformer_engine_pickles_is_named(
+    state: object, nested: bool, tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    content: dict[str, object] = {**weights, f"{BASE}._extra_state": state}
+    torch.save({"generator": {"model": content} if nested else content}, tmp_path / "model_te.pt")
+    with pytest.raises(
+        CheckpointError, match=r"_extra_state is of TransformerEngine, which is not read"
+    ) as caught:
+        load_checkpoint(tmp_path / "model_te.pt", model)
+    assert str(caught.value).startswith(str(tmp_path / "model_te.pt"))
+    assert "give it" not in str(caught.value)
 
 
 def test_the_header_names_formats_too(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:

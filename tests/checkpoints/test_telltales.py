@@ -133,6 +133,16 @@ def test_entries_of_a_lora_and_of_a_model_are_told_apart(tmp_path: Path) -> None
         recognise_checkpoint(tmp_path / "other.pt")
 
 
+def test_weights_in_a_dict_of_an_entry_are_told(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
+    """It is the place of the checkpoint already, so the advice is not to give the file there."""
+    torch.save({"generator": {"model": weights}}, tmp_path / "file.pt")
+    with pytest.raises(
+        CheckpointError, match="seem to lie deeper, in 'model': save that dict alone"
+    ) as caught:
+        load_checkpoint(tmp_path / "file.pt", model)
+    assert "as the checkpoint" not in str(caught.value)
+
+
 @pytest.mark.parametrize("names", [("transformer", "transformer_2"), ("high_noise_model", "low_noise_model")])
 def test_two_experts(names: tuple[str, str], tmp_path: Path, weights: Weights) -> None:
     for name in names:
