@@ -19,11 +19,12 @@ def _beside(what: str, option: str, *pieces: str) -> _Part:
     return _Part(pieces, option, f"it is {what}; give it with {option} beside a model")
 
 
+_LORA = "--lora"
 # The first match counts: a CLIP has the keys of a text encoder, too, and a LoRA those of the part that it changes.
 _PARTS = (
     _Part(
         ("lora_", ".lokr_w", ".hada_w"),
-        "--lora",
+        _LORA,
         "these are the keys of a LoRA; name its base model as the checkpoint, and the LoRA with --lora",
     ),
     _beside("a VAE", "--vae", "decoder.middle.", "decoder.mid_block.", "decoder.up_blocks."),
@@ -42,11 +43,16 @@ _TRANSFORMER = _Part(
 )
 
 
-def part_of(keys: Iterable[str]) -> str | None:
+def part_of(keys: Iterable[str], *, beside_transformer: bool = False) -> str | None:
     """Return a sentence that names the part of a model to which keys belong, and the command-line option for this part.
-    None for keys of a transformer, and for unknown keys."""
+    None for keys of a transformer, and for unknown keys. For a file that holds a whole transformer, too
+    (``beside_transformer``), the sentence says which part lies beside it."""
     part = _first(keys, _PARTS)
-    return None if part is None else part.sentence
+    if part is None:
+        return None
+    if beside_transformer and part.option != _LORA:
+        return f"keys of another part, of {part.option}, lie beside a transformer; save those of the transformer alone"
+    return part.sentence
 
 
 def looks_like(keys: Iterable[str], *, but: str = "") -> str:

@@ -34,6 +34,11 @@ VAE = WanVaeConfig(base_dim=4)
         ("img_emb.emb_pos", "image-to-video"),
         ("blocks.0.action_model.keyboard_embed.0.weight", "Matrix-Game"),
         ("blocks.0.self_attn.q.lora_A.weight", "--lora"),
+        ("vae.decoder.middle.0.residual.0.gamma", "another part, of --vae, lie beside a transformer; save"),
+        (
+            "text_encoders.umt5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.weight",
+            "of --text-encoder, lie",
+        ),
     ],
 )
 def test_wan_with_more_keys(
@@ -43,6 +48,7 @@ def test_wan_with_more_keys(
     with pytest.raises(CheckpointError, match=sentence) as caught:
         load_checkpoint(tmp_path / "file", model)
     assert key in str(caught.value)
+    assert "give it with" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +202,7 @@ def test_matrix_game_is_named_although_it_has_the_keys_of_a_picture_branch(
         ("motion_encoder.enc.fc.0.weight", "Animate"),
         ("pose_patch_embedding.weight", "Animate"),
         ("patch_embedding_pose.weight", "SCAIL"),
+        ("patch_embedding_mask.weight", "SCAIL-2"),
         ("patch_embedding_global.weight", "WanDancer"),
         ("music_injector.q.weight", "WanDancer"),
         ("blocks.0.audio_cross_attn.kv_linear.weight", "MultiTalk"),
