@@ -229,9 +229,11 @@ class VideoBuild(BuildConfig):
             )
         if len(excepted) == layers:
             raise UsageError(f"--fp8-except {with_commas(excepted)} leaves --fp8 no layer: leave both out")
-        if self.target.device == "cpu":
-            raise UsageError("--fp8 needs a GPU, and this build is for cpu; leave it out, or build for a GPU")
         if not self.target.fused:
+            if self.target.device == "cpu":
+                raise UsageError(
+                    "--fp8 needs a GPU, and this build is for cpu; leave it out, or build for a GPU"
+                )
             raise UsageError(
                 "--fp8 takes the fused kernels, and this build's layers are plain: --kernels, the target or the "
                 "backend has none"
