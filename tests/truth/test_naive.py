@@ -24,7 +24,7 @@ SCHEMES = [
 
 @pytest.mark.parametrize("scheme", first_is_fast(SCHEMES, 3))
 @pytest.mark.parametrize("batch", first_is_fast([2, 1]))
-@pytest.mark.parametrize(("chunk", "sink", "ring"), [(3, 1, 6), (2, 3, 5)])
+@pytest.mark.parametrize(("chunk", "sink", "ring"), first_is_fast([(3, 1, 6), (2, 3, 5)]))
 def test_index_copy_writes_what_slices_write(chunk, sink, ring, batch, scheme):
     """(a) outputs and every cache byte are equal, through fill and wrap, rows two chunks apart."""
     config = small_config(chunk, sink, ring, batch=batch, scheme=scheme, passes=2)
