@@ -180,9 +180,9 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         return self._rows.closed
 
     def close(self) -> None:
-        """End the running sessions and free the pool's memory; the sessions that were still running are reported with a
-        warning. A paused session keeps its state on the host: it can still be saved and closed, but not resumed. A
-        second call of `close` does nothing.
+        """End the sessions and free the pool's memory. Each session that was running gets a SessionLeakWarning. A
+        paused session keeps its state on the host: it can still be saved and closed, but not resumed. A second call of
+        `close` does nothing.
 
         `close` waits for the running call; calls that wait for the lock raise a SessionClosedError. In a process that
         was forked after the pool was opened `close` does nothing.
