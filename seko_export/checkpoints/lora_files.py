@@ -171,6 +171,19 @@ def holds_lora(path: Path) -> bool:
     return bool(roles - {Role.ALPHA}) or any(part in key for part in _OTHER_KINDS for key in keys)
 
 
+def read_files(path: Path) -> tuple[Path, ...]:
+    """Return the files that `open_lora` reads: the file of tensors and, if PEFT saved the LoRA, its config.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If a folder holds no file of tensors.
+    """
+    file = _weights_file(path)
+    config = file.parent / PEFT_CONFIG
+    return (file, config) if file.name in _PEFT_FILES and config.is_file() else (file,)
+
+
 def _weights_file(path: Path) -> Path:
     """Return a LoRA's file with tensors: the path itself, or the file in PEFT's or diffusers' folder."""
     if not path.is_dir():
@@ -182,10 +195,8 @@ def _weights_file(path: Path) -> Path:
 
 
 def _opened(path: Path) -> OpenedLora:
-    file, config_json = _weights_file(path), None
-    config_file = file.parent / PEFT_CONFIG
-    if config_file.is_file() and file.name in _PEFT_FILES:
-        config_json = read_json_object(config_file)
+    file, *config_files = read_files(path)
+    config_json = read_json_object(config_files[0]) if config_files else None
     opened = open_files(file, _LAYOUT)
     modules: dict[str, dict[Role, TensorSource]] = {}
     strange: list[str] = []
@@ -213,7 +224,8 @@ def _opened(path: Path) -> OpenedLora:
         )
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256")
-    if config_json is not None:  # it states the scale, without which the tensors do not tell what is merged
+    # PEFT's config states the scale, without which the tensors do not tell what is merged.
+    for config_file in config_files:
         digest.update(config_file.read_bytes())
     return OpenedLora(
         path, digest.hexdigest(), modules, _scaling(config_json, opened.metadata), tuple(strange)

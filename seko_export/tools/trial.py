@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from seko_export.checkpoints.lora_files import PEFT_CONFIG
+from seko_export.checkpoints.lora_files import read_files
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles
 from seko_export.config.media import VaeConfig
@@ -39,7 +39,6 @@ from seko_runtime.video.files import SUFFIXES, check_output
 
 TRIALS = "trials"  # below the user's cache
 SERVER = "seko_serve"
-_PEFT_STEM = "adapter_model"  # of the file beside PEFT's config
 _DIGESTS = "digests.json"
 _KEY_LETTERS = 16
 
@@ -184,7 +183,7 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
         "tokenizer": read([] if media.tokenizer is None else [media.tokenizer]),
         "audio": read(_audio_files(media.audio_encoder)),
         "image": read(_files_of(media.image_encoder, CLIP_LAYOUT)),
-        "loras": [[*read(_lora_files(lora.path)), lora.weight] for lora in options.lora_files],
+        "loras": [[*read(read_files(lora.path)), lora.weight] for lora in options.lora_files],
         "partial": options.lora_partial,
         "random": options.random_weights,
         "backend": [options.backend, options.no_goldens],
@@ -217,14 +216,6 @@ def _vae_files(path: Path | None, config: VaeConfig | None) -> tuple[Path, ...]:
 
 def _audio_files(folder: Path | None) -> tuple[Path, ...]:
     return () if folder is None else _files_of(weights_of(folder), HUBERT_LAYOUT)
-
-
-def _lora_files(path: Path) -> list[Path]:
-    """Return the file of a LoRA and, in the form in which PEFT saves LoRAs, its config."""
-    if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.name == PEFT_CONFIG or file.stem == _PEFT_STEM)
-    config = path.parent / PEFT_CONFIG
-    return [path, config] if path.stem == _PEFT_STEM and config.is_file() else [path]
 
 
 class _Digests:

@@ -46,6 +46,9 @@ def test_it_is_built_again_only_if_something_changed(tmp_path: Path) -> None:
     pairs = random_pairs(TINY, rank=2, seed=0)
     for name, alpha in (("a", 1.0), ("b", 2.0)):
         write_lora(tmp_path / name, pairs, "comfyui", alpha)
+        folder = tmp_path / f"folder-{name}"  # as diffusers saves a LoRA
+        folder.mkdir()
+        write_lora(folder / "pytorch_lora_weights.safetensors", pairs, "diffusers", alpha + 2)
 
     def tried(**options: Any) -> tuple[Path, bool]:
         return try_artifact(BuildOptions(**{"checkpoint": file, "target": "cpu", **options}), build)
@@ -63,6 +66,8 @@ def test_it_is_built_again_only_if_something_changed(tmp_path: Path) -> None:
         tried(lora=(str(tmp_path / "a"),)),
         tried(lora=(f"{tmp_path / 'a'}:0.5",)),
         tried(lora=(str(tmp_path / "b"),)),
+        tried(lora=(str(tmp_path / "folder-a"),)),
+        tried(lora=(str(tmp_path / "folder-b"),)),
     ]
     state = {name: tensor.clone() for name, tensor in load_file(file).items()}
     state["head.head.bias"] += 1
