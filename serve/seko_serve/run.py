@@ -202,9 +202,6 @@ def _allow_connections() -> None:
 
 def serve(settings: Settings) -> int:
     """Run the server until a signal comes or the device is lost; return the exit code."""
-    if not os.path.exists(settings.artifact):
-        print(f"seko-serve: {settings.artifact} was not found; check the path", file=sys.stderr)
-        return 3
     set_up(settings.log_level)
     _allow_connections()
     print(f"seko-serve: opening {settings.artifact}", file=sys.stderr)

@@ -45,7 +45,7 @@ def test_what_the_options_mean() -> None:
         ({"gpu": False, "fp8": True, "kv": "bf16"}, "no fp8 numbers"),
         ({"kernels": "fused", "kv": "int8", "attention": "fp8"}, "reads an FP4 cache, this build's is int8"),
         ({"kernels": "plain", "gpu": True, "attention": "fp8"}, "layers|build's are plain"),
-        ({"fp8": True}, "layers are plain"),
+        ({"fp8": True}, "--fp8 needs a GPU"),
         ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
         ({"kernels": "fused", "backend": "onnx"}, "onnx has no fused kernels yet"),
         ({"kernels": "fast"}, "auto, plain, fused"),

@@ -76,12 +76,6 @@ def test_an_artifact_whose_engine_calls_carry_all_rows_is_refused() -> None:
         check_served(toy_whole.whole_manifest(2))
 
 
-def test_a_path_where_nothing_is_is_refused_at_once(tmp_path: Path) -> None:
-    missing = tmp_path / "none"
-    sentence = f"seko-serve: {missing} was not found; check the path\n"
-    assert refused(missing, "--port", 0) == (3, sentence)
-
-
 def test_a_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     code, words = refused(tmp_path, "--port", 0)
     assert code == 3
