@@ -88,7 +88,7 @@ def main() -> None:
 def fitting(options: argparse.Namespace, checkpoint: Path, scheme: str) -> dict[str, Any]:
     """Return what the largest pool says that could be filled; 0 sessions and why, where not even one could."""
     alone = tried(options, checkpoint, scheme, 1)
-    if "refused" in alone:
+    if "refused" in alone:  # at its build it says nothing else
         return {"sessions": 0, "refused_above": [alone.pop("refused")]} | alone
     count = min(options.most, 1 + alone["free_after"] // alone["row_bytes"])
     refused = []
@@ -101,21 +101,13 @@ def fitting(options: argparse.Namespace, checkpoint: Path, scheme: str) -> dict[
 
 
 def tried(options: argparse.Namespace, checkpoint: Path, scheme: str, sessions: int) -> dict[str, Any]:
-    """Build a pool of so many sessions, and fill it in a process of its own.
-
-    Raises
-    ------
-    SystemExit
-        If even a pool of one session cannot be built, for example because the disk is full.
-    """
+    """Build a pool of so many sessions, and fill it in a process of its own."""
     artifact = options.work / f"fit-{scheme}"
     try:
         last_json("-m", "seko_export", "build", str(checkpoint), "--preset", options.preset, "--kv", scheme,
                   *options.layout.split(), "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
                   "--json")  # fmt: skip
     except SystemExit as fault:  # the new artifact is replayed at the end of its build, as large as it is
-        if sessions == 1:
-            raise
         return {"refused": f"{sessions} sessions at the build: {str(fault)[-500:]}"}
     return last_json("-c", _TRY, str(artifact))
 
