@@ -194,8 +194,7 @@ def _expand(data: memoryview, kind: Any, layout: tuple[int, int], shape: tuple[i
     if kind.name in plain:
         numbers = plain[kind.name]().copy()
     else:
-        with np.errstate(
-            all="ignore"
-        ):  # damaged scales give numbers that are not finite, which are refused later
+        # Damaged scales give numbers that are not finite, which are refused later.
+        with np.errstate(all="ignore"):
             numbers = dequantize(np.frombuffer(data, np.uint8).reshape(layout), kind)
     return torch.from_numpy(np.ascontiguousarray(numbers)).reshape(shape)

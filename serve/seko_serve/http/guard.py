@@ -21,9 +21,8 @@ POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 BOXES = " http: https: ws: wss:"  # where a gateway's answers send the page to
-HOST_SOURCE = re.compile(
-    r"[a-z0-9.-]+(:[0-9]{1,5})?", re.IGNORECASE
-)  # of a policy, which knows no IPv6 address
+# A host as a policy may name it; policies know no IPv6 addresses.
+HOST_SOURCE = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.IGNORECASE)
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),

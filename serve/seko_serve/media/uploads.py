@@ -149,9 +149,8 @@ def _from_file(data: bytes, name: str, read: Callable[[Path], ReadT], otherwise:
             return read(Path(file.name))
     except SekoRuntimeError as error:
         reason = str(error).partition(f"{file.name} ")[2]  # behind the words for an option and its file
-        if (
-            not reason or file.name in reason or isinstance(error, DecodingError)
-        ):  # FFmpeg's words help no client
+        # Reasons of FFmpeg help no client.
+        if not reason or file.name in reason or isinstance(error, DecodingError):
             reason = otherwise
         raise ServeError("bad_request", f"{name} {reason}") from None
     except OSError as error:
