@@ -189,13 +189,12 @@ def _load_key(path: Path, ask: Callable[[], bytes] | None) -> Ed25519PrivateKey:
 
     what = f"--key {path}"
     content, mode = _read(path, what, MAX_KEY_BYTES)
+    advice = "make one with `seko-export keygen`"
+    if path.suffix == ".pub":
+        advice = f"the private key is the file {path.with_suffix('')}"
+    no_private_key = UsageError(f"{what} holds no ed25519 private key; {advice}")
     if _PRIVATE not in content:
-        advice = (
-            f"the private key is the file {path.with_suffix('')}"
-            if path.suffix == ".pub"
-            else "make one with `seko-export keygen`"
-        )
-        raise UsageError(f"{what} holds no ed25519 private key; {advice}")
+        raise no_private_key
     _check_secret(path, what, mode)
     try:
         key = serialization.load_pem_private_key(content, password=None)
@@ -209,7 +208,7 @@ def _load_key(path: Path, ask: Callable[[], bytes] | None) -> Ed25519PrivateKey:
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise UsageError(f"--key {path} holds no ed25519 private key; make one with `seko-export keygen`")
+        raise no_private_key
     private: Ed25519PrivateKey = key
     return private
 

@@ -172,9 +172,8 @@ class LiveSession:
                 self._paused = control.type == "pause"
                 following = self._chunks_made + (self._waits_since is not None)
             self.viewer.stop_clock()
-            if control.id:
-                self.viewer.tell(message("received", id=control.id))
-                self.viewer.tell(message("applied", id=control.id, chunk=following))
+            self._tell_receipt("received", control)
+            self._tell_receipt("applied", control, chunk=following)
             self.viewer.tell(message("state", paused=self._paused))
         else:
             self.content.check(control)
@@ -182,8 +181,7 @@ class LiveSession:
                 if len(self._waiting) >= MAX_WAITING:
                     raise ServeError("too_many_requests", f"{MAX_WAITING} controls wait for the next chunk")
                 self._waiting.append(control)
-            if control.id:
-                self.viewer.tell(message("received", id=control.id))
+            self._tell_receipt("received", control)
         self._wake()
 
     def hold(self, on: bool = True) -> None:
@@ -349,6 +347,11 @@ class LiveSession:
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)
         self.close()
         self.finish(answer_to(error, "a chunk of this session could not be made"))
+
+    def _tell_receipt(self, kind: str, control: Control, **fields: object) -> None:
+        """Send a receipt to the client; controls that came by HTTP have no id and get no receipts."""
+        if control.id:
+            self.viewer.tell(message(kind, id=control.id, **fields))
 
     def _own_row(self) -> RowSession:
         if self._row is None:
