@@ -272,7 +272,9 @@ class FullModelBench:
             self.engines(config, weights, engines) as (manifest, loaded),
             torch.no_grad(),
             attention_backends(config.target.device),
-            Pool(self._rows(manifest, loaded, wrap, weights, config, captured)) as pool,
+            Pool(
+                self._rows(manifest, loaded, wrap, weights, self._memory(config, engines, captured))
+            ) as pool,
             pool.open_session(
                 text=golden_text(config),
                 reference=None if reference is None else reference.numpy(),
@@ -298,7 +300,9 @@ class FullModelBench:
             self.engines(config, weights, engines) as (manifest, loaded),
             torch.no_grad(),
             attention_backends(config.target.device),
-            Pool(self._rows(manifest, loaded, wrap, weights, config, engines is None)) as pool,
+            Pool(
+                self._rows(manifest, loaded, wrap, weights, self._memory(config, engines, engines is None))
+            ) as pool,
         ):
             self.say(f"{config.model.name}: a pool of {pool.capacity}")
             yield pool
@@ -309,17 +313,19 @@ class FullModelBench:
         engines: Engines,
         wrap: Wrap | None,
         weights: Mapping[str, Tensor],
-        config: VideoBuild,
-        captured: bool,
+        memory: Any,
     ) -> VideoRows:
-        memory = self._memory(config, captured=captured)
         programs = resolve_video(manifest)
         loaded = Loaded(manifest, programs, wrapped(engines, wrap), weights, lambda: memory)
         return open_video_rows(loaded, VideoOptions())
 
-    def _memory(self, config: VideoBuild, *, captured: bool) -> Any:
+    def _memory(self, config: VideoBuild, engines: Engines | None, captured: bool) -> Any:
+        """Return the device's memory. Engines of a package are ready; others compile, tune and copy constants in their
+        first run, which no capture survives."""
         memory = torch_memory(torch.device(config.target.device))
         memory.captures = memory.captures and captured and not self.options.eager
+        if engines is not None:
+            memory.warm_up_runs = 1
         return memory
 
     def forget(self) -> None:

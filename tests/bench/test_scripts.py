@@ -23,6 +23,7 @@ from scripts.bench.rows import COMMIT
 from scripts.random_vae import random_vae
 from seko_export.media.taehv.modules import latent_statistics
 from seko_export.media.taehv.vae import VAE
+from seko_runtime.backends.torch_memory import CpuMemory
 from tests.tiers import first_is_fast
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -189,6 +190,38 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
 
     options = argparse.Namespace(eager=False, prepare=True, parts="part", work=tmp_path, seconds=60)
     assert script.measure(script.FullModelBench(options), {"part": part}) == 0
+
+
+@pytest.mark.usefixtures("neighbours")
+def test_a_peers_engines_have_run_before_a_capture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script, lingbot = importlib.import_module("full_model"), importlib.import_module("lingbot")
+    ran: set[str] = set()
+    unready: list[str] = []
+
+    class CapturingMemory(CpuMemory):
+        captures = True
+
+        def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+            before = set(ran)
+            work()
+            unready.extend(ran - before)
+            return work
+
+    def noting(name: str, engine: Any) -> Any:
+        def noted(inputs: list[Any]) -> Any:
+            ran.add(name)
+            return engine(inputs)
+
+        return noted
+
+    monkeypatch.setattr(script, "torch_memory", lambda _: CapturingMemory())
+    options = argparse.Namespace(preset="lingbot-tiny", work=tmp_path, eager=False, prepare=False)
+    bench = lingbot.Bench(options)
+    config = bench.config(exact=True)
+    with bench.opened(config, script.eager_engines(config), wrap=noting) as session:
+        assert session.stats.captured_graphs > 0
+    assert ran
+    assert not unready
 
 
 @pytest.mark.usefixtures("neighbours")
