@@ -46,6 +46,7 @@ def test_a_model_in_q8_0(file: Path, model: ModelConfig, weights: Weights) -> No
     assert recognise_checkpoint(file).recognised.family == "wan"
 
 
+@pytest.mark.shows("gguf")
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q4_K", "Q6_K", "BF16", "F16", "IQ4_XS"])
 def test_kinds_as_the_package_expands_them(kind: str, tmp_path: Path) -> None:
     number = gguf.GGMLQuantizationType[kind]

@@ -70,6 +70,7 @@ def assert_merged(checkpoint: Checkpoint, weights: Weights, pairs: dict[str, Pai
             assert torch.equal(tensor, weights[name]), name
 
 
+@pytest.mark.shows("lora")
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_merges_by_the_formula(
     form: str, tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]

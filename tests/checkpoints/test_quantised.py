@@ -39,6 +39,7 @@ def expected(weights: Weights, form: str) -> Weights:
     return numbers
 
 
+@pytest.mark.shows("quantised")
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "gguf"])
 @pytest.mark.parametrize("container", ["safetensors", "pt"])
 def test_every_form_is_expanded(

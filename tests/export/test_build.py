@@ -108,6 +108,7 @@ def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
     assert engines.startswith("verified")
 
 
+@pytest.mark.shows("aoti")
 @pytest.mark.slow
 def test_exact_cache_on_a_cpu_is_fp32(rows):
     """It says so, with twice the bytes of bf16, and reports no error of a lossy track."""

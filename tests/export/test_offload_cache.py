@@ -56,6 +56,7 @@ def life_of(session: Session, text: torch.Tensor) -> Iterator[bytes]:
             yield from (sample[name].tobytes() for name in sorted(sample))
 
 
+@pytest.mark.shows("offload")
 @pytest.mark.parametrize("layout", first_is_fast(LAYOUTS))
 def test_the_model_over_a_streamed_cache_gives_the_bytes_of_one_over_a_resident_cache(layout: str) -> None:
     config = config_of(**LAYOUTS[layout])  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ def pool_of(stream: StreamConfig, buckets: tuple[int, ...]) -> VideoBuild:
     return fused(build).changed(pool=PoolConfig(3, buckets))
 
 
+@pytest.mark.shows("fp8")
 @pytest.mark.parametrize("fp8", first_is_fast([True, False]))
 @pytest.mark.parametrize("window_positions", first_is_fast([False, True]))
 @pytest.mark.parametrize("rings", [(), (2, 4)])

@@ -54,6 +54,7 @@ def written(path: Path, config: TaehvConfig, weights: Weights | None = None) -> 
     return path
 
 
+@pytest.mark.shows("taehv")
 @pytest.mark.parametrize("config", [TAE_2_1, TAE_2_2])
 def test_a_stream_is_flashdreams(config: TaehvConfig) -> None:
     weights, latents = random_weights(config), some_latents(config)

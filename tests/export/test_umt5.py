@@ -66,6 +66,7 @@ def theirs(config: TextEncoderConfig):
     return model.requires_grad_(False)
 
 
+@pytest.mark.shows("umt5")
 def test_it_is_transformers_encoder_with_mask_and_zeros() -> None:
     ids = some_ids((TOKENS, 37, 1))
     mask = (ids != 0).long()

@@ -46,6 +46,7 @@ def some_video(frames: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1
 
 
+@pytest.mark.shows("wan-vae-2.2")
 @pytest.mark.parametrize("cut", first_is_fast(CUTS))
 def test_a_stream_decodes_and_encodes_as_the_whole_clip(cut: list[int], oracle: VaeOracle) -> None:
     latents, video = some_latents(5), some_video(5)

@@ -86,6 +86,7 @@ def test_both_forms_hold_one_vae(published: Path) -> None:
     assert folder.identity["fingerprint"] == file.identity["fingerprint"]
 
 
+@pytest.mark.shows("wan-5b")
 @pytest.mark.slow
 def test_a_stream_from_a_picture_is_what_diffusers_decodes(artifact: Path, oracle: AutoencoderKLWan) -> None:
     """The first latent frame is the encoded picture; all chunks together decode as one clip."""

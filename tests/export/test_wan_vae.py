@@ -53,6 +53,7 @@ def some_video(frames: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1
 
 
+@pytest.mark.shows("wan-vae")
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_stream_decodes_as_the_whole_clip(cut: tuple[int, ...], oracle: VaeOracle) -> None:
     """However the latents are cut: FIRST on the first call, STEADY on all others."""

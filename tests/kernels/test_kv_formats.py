@@ -82,6 +82,7 @@ def test_fp4_takes_a_3_56th_of_bf16() -> None:
     assert exact / fp4 == 16 / 4.5
 
 
+@pytest.mark.shows("kv-formats")
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_write_touches_its_places_only_and_window_reads_them(form: KvFormat) -> None:
     torch.manual_seed(0)

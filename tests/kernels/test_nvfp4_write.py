@@ -47,6 +47,7 @@ def keys_with_outliers(tokens: int, heads: int, head_dim: int) -> Tensor:
     return x
 
 
+@pytest.mark.shows("fp4-kv")
 @given(block=BLOCKS, exponent=st.integers(-30, 30))
 def test_every_code_is_the_nearest_on_the_better_scale(block: list[float], exponent: int) -> None:
     """Both scales worked out in fractions: codes nearest, ties to even; the smaller error wins, ties to the top 6."""

@@ -87,6 +87,7 @@ def test_every_block_is_of_one_part_and_layers_are_as_before() -> None:
     assert str(decode) == before
 
 
+@pytest.mark.shows("vae-fp8")
 @pytest.mark.slow
 def test_the_shipped_sample_keeps_its_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"

@@ -63,6 +63,7 @@ def assert_alike(chunks: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
         assert relative_error(output, other) <= STREAM_BAR
 
 
+@pytest.mark.shows("lingbot")
 def test_keys_make_the_stream_of_the_poses_that_they_make() -> None:
     """The keyboard's own poses, one for each video frame, given as a recorded path with the same unit of length."""
     config = lingbot_config()

@@ -16,6 +16,7 @@ TOLERANCE = 1e-5  # of an exact cache, over a whole stream that feeds on itself:
 FLIPPED = 1e-3
 
 
+@pytest.mark.shows("onnx")
 @pytest.mark.slow  # a block of its own; the exact pieces beside it are those of the FP4 stream
 def test_an_exact_stream_past_the_wrap_with_rows_at_different_chunks() -> None:
     ours, truth = forms.onnx_stream("fp32", ROWS), forms.eager_stream("fp32", ROWS)

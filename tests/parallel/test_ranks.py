@@ -40,6 +40,7 @@ def same_pictures(found: np.ndarray, expected: np.ndarray) -> bool:
     return found.shape == expected.shape and apart.max() <= 1 and (apart > 0).mean() <= 1e-3
 
 
+@pytest.mark.shows("ranks")
 def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenArtifact) -> None:
     config, weights = one_gpu().as_batch, weights_of(two.folder)
     text, other = golden_text(config), torch.flip(golden_text(config), (1,))

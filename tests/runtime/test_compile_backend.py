@@ -75,6 +75,7 @@ def replay(folder: Path, cache_folder: Path, *more: str, says: str | None, **set
     return result
 
 
+@pytest.mark.shows("compile")
 def test_it_meets_the_golden_never_recompiles_and_starts_warm_from_its_cache(
     built_compile_toy: Path, tmp_path: Path, edit_manifest: Edit
 ) -> None:

@@ -47,6 +47,7 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.shows("pools")
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, min_size=12, max_size=40))
 @example([("run", [0], FILL_CHUNKS), ("run", [0, 1], FILL_CHUNKS), ("run", [1, 0], 1)])

@@ -301,6 +301,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
             ]
 
 
+@pytest.mark.shows("snapshots")
 def test_a_pool_under_errors_and_interrupts() -> None:
     run_state_machine_as_test(
         PoolUnderFaults,

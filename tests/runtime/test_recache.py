@@ -92,6 +92,7 @@ class Naive:
         return latents
 
 
+@pytest.mark.shows("recache")
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=4), st.integers(1, 4))
 def test_a_rebuilt_cache_is_that_of_a_fresh_session_fed_with_the_kept_chunks(

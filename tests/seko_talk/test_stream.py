@@ -68,6 +68,7 @@ def alone(config: VideoBuild, row: int) -> list[Tensor]:
         ]
 
 
+@pytest.mark.shows("seko_talk")
 @pytest.mark.parametrize("model", [{}, TWO, {"image_dim": 0}], ids=str)
 def test_rows_of_a_pool_have_portraits_and_voices_of_their_own(
     model: Mapping[str, Any], tmp_path: Path

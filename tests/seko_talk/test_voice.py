@@ -84,6 +84,7 @@ def features(folder: Path) -> HubertFeatures:
     return module.eval()
 
 
+@pytest.mark.shows("hubert")
 def test_hubert_is_transformers(hubert: tuple[Path, Any], worst: Callable[[str, float], None]) -> None:
     """Frames 18 to 30 of 49, in float32; from safetensors and from an older .bin with torch's older names."""
     folder, model = hubert

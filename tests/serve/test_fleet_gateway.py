@@ -50,6 +50,7 @@ async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
     return media, ""
 
 
+@pytest.mark.shows("fleet")
 def test_a_drained_boxs_session_goes_on_at_another_box_with_the_bytes_of_one_stream(tmp_path: Path) -> None:
     async def test(fleet: Fleet) -> None:
         first = await fleet.box()

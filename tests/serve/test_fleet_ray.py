@@ -52,6 +52,7 @@ def alone_of(artifact: Path, seed: int, prompt: str, chunks: int) -> np.ndarray:
         return np.concatenate([session.run_chunk().video()[0] for _ in range(chunks)])
 
 
+@pytest.mark.shows("fleet")
 def test_sessions_of_a_fleet_outlive_their_boxes(
     cluster: Any, port: int, film: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:

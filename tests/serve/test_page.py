@@ -67,6 +67,7 @@ def test_a_closed_page_leaves_no_process() -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.shows("page")
 def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> None:
     server = start()
     with open_page(f"{server.url}/") as page:

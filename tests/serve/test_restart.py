@@ -75,6 +75,7 @@ async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
     return media, ""
 
 
+@pytest.mark.shows("saved")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_the_same_tokens_go_on_in_a_new_process(how: signal.Signals, tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "store"

@@ -75,6 +75,7 @@ def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], 
     )
 
 
+@pytest.mark.shows("saved")
 def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
     saved, session = SavedSessions(FolderStore(tmp_path / "store"), KEY), new_session()
     assert saved.find(session) is None

@@ -95,6 +95,7 @@ def pictures(media: list[Media]) -> np.ndarray:
     return np.stack([np.frombuffer(message.payload, np.uint8).reshape(shape) for message in media])
 
 
+@pytest.mark.shows("live")
 def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(start: Starter) -> None:
     server = start()
 

@@ -88,6 +88,7 @@ def spoken(url: str, **table: object) -> tuple[bytes, Any]:
         return answer.read(), answer.headers
 
 
+@pytest.mark.shows("live-speech")
 def test_a_text_is_spoken_as_the_model_says_it_and_its_row_is_free_again(start: Starter) -> None:
     server = start(opener)
     content, headers = spoken(server.url, input="hallo\nzzzz", seed=3, response_format="pcm")

@@ -79,6 +79,7 @@ def shape_of(file: bytes) -> tuple[int, ...]:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).shape
 
 
+@pytest.mark.shows("videos")
 def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
     start: Starter, tmp_path: Path, written: list[np.ndarray]
 ) -> None:

@@ -89,6 +89,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return seen
 
 
+@pytest.mark.shows("tensorrt", "written")
 def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     config = gpu_config()
     with pytest.raises(UsageError, match="for GPUs"):

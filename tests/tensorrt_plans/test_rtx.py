@@ -55,6 +55,7 @@ def build_plan(plans: PlanBuilder, form: PlanForm, archs: tuple[int, ...] = ARCH
     return plans.build(with_kernels(form, archs).model, form.aliases, archs, b"", silent)
 
 
+@pytest.mark.shows("tensorrt-rtx", "built")
 def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
     plans: PlanBuilder, models: dict[str, ModelProto]
 ) -> None:

@@ -59,6 +59,7 @@ def test_index_copy_writes_what_slices_write(chunk, sink, ring, batch, scheme):
     assert static.buffers["latents"].isfinite().all()
 
 
+@pytest.mark.shows("wan")
 @pytest.mark.parametrize(
     ("chunk", "sink", "ring"),
     first_is_fast(

@@ -31,6 +31,7 @@ def config_of(chunk: int, sink: int, ring: int, scheme: str = "fp32", passes: in
     return config.changed(stream=dataclasses.replace(config.workload.stream, pass_caches=True))
 
 
+@pytest.mark.shows("pass-caches")
 @pytest.mark.parametrize(("chunk", "sink", "ring"), [(3, 1, 6), (2, 3, 5), (1, 2, 4)])
 def test_each_pass_sees_its_own_past(chunk, sink, ring, worst):
     """A naive model a pass, which commits what that pass makes: as many streams of noisier and cleaner pasts."""

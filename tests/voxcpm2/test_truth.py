@@ -19,6 +19,7 @@ FREE_BAR = 5e-5  # steps that feed on each other
 CONFIGS = {"plain": PLAIN, "scaled": scaled(PLAIN)}
 
 
+@pytest.mark.shows("voxcpm2")
 @pytest.mark.parametrize("named", CONFIGS)
 @pytest.mark.parametrize("ends_in_audio", [False, True], ids=["text", "audio"])
 def test_each_step_is_the_originals(

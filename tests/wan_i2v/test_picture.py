@@ -112,6 +112,7 @@ def test_a_last_picture_is_encoded_as_the_end_of_the_clip(
     assert error <= VAE[torch.float32]
 
 
+@pytest.mark.shows("clip")
 def test_clip_sees_the_whole_picture_squashed(
     clip: tuple[Path, Any], worst: Callable[[str, float], None]
 ) -> None:

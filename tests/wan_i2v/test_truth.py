@@ -21,6 +21,7 @@ from tests.wan_i2v.streams import KINDS, ONE, TWO, Reference, begun, i2v_config,
 CHUNKS, LAST_FRAME = 6, 7  # the cache holds 5 latent frames, a chunk is 2
 
 
+@pytest.mark.shows("wan_i2v")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_chunk_is_the_naive_models(kind: str, worst: Callable[[str, float], None]) -> None:
     config = i2v_config(kind)
@@ -39,6 +40,7 @@ def test_every_chunk_is_the_naive_models(kind: str, worst: Callable[[str, float]
     assert CHUNKS * frames > 2 * config.workload.stream.cache_frames
 
 
+@pytest.mark.shows("flf2v")
 def test_a_last_picture_shows_in_its_frame_and_where_that_is_seen() -> None:
     """Without one, chunks in front of its frame are the same."""
     config = i2v_config(TWO)
