@@ -85,6 +85,16 @@ def _install_faults(run: str, arguments: dict[str, str], pinned: dict[str, Speci
     objections = []
     for install in re.findall(r"pip install ([^&]*)", run):
         words = install.replace('"', "").split()
+        ours = [word for word in words if word.startswith("/build/") and not word.endswith(".txt")]
+        objections += [f"{word} without what it requires" for word in ours if "--no-deps" in words]
+        paths = {re.split(r"[\[$]", word)[0].removeprefix("/build/") for word in ours}
+        wanted = [requirement for path in paths for requirement in requirements(path)]
+        # Nobody here owns these names on an index: each comes by its path, or was installed by it.
+        objections += [
+            f"{needed} by its name"
+            for needed in wanted
+            if needed.startswith("seko-") and needed.removeprefix("seko-") not in paths
+        ]
         skipped = {words[i + 1] for i, word in enumerate(words) if word == "--index-url"}
         for word in words:
             if word.startswith(("--", "/build/")) or word in skipped:
@@ -95,6 +105,12 @@ def _install_faults(run: str, arguments: dict[str, str], pinned: dict[str, Speci
             elif name not in pinned or version not in pinned[name]:
                 objections.append(f"{name} {version} is not what scripts/constraints.txt says")
     return objections
+
+
+def requirements(folder: str) -> list[str]:
+    """Names that a distribution of this repository requires without its extras."""
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    return [Requirement(line).name for line in project["dependencies"]]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -119,6 +135,8 @@ def test_both_kinds_are_there():
         ("cryptography==50.0.2", "cryptography", "cryptography is not pinned"),
         ("numpy==2.3.5", "numpy==2.4.0", "numpy 2.4.0 is not what"),
         ("USER 1000:1000", "RUN apt-get update\nUSER 1000:1000", "installs something"),
+        ("install --no-cache-dir --constraint", "install --no-deps --constraint", "without what it requires"),
+        ("/build/runtime /build/serve", "/build/serve", "seko-runtime by its name"),
         ('HEALTHCHECK --interval=10m', '# HEALTHCHECK --interval=10m', "no health check"),
     ],
 )  # fmt: skip

@@ -84,6 +84,10 @@ class EnvironmentLacksError(SekoRuntimeError):
     exit_code = 5
 
 
+class LibraryMissingError(EnvironmentLacksError):
+    """A Python library that the call needs is not installed, or cannot be loaded."""
+
+
 class DeviceMemoryError(EnvironmentLacksError):
     """The device has too little free memory for the artifact or the session."""
 

@@ -73,6 +73,20 @@ _KINDS = (
         "The server failed; the server's log has an entry with the error's number.",
     ),
     Kind(
+        "not_installed",
+        501,
+        BROKEN,
+        False,
+        "The server lacks a library that the request needs; the message says what its operator must install.",
+    ),
+    Kind(
+        "exhausted",
+        503,
+        LATER,
+        True,
+        "The server's machine lacks memory, space or another resource for the request; the server's log says which.",
+    ),
+    Kind(
         "full",
         503,
         LATER,

@@ -245,7 +245,7 @@ def test_without_the_library_nothing_is_opened(folder, keys, monkeypatch):
     for name in [module for module in sys.modules if module.split(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    refused(folder, keys / "ours.pub", errors.EnvironmentLacksError, "pip install cryptography")
+    refused(folder, keys / "ours.pub", errors.LibraryMissingError, "pip install cryptography")
     with pytest.raises(MachineError, match="pip install cryptography"):
         sign_artifact(folder, keys / "ours")
 

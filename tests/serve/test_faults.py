@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,9 +143,16 @@ def test_a_device_that_is_lost_at_an_opening_is_not_the_clients_fault(
     server.wait()
 
 
-@pytest.mark.parametrize("error", [EnvironmentLacksError, DeviceMemoryError, EngineRunError])
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (EnvironmentLacksError, 503, "exhausted"),
+        (DeviceMemoryError, 503, "exhausted"),
+        (EngineRunError, 500, "internal"),
+    ],
+)
 def test_what_the_server_lacks_at_an_opening_is_not_the_clients_fault(
-    start: Starter, monkeypatch: pytest.MonkeyPatch, error: type[SekoRuntimeError]
+    start: Starter, monkeypatch: pytest.MonkeyPatch, error: type[SekoRuntimeError], status: int, code: str
 ) -> None:
     server = start()
 
@@ -153,11 +161,33 @@ def test_what_the_server_lacks_at_an_opening_is_not_the_clients_fault(
 
     with monkeypatch.context() as patch:
         patch.setattr(Pool, "open_session", lack)
-        status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
-        assert (status, answer["error"]["code"]) == (500, "internal")
+        got, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+        assert (got, answer["error"]["code"]) == (status, code)
         assert "planted" not in str(answer)
     assert server.manager.admission.running == 0
     assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 201
+
+
+def test_a_library_that_a_prompt_needs_is_named_and_not_asked_for_again(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a server that runs: it was there when the server started, or `check_served` would have ended it."""
+    server = start()
+    monkeypatch.setitem(sys.modules, "ftfy", None)
+    status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": "a caf\u00e9 & a disc"})
+    assert (status, answer["error"]["code"]) == (501, "not_installed")
+    assert answer["error"]["retryable"] is False
+    assert "pip install ftfy" in answer["error"]["message"]
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        number = await client.send("prompt", text="a caf\u00e9")
+        async for answer in client.messages():
+            if isinstance(answer, dict) and answer["type"] == "rejected":
+                assert (answer["id"], answer["code"]) == (number, "not_installed")
+                return
+
+    run(test, server)
 
 
 class HeldCall:

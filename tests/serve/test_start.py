@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from seko_runtime.errors import ArtifactError
+from seko_runtime.errors import ArtifactError, LibraryMissingError
 from seko_serve.client import Client
 from seko_serve.live.kinds import check_served
 from tests.runtime import toy, toy_whole
@@ -68,6 +68,15 @@ def test_an_artifact_without_a_vae_is_refused_by_the_command(
 def test_an_artifact_without_a_vae_is_refused() -> None:
     with pytest.raises(ArtifactError, match="no VAE and makes no video; rebuild it with --vae"):
         check_served(toy.toy_manifest())
+
+
+@pytest.mark.parametrize("library", ["tokenizers", "ftfy"])
+def test_an_artifact_whose_texts_need_what_is_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(LibraryMissingError, match=f"pip install {library}"):
+        check_served(toy_whole.whole_manifest())
 
 
 def test_an_artifact_whose_engine_calls_carry_all_rows_is_refused() -> None:

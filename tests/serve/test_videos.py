@@ -335,7 +335,7 @@ def test_what_the_server_lacks_for_a_video_is_not_the_clients_fault(
 
     monkeypatch.setattr(Pool, "open_session", lack)
     failed = ended(server, created(server, seconds=0.5)["id"])
-    assert (failed["status"], failed["error"]["code"]) == ("failed", "internal")
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "exhausted")
 
 
 def test_a_full_disk_fails_a_video_by_name_and_keeps_nothing_of_it(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from seko_runtime.backends.memory import Engine, Memory
-from seko_runtime.errors import EnvironmentLacksError
+from seko_runtime.errors import LibraryMissingError
 from seko_runtime.format.manifest import Manifest, Target
 
 
@@ -69,7 +69,7 @@ class RuntimeBackend:
 
         Raises
         ------
-        EnvironmentLacksError
+        LibraryMissingError
             If the library is not installed or cannot be loaded.
         """
         words = self.library_words or self.library
@@ -77,14 +77,14 @@ class RuntimeBackend:
             importlib.import_module(self.library)
         except ModuleNotFoundError as fault:
             if fault.name != self.library:
-                raise EnvironmentLacksError(f"backend {self.name!r}: {words} needs {fault.name}") from None
-            raise EnvironmentLacksError(
+                raise LibraryMissingError(f"backend {self.name!r}: {words} needs {fault.name}") from None
+            raise LibraryMissingError(
                 f"backend {self.name!r} needs {words}, which is not installed; "
                 f"in Seko's folder, pip install './runtime[{self.name}]'"
             ) from None
         # a shared library that the library or one of its dependencies needs is missing
         except (ImportError, OSError) as fault:
-            raise EnvironmentLacksError(
+            raise LibraryMissingError(
                 f"backend {self.name!r}: {words} is installed and cannot be loaded: {fault}"
             ) from None
 
@@ -93,7 +93,7 @@ class RuntimeBackend:
 
         Raises
         ------
-        EnvironmentLacksError
+        LibraryMissingError
             If the library is not installed or cannot be loaded.
         """
         self.check_library()

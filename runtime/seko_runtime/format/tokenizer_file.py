@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seko_runtime.errors import ArtifactError, EnvironmentLacksError
+from seko_runtime.errors import ArtifactError, LibraryMissingError
 
 
 def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
@@ -23,18 +23,12 @@ def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
 
     Raises
     ------
-    EnvironmentLacksError
+    LibraryMissingError
         If `tokenizers` is not installed.
     ArtifactError
         If the file is not a valid tokenizer.
     """
-    try:
-        import tokenizers
-    except ImportError:
-        raise EnvironmentLacksError(
-            "a sentence needs the library tokenizers, which is not installed; "
-            "pip install tokenizers, or give text embeddings in place of a sentence"
-        ) from None
+    tokenizers = tokenizers_library()
     text = bytes(document).decode("utf-8", errors="replace")
     try:
         loaded: Any = tokenizers.Tokenizer.from_str(text)
@@ -47,6 +41,18 @@ def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
     loaded.no_truncation()
     loaded.no_padding()
     return loaded
+
+
+def tokenizers_library() -> Any:
+    """Return the library `tokenizers`; LibraryMissingError if it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise LibraryMissingError(
+            "a sentence needs the library tokenizers, which is not installed; "
+            "pip install tokenizers, or give text embeddings in place of a sentence"
+        ) from None
+    return tokenizers
 
 
 def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any:

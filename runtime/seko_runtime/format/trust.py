@@ -12,6 +12,7 @@ from seko_runtime.arguments import path_of
 from seko_runtime.errors import (
     ArtifactError,
     EnvironmentLacksError,
+    LibraryMissingError,
     ManifestError,
 )
 from seko_runtime.format.json_fields import Fields, parse_json
@@ -118,12 +119,12 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
 
 
 def require_library(asking: str) -> None:
-    """Raise an EnvironmentLacksError if `cryptography` is not installed; ``asking`` names the feature that needs the
+    """Raise a LibraryMissingError if `cryptography` is not installed; ``asking`` names the feature that needs the
     library."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: F401
     except ImportError:
-        raise EnvironmentLacksError(
+        raise LibraryMissingError(
             f"{asking} asks for signatures, and the library cryptography is not installed; "
             "pip install cryptography"
         ) from None

@@ -37,7 +37,7 @@ class SpeechTokenizer:
 
         Raises
         ------
-        EnvironmentLacksError
+        LibraryMissingError
             If `tokenizers` is not installed.
         ArtifactError
             If the artifact's file is no valid tokenizer, or the tokenizer returns an id that the model does not know.

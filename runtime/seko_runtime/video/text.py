@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import ArtifactError, EnvironmentLacksError, UsageError
+from seko_runtime.errors import ArtifactError, LibraryMissingError, UsageError
 from seko_runtime.format.tokenizer_file import cut_text, open_tokenizer
 from seko_runtime.video.manifest import Text
 
@@ -51,7 +51,7 @@ class PromptIds:
 
         Raises
         ------
-        EnvironmentLacksError
+        LibraryMissingError
             If `tokenizers` is not installed.
         ArtifactError
             If the artifact's file is no valid tokenizer, or the tokenizer returns an id that the text encoder does not
@@ -135,7 +135,7 @@ def clean_prompt(prompt: str) -> str:
     ------
     UsageError
         If the prompt is not a string, is too long, or contains a lone surrogate.
-    EnvironmentLacksError
+    LibraryMissingError
         If the prompt is not plain ASCII and `ftfy` is not installed.
     """
     if not isinstance(prompt, str):
@@ -150,18 +150,19 @@ def clean_prompt(prompt: str) -> str:
         raise UsageError(
             f"letter {error.start + 1} of the prompt is a lone surrogate, which no text holds"
         ) from None
-    mended = prompt if _PLAIN.fullmatch(prompt) else _mended(prompt)
+    mended = prompt if _PLAIN.fullmatch(prompt) else ftfy_library().fix_text(prompt)
     return re.sub(r"\s+", " ", html.unescape(html.unescape(mended))).strip()
 
 
-def _mended(prompt: str) -> str:
+def ftfy_library() -> Any:
+    """Return the library `ftfy`; LibraryMissingError if it is not installed."""
     try:
         import ftfy
     except ImportError:
-        raise EnvironmentLacksError(
+        raise LibraryMissingError(
             "a prompt that is not plain ASCII needs the library ftfy, which is not installed; pip install ftfy"
         ) from None
-    return ftfy.fix_text(prompt)
+    return ftfy
 
 
 def prompt_key(cleaned: str, digest: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import EnvironmentLacksError, LibraryMissingError, UsageError
 from seko_runtime.sessions.session import RowSession
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Codec, Control, Media
@@ -18,10 +18,15 @@ from seko_serve.protocol import Codec, Control, Media
 
 def answer_to(error: Exception, otherwise: str) -> ServeError:
     """Return the error that a client sees for an error of the runtime. If the client's request is at fault, such as a
-    text that is too long, the error is ``bad_request`` with the runtime's sentence. Any other error becomes
-    ``internal`` with the sentence ``otherwise``."""
+    text that is too long, the error is ``bad_request`` with the runtime's sentence; if the server's machine is, it is
+    ``not_installed``, with the sentence that names the library, or ``exhausted``. Any other error becomes ``internal``
+    with the sentence ``otherwise``."""
     if isinstance(error, UsageError):
         return ServeError("bad_request", str(error))
+    if isinstance(error, LibraryMissingError):
+        return ServeError("not_installed", str(error))
+    if isinstance(error, EnvironmentLacksError):  # its sentence may have a path
+        return ServeError("exhausted", "the server's machine lacks what this needs; its log says what")
     return ServeError("internal", otherwise)
 
 

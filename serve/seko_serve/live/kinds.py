@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from seko_runtime.errors import ArtifactError
+from seko_runtime.format.tokenizer_file import tokenizers_library
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.text import ftfy_library
 from seko_serve.live.content import Content, Opening, SpeechOpening
 from seko_serve.live.speech import SpeechContent, described_speech
 from seko_serve.live.video import VideoContent, described
@@ -16,8 +18,21 @@ Served = VideoManifest | SpeechManifest
 
 
 def check_served(manifest: object) -> None:
-    """Raise an ArtifactError, which states the reason, if an artifact cannot be served."""
+    """Check that an artifact can be served by what is installed here.
+
+    A library that only some texts need is asked for at once: a server that starts without it would refuse these texts
+    for as long as it runs.
+
+    Raises
+    ------
+    ArtifactError
+        If no machine can serve the artifact; the message states the reason.
+    LibraryMissingError
+        If a library that the artifact's texts need is not installed.
+    """
     if isinstance(manifest, SpeechManifest):
+        if manifest.workload.tokenizer is not None:
+            tokenizers_library()
         return
     if not isinstance(manifest, VideoManifest):
         raise ArtifactError("this artifact makes neither video nor speech, and nothing else is served")
@@ -28,6 +43,9 @@ def check_served(manifest: object) -> None:
             f"each engine call of this artifact makes chunks for all {manifest.rows} rows together, so a single "
             f"viewer would get none; rebuild it with --sessions {manifest.rows}"
         )
+    if manifest.workload.text is not None:
+        tokenizers_library()
+        ftfy_library()
 
 
 def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:

@@ -13,16 +13,23 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from seko_runtime import Pool
-from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError, SnapshotError, UsageError
+from seko_runtime.errors import (
+    EnvironmentLacksError,
+    PoolFullError,
+    SekoRuntimeError,
+    SnapshotError,
+    UsageError,
+)
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
-from seko_serve.live.content import Content, Opening, SpeechOpening
+from seko_serve.live.content import Content, Opening, SpeechOpening, answer_to
 from seko_serve.live.device import LOST, Device, DeviceEndedError, ServedPool, step_seconds
 from seko_serve.live.kinds import check_served, content_of, content_of_state
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
+from seko_serve.logs import exception_fields
 from seko_serve.protocol import JOIN, Control
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
@@ -43,15 +50,17 @@ _LOG = logging.getLogger("seko_serve")
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Context manager that turns errors of the runtime into the ServeErrors with which a request is refused. Errors
-    that are not the client's fault, such as a lack of memory, are raised unchanged and answered as ``internal``."""
+    that are neither the client's fault nor a lack of this machine are raised unchanged and answered as ``internal``."""
     try:
         yield
     except PoolFullError:
         raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
     except (*LOST, DeviceEndedError):
         raise ServeError("stopping", NO_DEVICE, retry_after=AGAIN_S) from None
-    except UsageError as error:
-        raise ServeError("bad_request", str(error)) from None
+    except (UsageError, EnvironmentLacksError) as error:
+        if not isinstance(error, UsageError):
+            _LOG.error("this machine lacks something", extra=exception_fields(error))
+        raise answer_to(error, "the server failed") from None
 
 
 class SessionManager:
@@ -100,8 +109,8 @@ class SessionManager:
 
         Raises
         ------
-        ArtifactError
-            If the artifact cannot be served; see `kinds.check_served`.
+        ArtifactError, LibraryMissingError
+            If the artifact cannot be served here; see `kinds.check_served`.
         StoreError
             If the store of snapshots cannot be opened.
         """
@@ -110,7 +119,7 @@ class SessionManager:
         await self.device.start()
         try:
             check_served(self.device.manifest)
-        except ArtifactError:
+        except SekoRuntimeError:
             await self.device.stop()
             raise
         self.admission = Admission(
