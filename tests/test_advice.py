@@ -105,12 +105,6 @@ def of_simulation() -> set[str]:
     return {option for action in simulation_parser()._actions for option in action.option_strings}
 
 
-def of_torchrun() -> set[str]:
-    from torch.distributed.run import get_args_parser
-
-    return {option for action in get_args_parser()._actions for option in action.option_strings}
-
-
 def test_every_command_in_backticks_exists_with_its_options() -> None:
     """And every one at the beginning of a line of code."""
     wrong, seen = [], set()
@@ -137,7 +131,7 @@ def test_every_command_in_backticks_exists_with_its_options() -> None:
 
 def test_every_option_that_is_named_exists() -> None:
     known = {option for commands in options().values() for each in commands.values() for option in each}
-    known |= of_scripts() | FOREIGN | of_torchrun() | of_simulation() | {"--version"}
+    known |= of_scripts() | FOREIGN | of_simulation() | {"--version"}
     wrong = {
         f"{place}: {option}"
         for place, text in texts()

@@ -92,8 +92,7 @@ def open_artifact(
     ranks : int, optional
         Number of processes, one for each GPU, that run each call of the engines together. ``ranks`` must be the number
         for which the artifact was built, which is the default. `open_artifact` starts the processes, which end when the
-        artifact is closed. Under torchrun all processes call this function: the process of rank 0 gets the artifact,
-        and the processes of the other ranks work for rank 0 and then end.
+        artifact is closed.
 
     Returns
     -------
@@ -111,8 +110,6 @@ def open_artifact(
         If the artifact was built for another number of ranks.
     RankLostError
         If one of the processes of several ranks dies, hangs, or fails at a command at which the others do not.
-    SystemExit
-        Under torchrun, in the processes of ranks other than 0, when rank 0's process has closed the artifact.
     """
     from seko_runtime.opening import artifact
 

@@ -75,7 +75,7 @@ fi
 if [ -n "$quantised" ]; then
     drawn || failed=$((failed + 1))
 fi
-for name in ${SEKO_TESTS-ranks pools torchrun faults}; do
+for name in ${SEKO_TESTS-ranks pools faults}; do
     SEKO_RANKS_TARGET=cuda "$PYTHON" -m pytest -q -p no:cacheprovider "tests/parallel/test_$name.py" >"$work/test-$name.log" 2>&1 || failed=$((failed + 1))
     echo "== test_$name: $((SECONDS - began)) s"
     tail -n 3 "$work/test-$name.log"

@@ -6,7 +6,6 @@ The other processes run the module `rank_process`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,8 +14,6 @@ from seko_runtime.errors import EnvironmentLacksError, RankLostError, UsageError
 from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP, Manifest
 from seko_runtime.opening.checked_artifact import place_golden, read_file
 from seko_runtime.parallel.group import RankGroup
-from seko_runtime.parallel.torchrun import meeting_of_torchrun
-from seko_runtime.parallel.worker import serve
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.engines import Wrap
 from seko_runtime.sessions.ranked_rows import CALL_S
@@ -36,8 +33,7 @@ def open_ranked(
     trust: str | Path | None,
     copy_weights: bool,
 ) -> OpenArtifact[Any]:
-    """Open an artifact of several ranks, in one process for each rank (GPU). Under torchrun the processes of ranks
-    other than 0 do not return from this function.
+    """Open an artifact of several ranks, in one process for each rank (GPU).
 
     Parameters
     ----------
@@ -56,18 +52,12 @@ def open_ranked(
         If the process of a rank is lost, or finds another artifact.
     EnvironmentLacksError
         If the machine has too few GPUs.
-    SystemExit
-        Under torchrun, in the processes of ranks other than 0, when rank 0's process has closed the artifact.
     """
-    meeting = meeting_of_torchrun(manifest.ranks)
-    if meeting is not None and meeting.rank:
-        serve(meeting.connect(CALL_S), import_module(PROCESS).begin)
-        raise SystemExit(0)
     device = check_device(manifest.target, device)
     facts = rank_facts(path, manifest, device, trust=trust, copy_weights=copy_weights)
     name = workload.golden_file(manifest)
     golden = {} if name is None else place_golden(workload, manifest, {name: read_file(path, manifest, name)})
-    group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S, meeting=meeting)
+    group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S)
     answers = [group.begun.results[rank] for rank in range(manifest.ranks)]
     for rank, begun in enumerate(answers):
         if begun != answers[0] or begun["digest"] != digest:

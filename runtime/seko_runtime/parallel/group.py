@@ -27,7 +27,6 @@ from seko_runtime import errors
 from seko_runtime.errors import RankLostError, SekoRuntimeError
 from seko_runtime.parallel.channel import Channel, Packed, channel_pair, pack
 from seko_runtime.parallel.process_state import is_stopped, used_ticks
-from seko_runtime.parallel.torchrun import Joined, Meeting
 
 SILENT_S = 4.0  # seconds without a heartbeat, after which a process is checked for hanging
 APART_S = 4.0  # most seconds between the first rank's failure at a command and the last rank's answer
@@ -78,9 +77,6 @@ class RankGroup:
         Arguments of the first command to each process, as a JSON value.
     seconds : float
         Largest number of seconds that the processes may take to begin.
-    meeting : Meeting, optional
-        Under torchrun: the place where the processes of the other ranks connect to rank 0's process. By default
-        `RankGroup` starts all processes itself.
 
     Raises
     ------
@@ -89,38 +85,24 @@ class RankGroup:
         process did not begin for another reason.
     """
 
-    def __init__(
-        self,
-        module: str,
-        ranks: int,
-        facts: Mapping[str, Any],
-        *,
-        seconds: float,
-        meeting: Meeting | None = None,
-    ) -> None:
+    def __init__(self, module: str, ranks: int, facts: Mapping[str, Any], *, seconds: float) -> None:
         self.ranks = ranks
         self._lock = threading.Condition()
         self._open_calls: dict[int, Answers] = {}  # by the command's number
         self._number = 0
         self._over: SekoRuntimeError | None = None  # the error that later calls raise
-        folder = Path(tempfile.mkdtemp(prefix="seko-ranks-")) if meeting is None else meeting.folder
-        self._folder = folder
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="seko-ranks-"))
         self._stderr_files = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `_clear`
-        self._started: list[subprocess.Popen[bytes]] = []
-        self._members: list[subprocess.Popen[bytes] | Joined] = []
+        self._members: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []
         self._ended = threading.Event()  # set together with `_over`
         self._cleared = weakref.finalize(
-            self, _clear, os.getpid(), self._started, self._channels, self._stderr_files, folder
+            self, _clear, os.getpid(), self._members, self._channels, self._stderr_files, folder
         )
         try:
-            for rank in range(ranks if meeting is None else 1):
+            for rank in range(ranks):
                 self._start(module, rank)
-            if meeting is not None:
-                joined = meeting.gather(seconds)
-                self._members += joined
-                self._channels += [member.channel for member in joined]
             self._heard = [time.monotonic()] * ranks
             self._ticks = [0] * ranks
             self._looked = time.monotonic()
@@ -252,7 +234,7 @@ class RankGroup:
         # Each process gets a process group of its own, so that a terminal's Ctrl-C reaches only the caller, which
         # ends the others.
         with other:
-            self._started.append(
+            self._members.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", module, str(other.fileno())],
                     pass_fds=[other.fileno()],
@@ -264,7 +246,6 @@ class RankGroup:
                     process_group=0,
                 )
             )
-        self._members.append(self._started[-1])
 
     def _wait(self, answers: Answers, command: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
