@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from seko_runtime.errors import (
     EnvironmentLacksError,
     RankLostError,
     SekoRuntimeError,
+    UsageError,
 )
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
@@ -236,6 +237,47 @@ def test_calls_behind_one_that_loses_the_device_are_refused() -> None:
         assert [type(result) for result in results] == [type(None), DeviceFaultError, DeviceEndedError]
         await device.stop()
         assert device.lost
+
+    asyncio.run(test())
+
+
+def test_work_in_parts_gives_way_to_calls_and_ends_with_its_caller() -> None:
+    """Works run one after another; one that is left, or fails, leaves the device to the next."""
+    seen: list[str] = []
+
+    def work(name: str, parts: int) -> Callable[[object], Generator[None, None, str]]:
+        def begin(_: object) -> Generator[None, None, str]:
+            try:
+                for _part in range(parts):
+                    seen.append(name)
+                    yield
+            finally:
+                seen.append(f"{name} over")
+            if name == "c":
+                raise UsageError("planted")
+            return name
+
+        return begin
+
+    async def test() -> None:
+        device = Device(toy_opener)
+        await device.start()
+        endless = asyncio.create_task(device.in_parts(work("a", 1 << 40)))
+        while not seen:
+            await device.call(lambda _: None)
+        second = asyncio.create_task(device.in_parts(work("b", 2)))
+        await device.call(lambda _: None)
+        assert set(seen) == {"a"}
+        endless.cancel()
+        assert await asyncio.wait_for(second, 30) == "b"
+        with pytest.raises(UsageError, match="planted"):
+            await asyncio.wait_for(device.in_parts(work("c", 1)), 30)
+        assert [name for name in seen if name != "a"] == ["a over", "b", "b", "b over", "c", "c over"]
+        left = asyncio.create_task(device.in_parts(work("d", 1 << 40)))
+        await device.call(lambda _: None)
+        await device.stop()
+        with pytest.raises(DeviceEndedError):
+            await left
 
     asyncio.run(test())
 

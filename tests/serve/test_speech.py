@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from hypothesis import strategies as st
 import seko_serve.http.connections
 from seko_runtime.errors import EngineRunError
 from seko_runtime.sessions.call_times import CallTimes
+from seko_runtime.speech.contract import VOICE_PROGRAM
 from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import assemble
@@ -55,7 +57,7 @@ from tests.speech.toy_speech import (
     write_artifact,
 )
 
-from .conftest import Starter
+from .conftest import Running, Starter
 from .test_controls import noise, wav
 from .test_server import http, run
 from .test_watching import figures
@@ -302,6 +304,67 @@ def test_a_voice_is_a_recording_that_is_sent(start: Starter, words: str | None) 
         )
     assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("abc", voice, seed=2)))
     assert content != spoken(server.url, input="abc", seed=2, response_format="pcm")[0]
+
+
+def test_streams_go_on_while_the_voice_of_another_session_is_encoded(start: Starter) -> None:
+    """As many calls of the encoder as the session has room for, and calls of the other session between them."""
+    called: list[str] = []
+
+    def logged(name: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(tensors: Any) -> Any:
+            called.append(name)
+            if name == VOICE_PROGRAM:
+                time.sleep(0.02)  # in which the listener takes what was sent
+            return run(tensors)
+
+        return call
+
+    @contextmanager
+    def logging_opener() -> Iterator[SpeechPool]:
+        with open_pool(wrap=logged) as pool:
+            yield pool
+
+    server, recording = start(logging_opener), noise(10 * VOICE.patch_samples)
+    voice = base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        text = "hallo.\n" * 500
+        streamed = asyncio.create_task(
+            asyncio.to_thread(spoken, server.url, input=text, response_format="pcm")
+        )
+        while not server.manager.sessions:
+            await asyncio.sleep(0.01)
+        called.clear()
+        await asyncio.to_thread(spoken, server.url, input="abc", response_format="pcm", ref_audio=voice)
+        (session,) = server.manager.sessions.values()  # the first one still speaks
+        await server_call(server, session.finish, ServeError("conflict", "enough"))
+        with pytest.raises(IncompleteRead):
+            await streamed
+
+    run(test, server)
+    calls = [place for place, name in enumerate(called) if name == VOICE_PROGRAM]
+    assert len(calls) == 5
+    assert all(after - before > 1 for before, after in pairwise(calls))
+
+
+async def server_call(server: Running, function: Callable[..., None], *arguments: object) -> None:
+    """Call a function in the server's event loop."""
+    server.manager._loop.call_soon_threadsafe(function, *arguments)
+
+
+def test_a_voice_that_leaves_no_room_is_refused_before_it_is_encoded(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(opener)
+
+    def encoded(*_: object, **__: object) -> None:
+        raise AssertionError("a voice was encoded for a request that is refused")
+
+    monkeypatch.setattr(SpeechPool, "encode_voice_in_parts", encoded)
+    recording = noise(200 * VOICE.patch_samples)
+    table = {"input": "abc", "ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
+    code, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
+    assert (code, "ref_audio is longer than" in answer["error"]["message"]) == (400, True), answer
 
 
 @pytest.mark.parametrize(

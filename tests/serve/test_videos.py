@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.videos import form_fields
 from seko_serve.jobs import Video, VideoJobs, _bytes_in
 from seko_serve.live.behind import VideoBehind
-from seko_serve.live.device import CAUTION, Device
+from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
 from seko_serve.store.saved import Record, Saved, SavedSessions
 from tests.runtime import toy_pool, toy_whole
 
@@ -504,3 +505,27 @@ def test_a_video_runs_only_if_all_live_chunks_can_follow_in_time(
     end = now + CAUTION * times[1] * (1 if holds_row else 2)
     for place, due in enumerate(sorted(due for due in dues if due is not None)):
         assert end + CAUTION * times[2] * (place // 2 + 1) <= due + 1e-9
+
+
+@given(
+    dues=st.lists(st.none() | st.floats(0, 20), max_size=5),
+    seconds=st.floats(0.01, 3),
+    part_s=st.floats(0, 3),
+)
+def test_a_part_of_work_runs_only_if_all_live_chunks_can_follow_in_time_or_it_has_waited_long(
+    dues: list[float | None], seconds: float, part_s: float
+) -> None:
+    device = Device(nullcontext)  # type: ignore[arg-type]
+    assert not device._fits_part(5.0)
+    device._works.append(_PartialWork(lambda _: iter(()), Future(), since=5.0))  # type: ignore[arg-type, return-value]
+    device._parts_s.append(part_s)
+    for due in dues:
+        device.add(Stream(due))  # type: ignore[arg-type]
+    device.call_seconds = {1: seconds, 2: 1.5 * seconds}
+    now = 5.0
+    assert device._fits_part(now + PATIENCE_S + 0.01)
+    if not device._fits_part(now):
+        return
+    end = now + CAUTION * part_s
+    for place, due in enumerate(sorted(due for due in dues if due is not None)):
+        assert end + CAUTION * device.call_seconds[2] * (place // 2 + 1) <= due + 1e-9

@@ -14,7 +14,8 @@ from seko_runtime.errors import (
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats
 from seko_runtime.speech.voice import NO_VOICE
-from tests.speech.toy_speech import C, P
+from tests.speech.texts import said_alone, same
+from tests.speech.toy_speech import VOICE, C, P
 
 
 def test_a_voice_is_encoded_stretch_by_stretch(pool: SpeechPool) -> None:
@@ -39,6 +40,25 @@ def test_a_voice_is_encoded_stretch_by_stretch(pool: SpeechPool) -> None:
         thread.join()
     for number in range(1, 5):
         np.testing.assert_array_equal(references[number], number * references[1])
+
+
+def test_a_voice_is_encoded_a_call_at_a_time(pool: SpeechPool) -> None:
+    """So a thread that owns the device makes other calls between."""
+    sound = np.arange(1, 6 * VOICE.samples, dtype=np.float32) / 64
+    with pool.open_session(seed=1) as session:
+        session.begin("hallo")
+        parts, between = pool.encode_voice_in_parts(sound), []
+        for _ in range(6):
+            next(parts)
+            between += pool.step([session])
+        same(between, said_alone("hallo", seed=1)[:6])
+    with pytest.raises(StopIteration) as ended:
+        next(parts)
+    np.testing.assert_array_equal(ended.value.value.reference, pool.encode_voice(sound).reference)
+    left = pool.encode_voice_in_parts(sound)
+    next(left)
+    left.close()  # another one may be encoded now
+    np.testing.assert_array_equal(ended.value.value.reference, pool.encode_voice(sound).reference)
 
 
 @pytest.mark.parametrize(

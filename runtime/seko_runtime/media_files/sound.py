@@ -19,7 +19,7 @@ MIN_FILE_RATE = 4000  # samples a second: of a lower rate a small file would bec
 
 
 def load_sound(
-    path: Path, option: str = "--audio", max_s: int = MAX_SOUND_S, *, rate: int = RATE
+    path: Path, option: str = "--audio", max_s: float = MAX_SOUND_S, *, rate: int = RATE
 ) -> NDArray[np.float32]:
     """Read a voice from a sound file, float32 [N] in -1..1 at ``rate`` Hz.
 
@@ -46,11 +46,11 @@ def load_sound(
     return voice
 
 
-def _too_long(what: str, max_s: int) -> InputFileError:
-    return InputFileError(f"{what} is longer than {max_s} s, which is the most that is read; cut it")
+def _too_long(what: str, max_s: float) -> InputFileError:
+    return InputFileError(f"{what} is longer than {max_s:g} s, which is the most that is read; cut it")
 
 
-def _plain_wav(path: Path, what: str, max_s: int, rate: int) -> NDArray[np.float32] | None:
+def _plain_wav(path: Path, what: str, max_s: float, rate: int) -> NDArray[np.float32] | None:
     """Return the samples of a wav file that needs no conversion; None for any other file."""
     try:
         with wave.open(str(path), "rb") as file:
@@ -66,7 +66,7 @@ def _plain_wav(path: Path, what: str, max_s: int, rate: int) -> NDArray[np.float
     return samples.astype(np.float32) / np.float32(32768)
 
 
-def _decoded(path: Path, form: str, option: str, max_s: int, rate: int) -> NDArray[np.float32]:
+def _decoded(path: Path, form: str, option: str, max_s: float, rate: int) -> NDArray[np.float32]:
     what = f"{option} {path}"
     advice = f"give a wav of one channel, 16 bits and {rate} Hz, or pip install av"
     parts: list[NDArray[np.float32]] = []

@@ -255,6 +255,11 @@ class SpeechManifest(Manifest):
             raise ManifestError("a speech artifact needs the table pool, which is not there; rebuild it")
         return self.pool.buckets
 
+    @property
+    def session_positions(self) -> int:
+        """Number of positions that a session of a pool has by default: an equal share of a cache's places."""
+        return min(self.workload.positions, (self.workload.places - 1) // self.rows)
+
 
 def _check_workload(workload: SpeechWorkload, where: str) -> None:
     for name in ("read_lengths", "step_lengths", "prefill_tokens"):

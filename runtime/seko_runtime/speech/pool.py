@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -111,9 +110,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         workload, solver = self.manifest.workload, self.manifest.workload.solver
         if not isinstance(voice, Voice):
             raise UsageError(f"voice is {shown(voice)}, expected a Voice of encode_voice()")
-        share = min(workload.positions, (workload.places - 1) // self.capacity)
         settings = RowSettings(
-            positions=share
+            positions=self.manifest.session_positions
             if positions is None
             else whole_number(positions, "positions", 2, workload.positions),
             seed=whole_number(seed, "seed", 0, MAX_SEED),
@@ -150,15 +148,44 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         SessionClosedError
             If the pool is closed.
         """
+        parts = self.encode_voice_in_parts(reference, continued=continued, text=text)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                voice: Voice = end.value
+                return voice
+
+    def encode_voice_in_parts(
+        self, reference: object = None, *, continued: object = None, text: str = ""
+    ) -> Generator[None, None, Voice]:
+        """Return a generator that encodes a voice, for a thread that has other calls to make meanwhile. Each ``next``
+        runs one call of the voice encoder and waits for it; the generator's return value is the voice.
+
+        Only one voice of a pool is encoded at a time: a second generator waits in its first ``next`` until the first
+        one has ended or is closed, so a thread must not begin a second one before. Parameters and errors are those of
+        `encode_voice`; the UsageErrors are raised at once.
+        """
         if not isinstance(text, str) or (continued is not None) != bool(text):
             sound = "no sound" if continued is None else "sound"
             raise UsageError(
                 f"a voice that goes on has {sound} and the words {shown(text)}: give both or neither"
             )
+        rate = self.manifest.workload.voice.sample_rate
+        return self._encoding_parts(
+            None if reference is None else _checked_sound(reference, "reference", rate),
+            None if continued is None else _checked_sound(continued, "continued", rate),
+            text,
+        )
+
+    def _encoding_parts(
+        self, reference: Floats | None, continued: Floats | None, text: str
+    ) -> Generator[None, None, Voice]:
         with self._encoding:
+            patches = None if reference is None else (yield from self._encoded(reference, continued=False))
             return Voice(
-                None if reference is None else self._encoded(reference, "reference", continued=False),
-                None if continued is None else self._encoded(continued, "continued", continued=True),
+                patches,
+                None if continued is None else (yield from self._encoded(continued, continued=True)),
                 text,
             )
 
@@ -295,22 +322,19 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         self._rows.keep(self._sessions_by_row())  # the others' places are free
         return super()._free_row(tenant)
 
-    def _encoded(self, sound: object, what: str, *, continued: bool) -> Floats:
-        """Return the encoded patches [n, P, C] of a voice recording."""
+    def _encoded(self, samples: Floats, *, continued: bool) -> Generator[None, None, Floats]:
+        """Encode a voice recording, one stretch for each ``next``; return the patches [n, P, C]."""
         spec, patch = self.manifest.workload.voice, self.manifest.workload.patch
-        samples = _checked_sound(sound, what, spec.sample_rate)
         whole = pad_voice(samples, spec.patch_samples, continued=continued)
         count = len(whole) // spec.patch_samples
         stretches = pad_voice(whole, spec.samples, continued=False).reshape(-1, spec.samples)
-        queued: deque[Callable[[], Floats]] = deque()
         latents: list[Floats] = []
         for number, stretch in enumerate(stretches):
             with self._call_lock.take():
                 self._rows.check_open()
-                queued.append(self._rows.encode(stretch, first=number == 0))
-            if len(queued) > 1:  # no more, so that steps of others run between the stretches of a long voice
-                latents.append(queued.popleft()())
-        latents += [read() for read in queued]
+                read = self._rows.encode(stretch, first=number == 0)
+            latents.append(read())
+            yield
         return np.concatenate(latents).reshape(-1, *patch.shape)[:count].copy()
 
 

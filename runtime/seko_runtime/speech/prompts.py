@@ -73,6 +73,12 @@ class SpeechPrompt:
         return self.patches[self.is_audio][-_CONTEXT:]
 
 
+def prompt_tokens(text: int, *, reference: int = 0, continued: int = 0) -> int:
+    """Return the number of tokens of the prompt that `assemble` makes of so many tokens of text, and patches of a
+    reference voice and of a continued voice; 0 for no voice."""
+    return text + 1 + (reference + 2 if reference else 0) + continued
+
+
 def assemble(
     text_ids: NDArray[np.int64],
     patch_shape: tuple[int, int],

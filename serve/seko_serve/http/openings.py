@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from seko_runtime import VideoManifest
 from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.prompts import prompt_tokens
 from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
 from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.conditioning.voice import AudioWindows
@@ -77,8 +78,9 @@ def speech_opening_of(
     samples = None
     if voice is not None:
         data = uploads.data_of(voice, sound, uploads.MAX_SOUND_BYTES)
-        rate = manifest.workload.voice.sample_rate
-        samples = uploads.decoded_sound(data, sound, rate=rate, max_s=uploads.MAX_VOICE_S)
+        samples = uploads.decoded_sound(
+            data, sound, rate=manifest.workload.voice.sample_rate, max_s=_voice_seconds(manifest, bool(text))
+        )
     return SpeechOpening(
         seed,
         _between(table.get("guidance"), "guidance", 10.0),
@@ -86,6 +88,17 @@ def speech_opening_of(
         samples,
         text,
     )
+
+
+def _voice_seconds(manifest: SpeechManifest, continued: bool) -> float:
+    """Return the length in seconds of the longest voice that leaves a session's positions a word and a patch of it.
+
+    Known from the manifest alone, so a voice that no text could follow is refused before it is decoded as a whole.
+    """
+    spec = manifest.workload.voice
+    least = prompt_tokens(1) if continued else prompt_tokens(1, reference=1) - 1
+    patches = max(0, manifest.session_positions - least - 1)
+    return min(float(uploads.MAX_VOICE_S), patches * spec.patch_samples / spec.sample_rate)
 
 
 def _check_fields(table: dict[str, Any], fields: Sequence[str], name: str) -> None:

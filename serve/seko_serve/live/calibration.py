@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Generator
 from typing import Any
+
+import numpy as np
 
 from seko_runtime import Pool, Session
 from seko_runtime.errors import SekoRuntimeError
@@ -82,3 +85,12 @@ def _measure_speech(pool: SpeechPool, sessions: list[SpeechSession]) -> None:
         for session in speaking:
             session.request_patch(0.0)
         pool.serve_next(among=speaking, in_one=True)
+
+
+def one_part_of_a_voice(pool: Any) -> Generator[None, None, None]:
+    """Encode a voice of one part, so that `Device.in_parts` knows how long a part takes."""
+    silence = np.zeros(pool.manifest.workload.voice.samples, np.float32)
+    try:
+        yield from pool.encode_voice_in_parts(silence)
+    except SekoRuntimeError as error:
+        _LOG.warning("the encoder of voices is not measured before the first voice: %s", type(error).__name__)

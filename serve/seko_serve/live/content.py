@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -176,6 +176,10 @@ class Content(Protocol):
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
         """Return the fields that describe the stream in the message ``ready``."""
+
+    def preparation(self) -> Callable[[Any], Generator[None, None, None]] | None:
+        """Return the work of a client's size that must be done before `open`, such as encoding a voice; None if there
+        is none. The device's thread runs it part by part between calls for other sessions; see `Device.in_parts`."""
 
     # -- the device's thread
 

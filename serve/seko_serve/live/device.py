@@ -9,9 +9,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -27,8 +28,10 @@ from seko_runtime.video.chunk_programs import variant_starts
 from seko_serve.errors import ServeError
 from seko_serve.metrics import Metrics
 
-BEHIND_S = 0.1  # between two looks whether the stream behind may run
+BEHIND_S = 0.1  # between two looks whether the stream behind, or a part of work, may run
 CAUTION = 1.25  # times the measured times, before it is let run
+PATIENCE_S = 0.25  # after which a part of work runs even if a chunk becomes late by it
+PARTS_KEPT = 5  # newest durations of parts of work
 LOST = DeviceFaultError, RankLostError  # errors after which every call of the pool fails
 ResultT = TypeVar("ResultT")
 ServedPool = Pool | SpeechPool
@@ -107,6 +110,42 @@ class Behind(Streamed, Protocol):
         """Free the stream's row of the pool for a live session, and keep the stream's state on the host."""
 
 
+@dataclass
+class _PartialWork:
+    """Work of a client's size that the device's thread does part by part; see `Device.in_parts`."""
+
+    begin: Callable[[ServedPool], Generator[None, None, Any]]
+    done: Future[Any]
+    since: float  # time at which the work was passed, or its last part ended
+    parts: Generator[None, None, Any] | None = field(default=None)
+
+    def run_part(self, pool: ServedPool) -> bool:
+        """Run the next part; return whether the work has ended."""
+        if self.done.cancelled():
+            self.close()
+            return True
+        try:
+            if self.parts is None:
+                self.parts = self.begin(pool)
+            next(self.parts)
+        except StopIteration as end:
+            if self.done.set_running_or_notify_cancel():
+                self.done.set_result(end.value)
+            return True
+        except BaseException as error:
+            if self.done.set_running_or_notify_cancel():
+                self.done.set_exception(error)
+            if isinstance(error, LOST):
+                raise
+            return True
+        return False
+
+    def close(self) -> None:
+        """Leave the rest of the work undone."""
+        if self.parts is not None:
+            self.parts.close()
+
+
 class Device:
     """The thread that owns the device. The thread opens the artifact's pool and runs the pool's calls.
 
@@ -139,6 +178,8 @@ class Device:
         self._pool: ServedPool | None = None
         self._desk = threading.Condition()
         self._calls: deque[tuple[Callable[[ServedPool], None], Future[Any]]] = deque()
+        self._works: deque[_PartialWork] = deque()  # of which only the first one has begun
+        self._parts_s: deque[float] = deque(maxlen=PARTS_KEPT)
         self._streams: list[Watched] = []
         self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
         self._behind: Behind | None = None
@@ -184,6 +225,22 @@ class Device:
             if self._stopping:
                 raise DeviceEndedError
             self._calls.append((run, done))
+            self._desk.notify()
+        return await asyncio.wrap_future(done)
+
+    async def in_parts(self, work: Callable[[ServedPool], Generator[None, None, ResultT]]) -> ResultT:
+        """Run a generator on the device's thread, and return its return value; DeviceEndedError as in `call`.
+
+        This is for work of a client's size, such as encoding a voice. Between two parts the device makes the chunks of
+        live sessions, and it runs a part only when, by measured times, no live session becomes late by it; at the
+        latest `PATIENCE_S` after the last part. Works run one after another, so the generator may hold a lock between
+        its parts. A caller that is cancelled ends the work.
+        """
+        done: Future[ResultT] = Future()
+        with self._desk:
+            if self._stopping:
+                raise DeviceEndedError
+            self._works.append(_PartialWork(work, done, time.monotonic()))
             self._desk.notify()
         return await asyncio.wrap_future(done)
 
@@ -284,8 +341,13 @@ class Device:
             self._pool = None
             with self._desk:
                 self._stopping = True
-                calls = [self._calls.popleft() for _ in range(len(self._calls))]
-            for _, done in calls:
+                works = [*self._works]
+                left = [done for _, done in self._calls] + [work.done for work in works]
+                self._calls.clear()
+                self._works.clear()
+            for work in works:
+                work.close()
+            for done in left:
                 if done.set_running_or_notify_cancel():
                     done.set_exception(DeviceEndedError())
 
@@ -293,9 +355,10 @@ class Device:
         while True:
             with self._desk:
                 while not (self._stopping or self._calls or any(stream.ready() for stream in self._streams)):
-                    if self._fits_behind(pool, time.monotonic()):
+                    now = time.monotonic()
+                    if self._fits_part(now) or self._fits_behind(pool, now):
                         break
-                    self._desk.wait(None if self._behind is None else BEHIND_S)
+                    self._desk.wait(BEHIND_S if self._works or self._behind is not None else None)
                 if self._stopping:
                     return
                 waiting = len(self._calls)
@@ -306,6 +369,35 @@ class Device:
             if not ready and not self._asked and self._fits_behind(pool, time.monotonic()):
                 ready = self._ready_behind(pool)
             self._make_chunks(pool, ready)
+            if self._fits_part(time.monotonic()):
+                self._run_part(pool)
+
+    def _fits_part(self, now: float) -> bool:
+        """Return whether the next part of work may run now; see `in_parts`."""
+        if not self._works:
+            return False
+        dues, times = self._dues(), self.call_seconds
+        if not dues or not times or now - self._works[0].since > PATIENCE_S:
+            return True
+        calls = -(-len(dues) // max(times))
+        return now + CAUTION * (max(self._parts_s, default=0.0) + calls * times[max(times)]) <= min(dues)
+
+    def _run_part(self, pool: ServedPool) -> None:
+        work, began = self._works[0], time.monotonic()
+        try:
+            ended = work.run_part(pool)
+        except BaseException:
+            self._works.popleft()
+            raise
+        work.since = time.monotonic()
+        if ended:
+            self._works.popleft()
+        else:
+            self._parts_s.append(work.since - began)
+
+    def _dues(self) -> list[float]:
+        """Return the times at which viewers of live sessions need their next chunks."""
+        return [due for stream in self._streams if (due := stream.next_due()) is not None]
 
     def _fits_behind(self, pool: ServedPool, now: float) -> bool:
         """Return whether the stream behind the live sessions may run now: whether every live session's next chunk can
@@ -313,7 +405,7 @@ class Device:
         behind = self._behind
         if behind is None or not behind.ready() or not (behind.holds_row or pool.free > self._reserved):
             return False
-        dues = [due for stream in self._streams if (due := stream.next_due()) is not None]
+        dues = self._dues()
         if not dues:
             return True
         times = pool.call_times.expected()

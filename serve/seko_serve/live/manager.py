@@ -20,9 +20,10 @@ from seko_runtime.errors import (
     SnapshotError,
     UsageError,
 )
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
-from seko_serve.live.calibration import calibrate
+from seko_serve.live.calibration import calibrate, one_part_of_a_voice
 from seko_serve.live.content import Content, Opening, SpeechOpening, answer_to
 from seko_serve.live.device import LOST, Device, DeviceEndedError, ServedPool, step_seconds
 from seko_serve.live.kinds import check_served, content_of, content_of_state
@@ -126,6 +127,8 @@ class SessionManager:
             self.capacity, self.settings.queue, lambda: self.device.call_seconds, time.monotonic
         )
         await self.device.call(self._calibrate)
+        if isinstance(self.device.manifest, SpeechManifest):
+            await self.device.in_parts(one_part_of_a_voice)
         self._reaper = asyncio.create_task(self._reap())
 
     async def drain(self) -> None:
@@ -207,6 +210,8 @@ class SessionManager:
                 await self._leases.claim(session.name, tenant)
                 self._ask(session, place, queue_token)
                 with self.device.reserved_row():
+                    if (preparation := content.preparation()) is not None:
+                        await self.device.in_parts(preparation)
                     await self.device.call(partial(self._take_row, session))
                 await self._add(session, None)
         finally:

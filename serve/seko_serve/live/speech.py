@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class SpeechContent:
         self.manifest, self.opening = manifest, opening
         self.sound: SoundTrack | None = None
         self._text = Sentences()
+        self._voice = NO_VOICE
         self._row: SpeechSession | None = None
         self._speaking = False  # whether patches of a sentence are still to come
 
@@ -89,17 +90,24 @@ class SpeechContent:
             "takes": described_speech(self.manifest)["takes"],
         }
 
+    def preparation(self) -> Callable[[SpeechPool], Generator[None, None, None]] | None:
+        """Return the encoding of the voice that the client sent, one call of the voice encoder for each part."""
+        return None if self.opening.voice is None else self._encode_voice
+
     # -- the device's thread -----------------------------------------------------------------------------------
 
+    def _encode_voice(self, pool: SpeechPool) -> Generator[None, None, None]:
+        sound, words = self.opening.voice, self.opening.voice_text
+        if words:
+            self._voice = yield from pool.encode_voice_in_parts(continued=sound, text=words)
+        else:
+            self._voice = yield from pool.encode_voice_in_parts(sound)
+
     def open(self, pool: SpeechPool, name: str, tenant: str) -> SpeechSession:
-        """Open a session of the pool with the voice that the client sent."""
-        opening, voice = self.opening, NO_VOICE
-        if opening.voice is not None and opening.voice_text:
-            voice = pool.encode_voice(continued=opening.voice, text=opening.voice_text)
-        elif opening.voice is not None:
-            voice = pool.encode_voice(opening.voice)
+        """Open a session of the pool with the voice that `preparation` encoded."""
+        opening = self.opening
         self._row = pool.open_session(
-            voice=voice,
+            voice=self._voice,
             seed=opening.seed,
             guidance=opening.guidance,
             temperature=opening.temperature,

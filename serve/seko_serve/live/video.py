@@ -175,6 +175,9 @@ class VideoContent:
             "takes": described(self.manifest)["takes"],
         }
 
+    def preparation(self) -> None:
+        """Return None: `open` queues a fixed number of engine calls, whatever the client sent."""
+
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def open(self, pool: Pool, name: str, tenant: str) -> Session:

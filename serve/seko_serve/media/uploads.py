@@ -118,7 +118,7 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
 
 
 def decoded_sound(
-    data: bytes, name: str = "voice", *, rate: int = VOICE_RATE, max_s: int = MAX_SOUND_S
+    data: bytes, name: str = "voice", *, rate: int = VOICE_RATE, max_s: float = MAX_SOUND_S
 ) -> NDArray[np.float32]:
     """Return the samples of an uploaded voice, float32 [N] in -1..1 at a given rate, as the mean of the upload's
     channels.
@@ -134,7 +134,7 @@ def decoded_sound(
         data,
         name,
         lambda path: load_sound(path, max_s=max_s, rate=rate),
-        f"is no sound of at most {max_s} s that can be decoded: expected {SOUNDS}",
+        f"is no sound of at most {max_s:g} s that can be decoded: expected {SOUNDS}",
     )
 
 
