@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise NotACheckpointError(f"{file} holds a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def finite_number(value: object) -> float | None:
+    """Return a number of a JSON file as a float. None for any other value: true, an infinite number, NaN, an integer
+    that no float holds, a number that is written as text."""
+    if type(value) not in (int, float):
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def config_file_of(path: Path, layout: Layout) -> Path | None:

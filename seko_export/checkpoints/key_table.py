@@ -166,6 +166,8 @@ class KeyTable:
         layers.
     namings : tuple of Naming
         Namings of keys: the first naming that fits a file is used; the last naming should fit any file.
+    lora_namings : tuple of Naming
+        Further namings that LoRAs use; they need not name every weight of the model.
     dimensions : tuple of Dimension
         Dimensions of the model that are read from shapes. The dimension ``layers`` follows from the keys.
     landmark : str
@@ -198,6 +200,7 @@ class KeyTable:
     namings: tuple[Naming, ...]
     dimensions: tuple[Dimension, ...]
     landmark: str
+    lora_namings: tuple[Naming, ...] = ()
     subfolders: tuple[str, ...] = ("transformer",)
     entries: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()

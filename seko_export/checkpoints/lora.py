@@ -90,7 +90,7 @@ def with_loras(
     changes: dict[str, list[Change]] = {}
     adapters, notes = [], [*checkpoint.notes]
     for file in files:
-        matched = _match(open_lora(file.path), file, spellings, shapes, partial_match)
+        matched = _match(open_lora(file.path), file, spellings, shapes, partial_match=partial_match)
         for name, change in matched.changes:
             changes.setdefault(name, []).append(change)
         adapters.append(MergedLora(_name(file.path), file.weight, matched.sha256))
@@ -112,6 +112,16 @@ def with_loras(
     return replace(checkpoint, sources=merged, adapters=(*checkpoint.adapters, *adapters), notes=tuple(notes))
 
 
+def fits(lora: OpenedLora, model: ModelIdentity, keys: KeyTable) -> bool:
+    """Return whether a LoRA can be merged into a model: its keys belong to weights of the model, in their shapes."""
+    shapes = keys.shapes(model)
+    try:
+        _match(lora, LoraFile(lora.path), _spellings(keys, shapes), shapes, partial_match=False)
+    except CheckpointError:
+        return False
+    return True
+
+
 def _name(path: Path) -> str:
     return path.name or path.resolve().name
 
@@ -127,9 +137,12 @@ def _spellings(keys: KeyTable, shapes: Shapes) -> dict[str, str]:
     """Return the model's names by each way to spell them: every naming of the family, also with underscores for
     dots."""
     spelled: dict[str, str] = {}
-    for naming in keys.namings:
+    for naming in (*keys.namings, *keys.lora_namings):
         for name in shapes:
-            theirs = naming.to_theirs(name)
+            try:
+                theirs = naming.to_theirs(name)
+            except KeyError:  # a naming of LoRAs need not name every weight
+                continue
             spelled.setdefault(theirs, name)
             spelled.setdefault(theirs.replace(".", "_"), name)
     return spelled
@@ -161,7 +174,7 @@ class _Matched:
 
 
 def _match(
-    lora: OpenedLora, file: LoraFile, spellings: Mapping[str, str], shapes: Shapes, partial_match: bool
+    lora: OpenedLora, file: LoraFile, spellings: Mapping[str, str], shapes: Shapes, *, partial_match: bool
 ) -> _Matched:
     changes: list[tuple[str, Change]] = []
     skipped: list[str] = []
@@ -237,7 +250,7 @@ class _Module:
         lora: OpenedLora,
     ) -> None:
         self._where, self._module, self._tensors = where, module, tensors
-        self._weight, self._scaling = weight, lora.scaling
+        self._weight, self._config = weight, lora.config
         self.rank, self.scale_origin = 0, ""
         for role, source in tensors.items():
             if role not in (Role.ALPHA, Role.RESHAPE) and source.dtype not in WEIGHT_DTYPES:
@@ -264,13 +277,13 @@ class _Module:
                 f"its matrices are for a weight of {[up.shape[0], *down.shape[1:]]}, the model's has {[*shape]}: it is "
                 "of another base model; take the LoRA of this one"
             )
-        stated = self._scaling.rank_of(self._module)
+        stated = self._config.rank_of(self._module)
         if stated is not None and stated != self.rank:
-            self._refuse(f"its rank is {self.rank}, and {stated:g} by {self._scaling.origin}")
+            self._refuse(f"its rank is {self.rank}, and {stated:g} by {self._config.origin}")
         scale = self._factor(self._scale())
         magnitude = self._tensors.get(Role.MAGNITUDE)
-        if self._scaling.dora and magnitude is None:
-            self._refuse(f"{self._scaling.origin} says DoRA, and it has no magnitude")
+        if self._config.dora and magnitude is None:
+            self._refuse(f"{self._config.origin} says DoRA, and it has no magnitude")
         if magnitude is not None and magnitude.shape not in (
             (shape[0],),
             (shape[0], *(1 for _ in shape[1:])),
@@ -310,19 +323,22 @@ class _Module:
 
     def _scale(self) -> float:
         """Return the LoRA's scale alpha / r, and note the source of alpha."""
-        alpha, self.scale_origin = self._scaling.alpha_of(self._module), self._scaling.origin
+        alpha, self.scale_origin = self._config.alpha_of(self._module), self._config.origin
         if Role.ALPHA in self._tensors:
             alpha, self.scale_origin = self._alpha(self._tensors[Role.ALPHA]), "its keys"
         if alpha is None:
             self.scale_origin = "no alpha: 1"
             return 1.0
         rank = self.rank or self._tensors[Role.DOWN].shape[0]
-        return alpha / (math.sqrt(rank) if self._scaling.rank_stabilised else rank)
+        return alpha / (math.sqrt(rank) if self._config.rank_stabilised else rank)
 
     def _alpha(self, source: TensorSource) -> float:
         if any(size != 1 for size in source.shape):
             self._refuse(f"alpha is {[*source.shape]}, expected one number")
-        alpha = float(source.read().to(torch.float64).item())
+        stored = source.read()
+        if stored.is_complex() or stored.dtype is torch.bool:
+            self._refuse(f"alpha is {source.dtype_name}, expected a real number")
+        alpha = float(stored.to(torch.float64).item())
         if not (math.isfinite(alpha) and alpha > 0):
             self._refuse(f"alpha is {alpha:g}, expected a finite number above 0")
         return alpha

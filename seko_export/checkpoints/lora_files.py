@@ -10,35 +10,24 @@ The keys of a low-rank pair have one of these endings, behind the module's name:
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, naming_option
 from seko_export.checkpoints.json_files import read_json_object
+from seko_export.checkpoints.lora_config import PEFT_CONFIG, LoraConfig, lora_config
 from seko_export.checkpoints.parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
 from seko_export.errors import CheckpointError
 
 FORMATS = "a LoRA (safetensors, .pt, or the folder of PEFT or diffusers)"
-PEFT_CONFIG = "adapter_config.json"
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _FOLDER_FILES = (*_PEFT_FILES, "pytorch_lora_weights.safetensors")  # the last one is diffusers' name
 _LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
-_HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
-_KOHYA_ALPHA = "ss_network_alpha"
-# What PEFT, diffusers and ComfyUI put in front of a module's name when they save a LoRA. The patterns of PEFT's config
-# are for names without it.
-_SAVED_PREFIXES = ("base_model.model.", "transformer.", "diffusion_model.")
-_MAX_PATTERN, _MAX_REPEATS = (
-    200,
-    4,
-)  # of a regular expression in adapter_config.json, which comes from strangers
 
 
 class Role(StrEnum):
@@ -74,48 +63,11 @@ _ROLES: tuple[tuple[str, Role], ...] = (
     (r"\.reshape_weight", Role.RESHAPE),
 )
 _COMPILED = tuple((re.compile(rf"(.+?){suffix}", re.ASCII), role) for suffix, role in _ROLES)
-# Ways in which PEFT begins a LoRA by taking it out of the base weights.
-_CHANGED_BASE = ("pissa", "olora", "corda", "lora_ga")
+_BASE_LAYER = ".base_layer."  # PEFT's name of the module that it wraps
+# Biases that PEFT saves once more if it trained all biases and whole modules; the keys without these parts are read.
+_SAVED_TWICE = (".modules_to_save.", ".original_module.")
 _MIDDLE = "lora_mid"
 _OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", _MIDDLE: "a LoCon with a middle matrix"}
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Alpha, rank and scale rule of a LoRA file, from its PEFT config or header. A module's key ``.alpha`` overrides
-    the alpha for this module.
-
-    Parameters
-    ----------
-    origin : str
-        Source of alpha and rank, for reports; empty if no file states alpha or rank.
-    alpha, rank : float and int, or None
-        Alpha and rank of all modules.
-    alphas, ranks : mapping of str to number
-        Alphas and ranks by a regular expression on the module's name in the model, without the prefix of the file's
-        keys; the first matching expression counts, as in PEFT.
-    rank_stabilised : bool
-        Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank.
-    dora : bool
-        Whether matrices have magnitudes (DoRA).
-    """
-
-    origin: str = ""
-    alpha: float | None = None
-    rank: int | None = None
-    alphas: Mapping[str, float] = field(default_factory=dict)
-    ranks: Mapping[str, float] = field(default_factory=dict)
-    rank_stabilised: bool = False
-    dora: bool = False
-
-    def alpha_of(self, module: str) -> float | None:
-        """Return the alpha that config or header state for a module that has no key ``.alpha``; None if neither states
-        an alpha."""
-        return _by_pattern(self.alphas, module, self.alpha)
-
-    def rank_of(self, module: str) -> float | None:
-        """Return the rank that the config states for a module; None if the config states no rank."""
-        return _by_pattern(self.ranks, module, self.rank)
 
 
 @dataclass(frozen=True)
@@ -130,8 +82,8 @@ class OpenedLora:
         SHA-256 of the file with the tensors; of a LoRA with PEFT's config, of that file's bytes and then the config's.
     modules : mapping of str to mapping of Role to TensorSource
         Tensors by role, for each module by its name in the file.
-    scaling : Scaling
-        Alphas and ranks from a PEFT config or the file's header.
+    config : LoraConfig
+        What a PEFT config or the file's header says of the tensors, such as their alphas.
     strange : tuple of str
         Keys whose role is unknown.
     """
@@ -139,7 +91,7 @@ class OpenedLora:
     path: Path
     sha256: str
     modules: Mapping[str, Mapping[Role, TensorSource]]
-    scaling: Scaling
+    config: LoraConfig
     strange: tuple[str, ...] = ()
 
 
@@ -198,10 +150,13 @@ def _opened(path: Path) -> OpenedLora:
     file, *config_files = read_files(path)
     config_json = read_json_object(config_files[0]) if config_files else None
     opened = open_files(file, _LAYOUT)
+    config = lora_config(config_json, opened.metadata)
     modules: dict[str, dict[Role, TensorSource]] = {}
     strange: list[str] = []
     for source in opened.sources:
-        found_role = _role_of(source.file_key)
+        if config.replaces and any(part in source.file_key for part in _SAVED_TWICE):
+            continue
+        found_role = _role_of(source.file_key) or _replaced(source.file_key, config)
         if found_role is None:
             strange.append(source.file_key)
             continue
@@ -227,9 +182,7 @@ def _opened(path: Path) -> OpenedLora:
     # PEFT's config states the scale, without which the tensors do not tell what is merged.
     for config_file in config_files:
         digest.update(config_file.read_bytes())
-    return OpenedLora(
-        path, digest.hexdigest(), modules, _scaling(config_json, opened.metadata), tuple(strange)
-    )
+    return OpenedLora(path, digest.hexdigest(), modules, config, tuple(strange))
 
 
 def _role_of(key: str) -> tuple[str, Role] | None:
@@ -240,77 +193,9 @@ def _role_of(key: str) -> tuple[str, Role] | None:
     return None
 
 
-def _scaling(config_json: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> Scaling:
-    """Return alphas and ranks from PEFT's config; without one, from the header of diffusers or kohya."""
-    if config_json is not None:
-        return _peft_scaling(PEFT_CONFIG, config_json)
-    if _HEADER in metadata:
-        try:
-            content = json.loads(metadata[_HEADER])
-        except (ValueError, RecursionError) as fault:
-            raise NotACheckpointError(f"{_HEADER} of its header is no JSON: {shown(str(fault))}") from fault
-        if not isinstance(content, dict):
-            raise NotACheckpointError(f"{_HEADER} of its header is no JSON object")
-        known = {name.removeprefix("transformer."): value for name, value in content.items()}
-        return _peft_scaling(f"header ({_HEADER})", known)
-    if _KOHYA_ALPHA in metadata:
-        try:
-            return Scaling(f"header ({_KOHYA_ALPHA})", _number(_KOHYA_ALPHA, float(metadata[_KOHYA_ALPHA])))
-        except ValueError:  # "None" where the trainer was not told
-            return Scaling()
-    return Scaling()
-
-
-def _peft_scaling(origin: str, config_json: Mapping[str, Any]) -> Scaling:
-    start = config_json.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
-        raise NotACheckpointError(
-            f"{shown(repr(start))} (init_lora_weights) in its {origin} says that training changed the base weights, "
-            "too; let its author save it with path_initial_model_for_weight_conversion"
-        )
-    alpha, rank = config_json.get("lora_alpha"), config_json.get("r")
-    patterns: dict[str, dict[str, float]] = {}
-    for name in ("alpha_pattern", "rank_pattern"):
-        stated = config_json.get(name) or {}
-        if not isinstance(stated, dict):
-            raise NotACheckpointError(f"{name} in its {origin} is {shown(repr(stated))}, expected an object")
-        patterns[name] = {_pattern(key, origin): _number(name, value) for key, value in stated.items()}
-    return Scaling(
-        origin,
-        None if alpha is None else _number("lora_alpha", alpha),
-        None if rank is None else int(_number("r", rank)),
-        patterns["alpha_pattern"],
-        patterns["rank_pattern"],
-        bool(config_json.get("use_rslora")),
-        bool(config_json.get("use_dora")),
-    )
-
-
-def _number(name: str, value: object) -> float:
-    """Return a positive number from a LoRA's config."""
-    if type(value) not in (int, float) or not 0 < float(value) < 1e9:  # type: ignore[arg-type]
-        raise NotACheckpointError(f"{name} is {shown(repr(value))}, expected a number above 0")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _pattern(text: str, origin: str) -> str:
-    """Return a regular expression from a LoRA's config, which must be one that cannot run for long."""
-    simple = len(text) <= _MAX_PATTERN and sum(text.count(sign) for sign in "*+{") <= _MAX_REPEATS
-    try:
-        if simple and not re.search(r"\)[*+?{]", text):
-            re.compile(text)
-            return text
-    except (re.error, RecursionError, OverflowError):
-        pass
-    raise NotACheckpointError(
-        f"{shown(repr(text))} in its {origin} is no pattern of module names that is read"
-    )
-
-
-def _by_pattern(values: Mapping[str, float], module: str, otherwise: float | None) -> float | None:
-    prefix = next((prefix for prefix in _SAVED_PREFIXES if module.startswith(prefix)), "")
-    module = module.removeprefix(prefix)
-    for pattern, value in values.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return otherwise
+def _replaced(key: str, config: LoraConfig) -> tuple[str, Role] | None:
+    """Return the parameter that a tensor of a PEFT folder replaces, by its name in the model; None if the config says
+    that PEFT trained no parameter beside the low-rank pairs."""
+    if not config.replaces or any(part in key for part in _OTHER_KINDS):
+        return None
+    return key.replace(_BASE_LAYER, "."), Role.SET

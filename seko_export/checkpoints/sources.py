@@ -45,20 +45,20 @@ class Companion:
 @dataclass(frozen=True)
 class LoraFile:
     """A LoRA to merge into a model: its file or PEFT folder, and the weight by which its change of the model is
-    multiplied.
+    multiplied. A negative weight subtracts the change.
 
     Raises
     ------
     CheckpointError
-        If the weight is negative or not finite.
+        If the weight is not finite.
     """
 
     path: Path
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight >= 0):
-            raise CheckpointError(f"--lora {self.path}:{self.weight}: expected a finite weight of at least 0")
+        if not math.isfinite(self.weight):
+            raise CheckpointError(f"--lora {self.path}:{self.weight}: expected a finite weight")
 
     @classmethod
     def parse(cls, text: str) -> LoraFile:

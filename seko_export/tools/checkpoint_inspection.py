@@ -14,6 +14,7 @@ from seko_export.checkpoints.errors import AmbiguousCheckpointError, NotACheckpo
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.load import entry_notes
+from seko_export.checkpoints.lora import fits
 from seko_export.checkpoints.lora_files import Role, holds_lora, open_lora
 from seko_export.checkpoints.readers import open_files
 from seko_export.config.model import ModelConfig
@@ -182,9 +183,13 @@ def _lora_of(path: Path) -> dict[str, Any] | None:
         "ranks": sorted({shape[0] for shape in downs}),
         "alpha": "its keys"
         if any(Role.ALPHA in tensors for tensors in lora.modules.values())
-        else lora.scaling.origin or "none: the scale is 1",
+        else lora.config.origin or "none: the scale is 1",
         "width": width,
-        "presets": [name for name, preset in presets().items() if preset.model.dim == width],
+        "presets": [
+            name
+            for name, preset in presets().items()
+            if fits(lora, preset.model, family_named(preset.model.family).keys)
+        ],
         "sha256": lora.sha256,
         "command": shlex.join(
             ["seko-export", "build", "CHECKPOINT", "--lora", str(path), "-o", "artifacts/merged"]

@@ -100,12 +100,13 @@ def test_any_base_format(
     assert_merged(checkpoint, weights, pairs, alpha=ALPHA)
 
 
+@pytest.mark.parametrize("form", ["comfyui", "diffusers"])
 @pytest.mark.parametrize("preset", ["lingbot-tiny", "seko-talk-tiny"])
-def test_other_families(preset: str, tmp_path: Path) -> None:
+def test_other_families(preset: str, form: str, tmp_path: Path) -> None:
     other = presets()[preset].model
     write_random_checkpoint(tmp_path / "base", other, seed=0)
     wan_pairs = random_pairs(other, rank=RANK, seed=1)
-    write_lora(tmp_path / "lora", wan_pairs, "comfyui", ALPHA)
+    write_lora(tmp_path / "lora", wan_pairs, form, ALPHA)
     base = load_checkpoint(tmp_path / "base", other)
     checkpoint = load_checkpoint(tmp_path / "base", other, LoadOptions(loras=[LoraFile(tmp_path / "lora")]))
     assert_merged(checkpoint, dict(base.items()), wan_pairs, alpha=ALPHA)
@@ -219,37 +220,43 @@ def test_dora(spelling: str, tmp_path: Path, load: Load, weights: Weights, pairs
 
 @pytest.mark.parametrize(
     ("variant", "weight"),
-    [("lora", 1.0), ("rslora", 1.0), ("dora", 1.0), ("dora", 0.0), ("bias", 1.0), ("anchored", 1.0)],
-)
+    [("lora", 1.0), ("lora", -0.7), ("rslora", 1.0), ("dora", 1.0), ("dora", 0.0), ("dora", -0.7), ("bias", 1.0),
+     ("anchored", 1.0), ("lora_only", 1.0), ("lora_only", 0.5), ("all", 1.0), ("saved", -0.7), ("all, saved", 1.0)],
+)  # fmt: skip
 def test_merges_as_peft_does(variant: str, weight: float, tmp_path: Path) -> None:
-    """A DoRA of weight 0 also scales rows to its magnitudes. Anchored patterns begin with the model's first module."""
+    """A DoRA of weight 0 also scales rows to its magnitudes. Anchored patterns begin with the model's first module.
+    Biases and modules that PEFT saves whole replace those of the model, whatever the weight is."""
     peft = pytest.importorskip("peft")
     from peft.tuners.lora import LoraLayer
 
     tiny = ModelConfig(name="t", layers=1, dim=32, heads=2, ffn_dim=48, text_dim=24, freq_dim=16)
     write_random_checkpoint(tmp_path / "base", tiny, format="wan", seed=7, dtype=torch.float32)
+    base = load_checkpoint(tmp_path / "base", tiny)
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            attention, layer = torch.nn.Module(), torch.nn.Module()
+            attention, layer, self.head = torch.nn.Module(), torch.nn.Module(), torch.nn.Module()
             attention.q, attention.o = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
             layer.self_attn, layer.ffn = attention, torch.nn.ModuleList([torch.nn.Linear(32, 48)])
+            layer.norm3 = torch.nn.LayerNorm(32)
             self.blocks = torch.nn.ModuleList([layer])
+            self.head.head = torch.nn.Linear(32, len(base["head.head.bias"]))
 
     net = Net()
-    base = load_checkpoint(tmp_path / "base", tiny)
     net.load_state_dict({name: base[name] for name in net.state_dict()})
     begin = r"^blocks\.0\." if variant == "anchored" else ""
+    bias = variant.removesuffix(", saved")
     config = peft.LoraConfig(
         r=4, lora_alpha=6, target_modules=["q", "o", "ffn.0"], rank_pattern={f"{begin}self_attn.o": 2},
         alpha_pattern={f"{begin}ffn.0": 3}, use_rslora=variant == "rslora", use_dora=variant == "dora",
-        lora_bias=variant == "bias", init_lora_weights=False,
+        lora_bias=variant == "bias", init_lora_weights=False, bias=bias if bias in ("lora_only", "all") else "none",
+        modules_to_save=["head.head"] if "saved" in variant else None,
     )  # fmt: skip
     torch.manual_seed(0)
     adapted = peft.get_peft_model(net, config)
     for name, parameter in adapted.named_parameters():
-        if "magnitude" in name:
+        if "magnitude" in name or (parameter.requires_grad and "lora_" not in name):
             parameter.data.mul_(torch.rand_like(parameter) + 0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT takes its own lora_B.bias for a shard
@@ -262,11 +269,22 @@ def test_merges_as_peft_does(variant: str, weight: float, tmp_path: Path) -> Non
     tensors = load_checkpoint(
         tmp_path / "base", tiny, LoadOptions(loras=[LoraFile(tmp_path / "lora", weight)])
     )
-    changed = 0
+    changed = set()
     for name, tensor in merged_net.state_dict().items():
         torch.testing.assert_close(tensors[name].float(), tensor, rtol=1e-5, atol=1e-6)
-        changed += not torch.equal(tensor, base[name])
-    assert changed == (6 if variant == "bias" else 3)
+        if not torch.equal(tensor, base[name]):
+            changed.add(name)
+    for name in base.names:
+        assert name in changed or torch.equal(tensors[name], base[name])
+    matrices = {f"blocks.0.{module}" for module in ("self_attn.q", "self_attn.o", "ffn.0")}
+    expected = {f"{module}.weight" for module in matrices}
+    if bias in ("bias", "lora_only", "all"):
+        expected |= {f"{module}.bias" for module in matrices}
+    if bias == "all":
+        expected |= {"blocks.0.norm3.bias", "head.head.bias"}
+    if "saved" in variant:
+        expected |= {"head.head.weight", "head.head.bias"}
+    assert changed == expected
 
 
 def test_the_image_branch_of_a_2_1_lora_is_left_out(
@@ -336,6 +354,8 @@ def _refusals() -> dict[str, tuple[dict[str, torch.Tensor], str]]:
         "alpha is negative": ({**pair, "q.alpha": torch.tensor(-4.0)}, "alpha is -4, expected .* above 0"),
         "alpha is 0": ({**pair, "q.alpha": torch.tensor(0.0)}, "alpha is 0, expected .* above 0"),
         "alpha is a vector": ({**pair, "q.alpha": ones(3)}, "expected one number"),
+        "alpha is complex": ({**pair, "q.alpha": torch.tensor(4 + 1j)}, "alpha is .*expected a real number"),
+        "alpha is true": ({**pair, "q.alpha": torch.tensor(True)}, "alpha is .*expected a real number"),
         "wide diff": ({"q.diff": ones(32, 64)}, "another base model"),
         "widened": ({**pair, "q.reshape_weight": ones(2)}, "widens the model"),
         "widened, in integers": (
@@ -420,9 +440,17 @@ def test_the_folder_of_diffusers(
     assert_merged(load(tmp_path / "lora"), weights, pairs, alpha=ALPHA)
 
 
-@pytest.mark.parametrize("weight", ["-0.5", "nan", "inf"])
+def test_a_negative_weight_subtracts(
+    tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]
+) -> None:
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    (file,) = BuildOptions(lora=(f"{tmp_path / 'lora'}:-0.5",)).lora_files
+    assert_merged(load(file), weights, pairs, strength=-0.5, alpha=ALPHA)
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf", "-inf"])
 def test_weights_that_mean_nothing(weight: str) -> None:
-    with pytest.raises(CheckpointError, match="expected a finite weight of at least 0") as caught:
+    with pytest.raises(CheckpointError, match=r"expected a finite weight$") as caught:
         _ = BuildOptions(lora=(f"some.safetensors:{weight}",)).lora_files
     assert caught.value.exit_code == 3
 

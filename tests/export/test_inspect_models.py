@@ -55,6 +55,29 @@ def test_a_lora_and_its_base(form: str, tmp_path: Path) -> None:
     assert report["command"].startswith(f"seko-export build CHECKPOINT --lora {path}")
 
 
+@pytest.mark.parametrize("preset", ["lingbot-tiny", "seko-talk-tiny"])
+def test_a_lora_in_diffusers_names(preset: str, tmp_path: Path) -> None:
+    write_lora(tmp_path / "style", random_pairs(presets()[preset].model, rank=4, seed=0), "diffusers", 2.0)
+    assert preset in inspect(tmp_path / "style")["presets"]
+
+
+@pytest.mark.parametrize(
+    "module", ["transformer.single_transformer_blocks.0.attn.to_q", "diffusion_model.blocks.0.self_attn.qkv"]
+)
+def test_a_lora_of_another_model_belongs_to_no_preset(module: str, tmp_path: Path) -> None:
+    """Its matrices are as wide as Wan's, as those of Flux are for the 5B model."""
+    path = tmp_path / "foreign.safetensors"
+    save_file(
+        {
+            f"{module}.lora_A.weight": torch.ones(4, TINY.dim),
+            f"{module}.lora_B.weight": torch.ones(TINY.dim, 4),
+        },
+        path,
+    )
+    report = inspect(path)
+    assert (report["width"], report["presets"]) == (TINY.dim, [])
+
+
 def test_a_lora_whose_matrices_are_numbers_has_no_rank(tmp_path: Path) -> None:
     path = tmp_path / "numbers.safetensors"
     module = "diffusion_model.blocks.0.self_attn.q"
@@ -83,6 +106,7 @@ def test_the_entry_that_a_build_takes_is_told(tmp_path: Path, monkeypatch: pytes
 def test_presets_are_listed() -> None:
     done = CliRunner().invoke(main, ["presets"], standalone_mode=False)
     assert done.exception is None
+    assert "sample  (wan: " in done.output
     for name, preset in presets().items():
         assert f"{name}  (" in done.output
         assert preset.missing in done.output

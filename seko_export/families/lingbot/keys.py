@@ -15,6 +15,7 @@ from seko_export.families.wan_layout.keys import (
     wan_config,
     wan_shapes,
 )
+from seko_export.families.wan_layout.namings import DIFFUSERS
 
 CONTROL = "patch_embedding_wancamctrl"
 TOKEN_LAYERS = ("c2ws_hidden_states_layer1", "c2ws_hidden_states_layer2")
@@ -60,6 +61,7 @@ KEYS = KeyTable(
     formats="lingbot-world safetensors (a file, or a folder with an index)",
     shapes=lingbot_shapes,
     namings=(LINGBOT,),
+    lora_namings=(DIFFUSERS,),
     dimensions=(
         *DIMENSIONS,
         Dimension("control_channels", f"{CONTROL}.weight", 1, per=TOKEN_PIXELS),

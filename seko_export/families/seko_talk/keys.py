@@ -13,6 +13,7 @@ from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.wan_layout.keys import DIMENSIONS, PREFIXES, TELLTALES, wan_config, wan_shapes
 from seko_export.families.wan_layout.keys import spread as wan_spread
+from seko_export.families.wan_layout.namings import DIFFUSERS
 
 REFERENCE, STATE = "ref_patch_embedding", "state_embedding.weight"
 PICTURE, PROJECTOR = "img_emb.proj", "audio_proj"
@@ -155,6 +156,7 @@ KEYS = KeyTable(
     formats="Seko-Talk safetensors (a file, or a folder with an index) beside audio_adapter_model.safetensors",
     shapes=seko_shapes,
     namings=(SEKO,),
+    lora_namings=(DIFFUSERS,),
     dimensions=(*DIMENSIONS, Dimension("state_rows", STATE, 0)),
     landmark="patch_embedding.weight",
     telltales=(
