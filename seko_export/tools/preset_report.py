@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
 from seko_export.families.registry import presets, speech_presets
+from seko_export.options.checks import SAMPLE_FOLDER
+from seko_export.options.declaration import SAMPLE
+from seko_export.options.sample import read_sample
 
 
 def preset_report() -> dict[str, dict[str, Any]]:
-    """Return every preset by name, as plain data.
+    """Return every preset by name, as plain data, the sample first.
 
     The entries of a preset are ``family``, and all fields of its ``model`` and ``stream``. ``passes`` are the timesteps
     of a chunk, or None for the four timesteps of Self-Forcing. ``first_passes`` are the timesteps of a stream's first
@@ -22,15 +28,9 @@ def preset_report() -> dict[str, dict[str, Any]]:
     dict
         The entries of each preset, by the preset's name.
     """
-    video: dict[str, dict[str, Any]] = {
-        name: {
-            "family": preset.model.family,
-            "model": asdict(preset.model),
-            "stream": asdict(preset.stream),
-            "passes": None if preset.schedule is None else list(preset.schedule.timesteps),
-            "first_passes": None
-            if preset.schedule is None
-            else list(preset.schedule.first_timesteps) or None,
+    video = {
+        name: _entries(preset.model, preset.stream, preset.schedule)
+        | {
             "entry": preset.entry,
             "files": list(preset.files),
             "source": preset.source,
@@ -43,4 +43,24 @@ def preset_report() -> dict[str, dict[str, Any]]:
     speech = {
         name: {"family": model.family, "model": asdict(model)} for name, model in speech_presets().items()
     }
-    return video | speech
+    return _sample() | video | speech
+
+
+def _entries(model: ModelConfig, stream: StreamConfig, schedule: Schedule | None) -> dict[str, Any]:
+    return {
+        "family": model.family,
+        "model": asdict(model),
+        "stream": asdict(stream),
+        "passes": None if schedule is None else list(schedule.timesteps),
+        "first_passes": None if schedule is None else list(schedule.first_timesteps) or None,
+    }
+
+
+def _sample() -> dict[str, dict[str, Any]]:
+    """Return the entries of the sample; empty in an installation without it."""
+    if not SAMPLE_FOLDER.is_dir():
+        return {}
+    sample, words = read_sample(), dict.fromkeys(("needs", "unverified", "missing"), "")
+    source = "the trained model that ships with Seko; its weights, VAE and text encoder are built without a checkpoint"
+    entries = _entries(sample.model, sample.stream, sample.schedule)
+    return {SAMPLE: {**entries, "entry": None, "files": [], "source": source, **words}}
