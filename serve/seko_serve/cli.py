@@ -55,13 +55,16 @@ def parser() -> argparse.ArgumentParser:
         "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
     )
     much.add_argument(
-        "--video-folder", type=Path, help="where their files lie for an hour (default: temporary)"
+        "--video-folder",
+        type=Path,
+        help="where their files lie for an hour; it holds nothing else (default: temporary)",
     )
     saved = argument_parser.add_argument_group("what outlives the process")
     saved.add_argument(
         "--snapshots",
         default="",
-        help="a folder, s3://BUCKET/PREFIX, or none (default: seko-serve/snapshots in the user's state folder)",
+        help="a folder that holds nothing else, s3://BUCKET/PREFIX, or none (default: seko-serve/snapshots in the "
+        "user's state folder)",
     )
     saved.add_argument(
         "--snapshot-every",

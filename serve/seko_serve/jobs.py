@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ KEPT_S = 3600.0  # from a video's end to its removal
 REAP_S = 5.0
 NICE = 10  # niceness of the thread that encodes videos: encoders of live sessions go first
 ID = "video_"  # first letters of every id
+_FILE = "seko-serve-"  # and of every file, before the id: cameras and people also write video_SOMETHING.mp4
+_OWN = re.compile(rf"\.?{_FILE}{ID}[\w-]{{16}}\.mp4(?:\.writing)?", re.ASCII)
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -93,7 +96,7 @@ class VideoJobs:
     def __init__(self, device: Device, most: int, folder: Path | None = None, *, tenants: int = 1) -> None:
         self._device, self._most = device, most
         self._shares = 2 if tenants > 1 else 1
-        self._folder = OwnFolder(folder, "seko-serve-videos-", "--video-folder")
+        self._folder = OwnFolder(folder, "seko-serve-videos-", "--video-folder", _OWN)
         self._videos: dict[str, Video] = {}
         self._worker = ThreadPoolExecutor(
             1, thread_name_prefix="seko-video", initializer=partial(os.nice, NICE)
@@ -111,11 +114,9 @@ class VideoJobs:
         Raises
         ------
         StoreError
-            If the folder of the video files cannot be made, or another process uses it.
+            If the folder of the video files cannot be made, another process uses it, or it holds other files.
         """
-        if (folder := self._folder.claim()) is not None:
-            for left in (*folder.glob(f"{ID}*.mp4"), *folder.glob(f".{ID}*.writing")):
-                left.unlink()  # of an earlier process, which alone knew whose they are
+        self._folder.claim()  # without the files of an earlier process, which alone knew whose they are
         self._tasks = [asyncio.create_task(self._make_all()), asyncio.create_task(self._reap())]
 
     async def stop(self) -> None:
@@ -207,7 +208,7 @@ class VideoJobs:
         await asyncio.get_running_loop().run_in_executor(self._worker, remove)
 
     def _path(self, video: Video) -> Path:
-        return self._folder.path() / f"{video.id}.mp4"
+        return self._folder.path() / f"{_FILE}{video.id}.mp4"
 
     def _next(self) -> Video | None:
         """Return the video that is made next: the oldest video of the tenant that has waited longest for its turn."""

@@ -21,6 +21,7 @@ from seko_serve.store.saved import Record, Saved, SavedSessions, new_session
 
 pytestmark = pytest.mark.slow
 
+NAME = f"{'a' * 16}.record0"
 OPTIONS = {
     "aws_access_key_id": "testing",
     "aws_secret_access_key": "testing",
@@ -57,20 +58,20 @@ def store(endpoint: str) -> ObjectStore:
 
 
 def test_a_name_is_written_once_read_and_removed(store: ObjectStore) -> None:
-    assert store.get("a") is None
-    store.put("a", [b"con", memoryview(b"tent")])
+    assert store.get(NAME) is None
+    store.put(NAME, [b"con", memoryview(b"tent")])
     with pytest.raises(ExistsError):
-        store.put("a", [b"other"])
-    assert bytes(store.get("a") or b"") == b"content"
-    store.delete("a")
-    store.delete("a")
-    assert store.get("a") is None
+        store.put(NAME, [b"other"])
+    assert bytes(store.get(NAME) or b"") == b"content"
+    store.delete(NAME)
+    store.delete(NAME)
+    assert store.get(NAME) is None
 
 
 def test_of_writers_at_once_one_wins(store: ObjectStore) -> None:
     def write(number: int) -> bool:
         try:
-            store.put("a", [str(number).encode()])
+            store.put(NAME, [str(number).encode()])
         except ExistsError:
             return False
         return True
@@ -78,7 +79,7 @@ def test_of_writers_at_once_one_wins(store: ObjectStore) -> None:
     with ThreadPoolExecutor(8) as threads:
         won = [*threads.map(write, range(8))]
     assert won.count(True) == 1
-    assert bytes(store.get("a") or b"") == str(won.index(True)).encode()
+    assert bytes(store.get(NAME) or b"") == str(won.index(True)).encode()
 
 
 def test_a_session_is_saved_and_read(store: ObjectStore) -> None:
@@ -123,7 +124,12 @@ def test_a_store_that_does_not_answer_is_a_fault_that_names_no_secret() -> None:
     with s3_server() as endpoint:
         store = ObjectStore("s3://bucket/prefix", endpoint=endpoint, **OPTIONS)
     opening = partial(ObjectStore, "s3://bucket/prefix", endpoint=endpoint, **OPTIONS)
-    for call in (lambda: store.put("a", [b""]), lambda: store.get("a"), lambda: store.delete("a"), opening):
+    for call in (
+        lambda: store.put(NAME, [b""]),
+        lambda: store.get(NAME),
+        lambda: store.delete(NAME),
+        opening,
+    ):
         with pytest.raises(StoreError) as raised:
             call()
         assert "testing" not in str(raised.value)

@@ -1,20 +1,46 @@
-"""The store of snapshots: whole files, written once, private."""
+"""The store of snapshots: whole files, written once, private; and that nobody else's file is ever removed."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from seko_serve.jobs import VideoJobs
+from seko_serve.live.device import Device
 from seko_serve.store.base import ExistsError, StoreError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.own_folder import OwnFolder
+
+SESSION, OTHER = "0123456789abcdef", "f" * 16
+NAME = f"{SESSION}.record0"
+LONG_AGO = (0, 0)
+OWN = re.compile("own-file")  # names of the files of an `OwnFolder`
+OF_SOMEBODY = (  # names of files of a user, some of them much like the store's own
+    "thesis.tex",
+    ".bashrc",
+    ".owner-1",
+    "video_2024-01-01_12-30.mp4",
+    ".writing-abcdefgh",
+    f"{SESSION}.record0.bak",
+    f"{SESSION}.record2",
+    f"{SESSION}.owner-",
+    f"{SESSION.upper()}.record0",
+    f"{SESSION}.snapshot-notes",
+    f".writing-{SESSION}-",
+)
 
 
 @pytest.fixture
@@ -31,29 +57,33 @@ def store(tmp_path: Path) -> FolderStore:
 
 
 def test_a_file_is_written_once_read_and_removed(store: FolderStore) -> None:
-    assert store.get("a") is None
-    store.put("a", [b"content"])
+    assert store.get(NAME) is None
+    store.put(NAME, [b"content"])
     with pytest.raises(ExistsError):
-        store.put("a", [b"other"])
-    assert store.get("a") == b"content"
-    store.delete("a")
-    store.delete("a")
-    assert store.get("a") is None
-    store.put("a", [b"again"])
+        store.put(NAME, [b"other"])
+    assert store.get(NAME) == b"content"
+    store.delete(NAME)
+    store.delete(NAME)
+    assert store.get(NAME) is None
+    store.put(NAME, [b"again"])
 
 
 def test_files_and_folder_are_private_and_nothing_else_is_left(store: FolderStore, tmp_path: Path) -> None:
-    store.put("a", [b"x"])
+    store.put(NAME, [b"x"])
     with pytest.raises(ExistsError):
-        store.put("a", [b"y"])
+        store.put(NAME, [b"y"])
     (file,) = (tmp_path / "snapshots").iterdir()
-    assert (file.name, file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == ("a", 0o600, 0o700)
+    assert (file.name, file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (
+        NAME,
+        0o600,
+        0o700,
+    )
 
 
 def test_of_writers_at_once_one_wins(store: FolderStore) -> None:
     def write(number: int) -> bool:
         try:
-            store.put("a", [str(number).encode()] * 10_000)
+            store.put(NAME, [str(number).encode()] * 10_000)
         except ExistsError:
             return False
         return True
@@ -61,13 +91,18 @@ def test_of_writers_at_once_one_wins(store: FolderStore) -> None:
     with ThreadPoolExecutor(8) as threads:
         won = [*threads.map(write, range(8))]
     assert won.count(True) == 1
-    assert store.get("a") == str(won.index(True)).encode() * 10_000
+    assert store.get(NAME) == str(won.index(True)).encode() * 10_000
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "/etc/passwd", "a\0b", ".hidden", "x" * 200, "a..b"])
-def test_a_name_cannot_lead_elsewhere(store: FolderStore, name: str) -> None:
-    for call in (lambda: store.put(name, []), lambda: store.get(name), lambda: store.delete(name)):
-        with pytest.raises(ValueError, match="letters, digits, dots and hyphens"):
+@pytest.mark.parametrize("name", ["", "..", f"../{NAME}", f"{NAME}/", f"{NAME}\0", "x" * 200, *OF_SOMEBODY])
+def test_a_name_that_is_not_the_stores_own_is_not_touched(store: FolderStore, name: str) -> None:
+    calls: list[Callable[[], object]] = [
+        partial(store.put, name, []),
+        partial(store.get, name),
+        partial(store.delete, name),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="is no name of a file of a saved session"):
             call()
 
 
@@ -80,51 +115,153 @@ def test_a_folder_that_others_may_use_is_refused(tmp_path: Path) -> None:
         FolderStore(tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, partial(os.symlink, "/etc/hostname")],
+    ids=["pipe", "folder", "link"],
+)
+def test_what_is_no_regular_file_is_not_read_and_blocks_nobody(
+    make: Callable[[Path], object], store: FolderStore, tmp_path: Path
+) -> None:
+    make(tmp_path / "snapshots" / NAME)
+    raised: list[StoreError] = []
+
+    def read() -> None:
+        try:
+            store.get(NAME)
+        except StoreError as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(20)
+    assert len(raised) == 1
+
+
+def test_only_old_files_of_the_store_are_removed_and_nothing_keeps_them(
+    store: FolderStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "snapshots"
+    own = {
+        f"{session}.{kind}" for session in (SESSION, OTHER) for kind in ("record0", "record1-12", "owner-3")
+    }
+    own |= {f"{session}.snapshot-01234567" for session in (SESSION, OTHER)}
+    for name in sorted(own):
+        store.put(name, [b"old"])
+    unfinished = f".writing-{OTHER}-abcdefg0"
+    for name in (unfinished, *OF_SOMEBODY):
+        (folder / name).write_bytes(b"x")
+    for name in ("lost+found", f"{'a' * 16}.record0"):
+        (folder / name).mkdir()
+    os.mkfifo(folder / f"{'b' * 16}.record0")
+    for path in folder.iterdir():
+        os.utime(path, LONG_AGO)
+    store.put(f"{OTHER}.record1", [b"young"])
+    before = {path.name for path in folder.iterdir()}
+    store.remove_older(60.0, {SESSION})
+    removed = {name for name in own if name.startswith(OTHER)} | {unfinished}
+    assert {path.name for path in folder.iterdir()} == before - removed
+    kept = {path.name for path in folder.iterdir() if path.stat().st_mtime > 1e6}
+    assert kept == {name for name in own if name.startswith(SESSION)} | {f"{OTHER}.record1"}
+
+
+@pytest.mark.parametrize("name", OF_SOMEBODY)
+def test_a_folder_that_holds_somebodys_files_is_refused_and_keeps_them(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    (folder / name).write_bytes(b"x")
+    for option, opened in (
+        ("", lambda: FolderStore(folder)),
+        ("--folder ", lambda: OwnFolder(folder, "own-", "--folder", re.compile("own-file")).claim()),
+    ):
+        with pytest.raises(
+            StoreError, match=rf"^{option}\S*/home holds '{re.escape(name)}'.* such as \S*/home/seko-serve"
+        ):
+            opened()
+    assert [path.name for path in folder.iterdir()] == [name]
+    FolderStore(folder / "seko-serve")  # what the sentence says
+
+
+def test_a_folder_with_what_its_file_system_needs_is_taken(tmp_path: Path) -> None:
+    for name in ("lost+found", ".nfs000000000a1b2c3d00000001"):
+        (tmp_path / "store" / name).mkdir(parents=True)
+    (tmp_path / "store").chmod(0o700)
+    FolderStore(tmp_path / "store").put(NAME, [b"x"])
+    FolderStore(tmp_path / "store")  # also with files of its own
+
+
+def test_a_video_folder_loses_only_videos_of_an_earlier_server(tmp_path: Path) -> None:
+    async def begin_and_end() -> None:
+        jobs = VideoJobs(Device(nullcontext), 1, tmp_path)  # type: ignore[arg-type]
+        await jobs.start()
+        await jobs.stop()
+
+    of_a_user = "video_2024-01-01_12-30.mp4"
+    left = {f"{dot}seko-serve-video_{'a-_Z' * 4}.mp4{end}" for dot, end in (("", ""), (".", ".writing"))}
+    for name in left:
+        (tmp_path / name).write_bytes(b"x")
+    asyncio.run(begin_and_end())
+    assert list(tmp_path.iterdir()) == []
+    for name in (*left, of_a_user):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(StoreError, match=f"--video-folder .* holds '{of_a_user}'"):
+        asyncio.run(begin_and_end())
+    assert {path.name for path in tmp_path.iterdir()} == {*left, of_a_user}
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "a")
     (tmp_path / "a").chmod(0o500)
     with pytest.raises(StoreError, match="cannot be written"):
-        store.put("x", [])
+        store.put(NAME, [])
 
 
 def test_a_temporary_folder_is_made_when_it_is_needed_and_removed_with_its_files(own: Path) -> None:
-    folder = OwnFolder(None, "own-", "--folder")
+    folder = OwnFolder(None, "own-", "--folder", OWN)
     assert folder.claim() is None
     assert list(own.iterdir()) == []
-    (folder.path() / "file").write_bytes(b"a")
-    assert [path.name for path in folder.path().iterdir()] == ["file"]
+    (folder.path() / "own-file").write_bytes(b"a")
+    assert [path.name for path in folder.path().iterdir()] == ["own-file"]
     shutil.rmtree(folder.path())
     assert list(folder.path().iterdir()) == []  # it is there again
     folder.close()
     assert list(own.iterdir()) == []
+    (folder.path() / "own-file").write_bytes(b"a")
+    (folder.path() / "thesis.tex").write_bytes(b"a")
+    folder.close()
+    assert [file.name for file in own.glob("own-*/*")] == ["thesis.tex"]
 
 
 def test_what_killed_processes_have_left_is_removed_and_nothing_else(own: Path) -> None:
     code = (
-        "import os, signal; from seko_serve.store.own_folder import OwnFolder;"
-        "path = OwnFolder(None, 'own-', '').path(); (path / 'a').write_bytes(b'a'); print(path, flush=True);"
+        "import os, re, signal; from seko_serve.store.own_folder import OwnFolder;"
+        "path = OwnFolder(None, 'own-', '', re.compile('')).path(); (path / 'own-file').write_bytes(b'a');"
+        "print(path, flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    left, used = Path(killed.stdout.strip()), OwnFolder(None, "own-", "--folder")
-    others, file, young = own / "other-folder", own / "own-file", own / "own-young"
-    others.mkdir()
+    left, used = Path(killed.stdout.strip()), OwnFolder(None, "own-", "--folder", OWN)
+    others, file, young, named = own / "other-folder", own / "own-file", own / "own-young", own / "own-2026"
+    for folder in (others, named):  # the last of a user who chose such a name
+        folder.mkdir()
+    (named / "thesis.tex").touch()
     file.touch()
-    for path in (left, used.path(), others, file):
-        os.utime(path, (0, 0))
+    for path in (left, used.path(), others, file, named):
+        os.utime(path, LONG_AGO)
     young.mkdir()
     assert left.is_dir()
-    OwnFolder(None, "own-", "--folder").remove_left()
-    assert set(own.iterdir()) == {used.path(), others, file, young}
+    OwnFolder(None, "own-", "--folder", OWN).remove_left()
+    assert set(own.iterdir()) == {used.path(), others, file, young, named}
 
 
-def test_a_chosen_folder_has_one_process_and_keeps_its_files(tmp_path: Path) -> None:
-    first, second = (OwnFolder(tmp_path / "a" / "b", "own-", "--folder") for _ in range(2))
+def test_a_chosen_folder_has_one_process_and_loses_the_files_of_the_last(tmp_path: Path) -> None:
+    first, second = (OwnFolder(tmp_path / "a" / "b", "own-", "--folder", OWN) for _ in range(2))
     assert first.claim() == tmp_path / "a" / "b"
-    (first.path() / "file").touch()
+    (first.path() / "own-file").touch()
     with pytest.raises(StoreError, match=r"--folder .* is used by another process"):
         second.claim()
     first.close()
+    assert (tmp_path / "a" / "b" / "own-file").exists()
     assert second.claim() == tmp_path / "a" / "b"
-    assert (second.path() / "file").exists()
+    assert list(second.path().iterdir()) == []

@@ -113,7 +113,7 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
     assert http(url, "DELETE", key=KEY)[1] == {"id": video["id"], "object": "video.deleted", "deleted": True}
     assert http(url, key=KEY)[0] == 404
     ended(server, second["id"], KEY)
-    assert [path.name for path in (tmp_path / "videos").iterdir()] == [f"{second['id']}.mp4"]
+    assert [path.name for path in (tmp_path / "videos").iterdir()] == [f"seko-serve-{second['id']}.mp4"]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: 
     assert http(f"{server.url}/v1/videos/{first['id']}", "DELETE")[0] == 200
     assert ended(server, second["id"])["status"] == "completed"
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
-    assert [file.name for file in tmp_path.iterdir()] == [f"{second['id']}.mp4"]
+    assert [file.name for file in tmp_path.iterdir()] == [f"seko-serve-{second['id']}.mp4"]
 
 
 def test_what_the_server_lacks_for_a_video_is_not_the_clients_fault(
@@ -406,7 +406,9 @@ def test_a_video_that_cannot_be_removed_keeps_no_other(
         while http(f"{server.url}/v1/videos/{video['id']}")[0] == 200:
             time.sleep(0.02)
     end = time.monotonic() + LIMIT_S
-    while [file.name for file in tmp_path.iterdir()] != [f"{stuck[0]}.mp4"]:  # a file goes behind its video
+    while [file.name for file in tmp_path.iterdir()] != [
+        f"seko-serve-{stuck[0]}.mp4"
+    ]:  # a file goes behind its video
         assert time.monotonic() < end
         time.sleep(0.02)
 

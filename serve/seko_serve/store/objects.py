@@ -41,7 +41,7 @@ class ObjectStore:
             self._store = obstore.store.from_url(url, **options)
         except (BaseError, ValueError) as fault:
             raise StoreError(f"{url} is no object store, expected one such as s3://BUCKET/PREFIX") from fault
-        name = f"start-{secrets.token_hex(8)}"
+        name = f"{secrets.token_hex(8)}.probe"
         try:
             self.put(name, [b""])
             self.get(name)

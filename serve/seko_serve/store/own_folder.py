@@ -1,15 +1,15 @@
-"""A folder that one process uses alone, for files that end with the process."""
+"""A folder that one process uses alone, for files that end with the process. Nothing else in it is ever removed."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from seko_runtime.format.leftovers import hold, make_held_folder, remove_leftovers
-from seko_serve.store.base import StoreError
+from seko_serve.store.base import StoreError, check_own
 
 
 class OwnFolder:
@@ -27,54 +27,83 @@ class OwnFolder:
         Beginning of a temporary folder's name.
     option : str
         The option that chooses the folder, for error messages.
+    own : re.Pattern
+        The names of the files that the process writes into the folder.
     """
 
-    def __init__(self, chosen: Path | None, name: str, option: str) -> None:
-        self._chosen, self._name, self._option = chosen, name, option
+    def __init__(self, chosen: Path | None, name: str, option: str, own: re.Pattern[str]) -> None:
+        self._chosen, self._name, self._option, self._own = chosen, name, option, own
         self._path: Path | None = None
         self._lock: int | None = None
 
     def claim(self) -> Path | None:
-        """Make, lock and return a chosen folder; return None for a temporary folder, which is not made yet.
+        """Make, lock and return a chosen folder, without the files that an earlier process has left in it; return None
+        for a temporary folder, which is not made yet.
+
+        Raises
+        ------
+        StoreError
+            If the folder cannot be made, another process uses it, or it holds files that no such process has written.
+        """
+        if self._chosen is None:
+            return None
+        folder = self.path()
+        try:
+            check_own(folder, self._own)
+            self._remove_files(folder)
+        except (StoreError, OSError) as error:
+            self.close()
+            if isinstance(error, StoreError):
+                raise StoreError(f"{self._option} {error}") from None
+            raise self._unusable(error) from None
+        return folder
+
+    def path(self) -> Path:
+        """Return the folder's path. The first call makes a temporary folder; a later call makes the folder again if
+        somebody removed it.
 
         Raises
         ------
         StoreError
             If the folder cannot be made, or another process uses it.
         """
-        return None if self._chosen is None else self.path()
-
-    def path(self) -> Path:
-        """Return the folder's path. The first call makes a temporary folder; a later call makes the folder again if
-        somebody removed it.
-
-        The errors are those of `claim`.
-        """
         if self._path is None or not self._path.is_dir():
             self._unlock()
             try:
                 self._path, self._lock = self._made()
             except OSError as error:
-                folder = tempfile.gettempdir() if self._chosen is None else self._chosen
-                raise StoreError(
-                    f"{self._option} {folder} cannot be made: {error.strerror}; give another folder"
-                ) from None
+                raise self._unusable(error) from None
         return self._path
 
     def close(self) -> None:
         """Remove a temporary folder, or let other processes use a chosen folder."""
         if self._chosen is None and self._path is not None:
-            shutil.rmtree(self._path, ignore_errors=True)
+            with suppress(OSError):  # removed before, or somebody else has put a file into it
+                self._remove_files(self._path)
+                self._path.rmdir()
         self._path = None
         self._unlock()
 
     def remove_left(self) -> None:
         """Remove the temporary folders of this name that killed processes of the same user have left."""
 
-        def of_this_user(folder: Path) -> Path | None:
-            return folder if folder.lstat().st_uid == os.getuid() else None
+        def of_such_a_process(folder: Path) -> Path | None:
+            try:
+                check_own(folder, self._own)
+                return folder if folder.lstat().st_uid == os.getuid() else None
+            except (StoreError, OSError):  # of somebody who chose such a name; gone, or no folder
+                return None
 
-        remove_leftovers(Path(tempfile.gettempdir()), re.escape(self._name), of_this_user)
+        remove_leftovers(Path(tempfile.gettempdir()), re.escape(self._name), of_such_a_process)
+
+    def _remove_files(self, folder: Path) -> None:
+        for file in folder.iterdir():
+            if self._own.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+
+    def _unusable(self, error: OSError) -> StoreError:
+        folder = tempfile.gettempdir() if self._chosen is None else self._chosen
+        return StoreError(f"{self._option} {folder} cannot be made: {error.strerror}; give another folder")
 
     def _made(self) -> tuple[Path, int]:
         """Make and lock the folder; return the folder's path, and the descriptor that holds the lock."""

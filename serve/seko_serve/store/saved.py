@@ -17,16 +17,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from seko_serve.store.base import Content, DamagedError, ExistsError, Store, StoreError, TakenError, VainError
+from seko_serve.store.base import (
+    SESSION,
+    Content,
+    DamagedError,
+    ExistsError,
+    Store,
+    StoreError,
+    TakenError,
+    VainError,
+)
 
-SESSION = re.compile(r"[0-9a-f]{16}")
 CHECK_BYTES = 32
 _LENGTH_BYTES = 8
 MAX_HEAD_BYTES = 256 << 20  # with a picture and a voice
