@@ -251,12 +251,17 @@ def _checkpoint(
             f"{path} stores {len(odd)} weights in a type that is not read: {listed}; "
             "expected float32, bfloat16 or float16: take the unquantised checkpoint"
         )
+    try:
+        fingerprint = _fingerprint(sources)
+    except CheckpointError as fault:  # of codes and scales that are read here first
+        fault.args = (f"{path}: {fault}",)
+        raise
     identity: dict[str, str | int] = {
         "name": path.name or path.resolve().name,
         "format": format_name,
         "part": opened.part,
         "bytes": opened.file_bytes,
-        "fingerprint": _fingerprint(sources),
+        "fingerprint": fingerprint,
     }
     return Checkpoint(path, config, format_name, identity, dtype, sources, notes=entry_notes(path, opened))
 

@@ -7,7 +7,9 @@ tensor.
   number, and the file is marked with ``scaled_fp8``.
 - Newer files of ComfyUI store a matrix as ``X.weight`` in e4m3, e5m2 or int8, with a scale ``X.weight_scale``. The
   tensor ``X.comfy_quant`` or the header names the format.
-- A plain cast stores a matrix as ``X.weight`` in e4m3 or e5m2. A plain cast has no scale, so its scale counts as 1.
+- A plain cast stores a matrix as ``X.weight`` in e4m3 or e5m2. A plain cast has no scale, so its scale counts as 1. A
+  file that lost its scales has the same keys; it is told by its codes, which reach the largest numbers of their type
+  in every matrix.
 
 Formats whose plain expansion would give wrong numbers are refused by name.
 """
@@ -15,7 +17,8 @@ Formats whose plain expansion would give wrong numbers are refused by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -37,6 +40,10 @@ _SCALES = (".weight_scale", ".scale_weight")
 _UNUSED = (".input_scale", ".scale_input")  # scales of activations: they are measured where they are computed
 _MARKER = "scaled_fp8"
 _MAX_FORMAT_BYTES = 4096
+# The largest numbers of each type begin here. Scaled codes reach them in every matrix; weights are a thousand times
+# smaller, but for single ones, such as a text encoder's embeddings.
+_TOP_BINADE = {"e4m3": 256.0, "e5m2": 32768.0}
+_SAMPLED_MATRICES = 5
 # Formats of ComfyUI that are expanded, with the codes that they have. Int8 may be rotated, which its options say.
 _READ = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8_tensorwise": "int8"}
 _ROTATED = "convrot"
@@ -97,6 +104,19 @@ def with_quantised(opened: OpenedFiles) -> OpenedFiles:
         raise CheckpointError(
             f"{shown(bare[0])} is in 8 bits and has no scale, where other matrices of the file have one; fetch it again"
         )
+    stated = [key for key in sources if key.endswith((_MARKER, *_UNUSED))] + [
+        f"{base}{_FORMAT}" for base in formats
+    ]
+    if bare and (stated or _lost_scales([sources[key] for key in bare])):
+        sign = (
+            f"{shown(stated[0])} says"
+            if stated
+            else "its codes show, as they reach the largest of their type,"
+        )
+        raise CheckpointError(
+            f"{shown(bare[0])} is in 8 bits and has no scale, and {sign} that it had one: the scales of all matrices "
+            "are missing; fetch the file again"
+        )
 
     def expanded_sources() -> Iterator[TensorSource]:
         for source in opened.sources:
@@ -109,6 +129,19 @@ def with_quantised(opened: OpenedFiles) -> OpenedFiles:
                 yield source
 
     return replace(opened, sources=tuple(expanded_sources()))
+
+
+def _lost_scales(sources: Sequence[TensorSource]) -> bool:
+    """Return whether codes without scales had some: the smallest matrices reach the largest numbers of their type."""
+    matrices = sorted(
+        (source for source in sources if len(source.shape) == 2), key=lambda of: math.prod(of.shape)
+    )
+    tops = [
+        source.read().float().abs().amax().item() >= _TOP_BINADE[_CODES[source.dtype_name]]
+        for source in matrices[:_SAMPLED_MATRICES]
+        if math.prod(source.shape)
+    ]
+    return bool(tops) and all(tops)
 
 
 _ADVICE = "take the bfloat16 checkpoint, or one in e4m3 or int8 with scales of rows or tensors"
@@ -245,8 +278,19 @@ def _numbers(source: TensorSource, scale: TensorSource | None) -> Tensor:
     numbers = source.read().float()
     if scale is None:
         return numbers
-    factor = scale.read().float().reshape(-1)
-    return numbers.mul_(factor.view(-1, *(1 for _ in numbers.shape[1:])) if len(factor) > 1 else factor)
+    factor = (
+        scale.read().float().reshape(-1, *(1 for _ in numbers.shape[1:]))
+    )  # of the matrix, or of each row
+    name = shown(scale.file_key)
+    if bool((factor < 0).any()):
+        raise CheckpointError(
+            f"{name} holds negative numbers, expected the sizes of codes; fetch the file again"
+        )
+    if bool((factor == 0).any()) and bool(((factor == 0) & (numbers != 0)).any()):
+        raise CheckpointError(
+            f"{name} is 0 for codes of {shown(source.file_key)} that are not; fetch the file again"
+        )
+    return numbers.mul_(factor)
 
 
 def _row_codes(source: TensorSource, scale: TensorSource | None) -> tuple[Tensor, Tensor]:

@@ -141,6 +141,26 @@ _FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
         {f"{BASE}.weight_scale": torch.ones(48, 1, dtype=torch.uint8)},
         "MXFP8 or NVFP4",
     ),
+    "negative scale": (
+        "lightx2v-fp8",
+        {f"{BASE}.weight_scale": -torch.ones(48, 1)},
+        "weight_scale holds negative",
+    ),
+    "one negative scale of int8": (
+        "lightx2v-int8",
+        {f"{BASE}.weight_scale": torch.ones(48, 1).index_fill_(0, torch.tensor([5]), -0.5)},
+        "weight_scale holds negative",
+    ),
+    "scale 0 of a matrix": (
+        "comfyui-scaled",
+        {f"{PREFIX}{BASE}.scale_weight": torch.zeros(())},
+        r"scale_weight is 0 for codes of .*ffn\.0\.weight that are not",
+    ),
+    "scale 0 of a row": (
+        "lightx2v-fp8",
+        {f"{BASE}.weight_scale": torch.ones(48, 1).index_fill_(0, torch.tensor([5]), 0)},
+        r"weight_scale is 0 for codes of .*ffn\.0\.weight that are not",
+    ),
     "no scale": ("lightx2v-fp8", {f"{BASE}.weight_scale": None}, "has no scale"),
     "no matrix": ("lightx2v-fp8", {f"{BASE}.weight": None}, "without their matrices"),
     "TransformerEngine": (
@@ -166,6 +186,45 @@ def test_what_is_not_read_is_named(fault: str, tmp_path: Path, model: ModelConfi
         assert BASE in str(caught.value)
         assert str(path) in str(caught.value)
         assert caught.value.exit_code == 3
+
+
+SCALES = (".weight_scale", ".scale_weight")
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["with marks", "without marks"])
+@pytest.mark.parametrize("form", [form for form in FORMS if "fp8" in form or "comfyui" in form])
+def test_a_file_without_all_its_scales_is_no_plain_cast(
+    form: str, marks: bool, tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    """Its codes would be taken as weights that are a thousand times too large."""
+    write_quantised(tmp_path / "whole", weights, form)
+    lost = SCALES if marks else (*SCALES, ".scale_input", "scaled_fp8", ".comfy_quant")
+    state = {key: tensor for key, tensor in load_file(tmp_path / "whole").items() if not key.endswith(lost)}
+    save_file(state, tmp_path / "file")
+    if form == "fp8-cast":  # which has no scale to lose
+        assert load_checkpoint(tmp_path / "file", model).quantised
+        return
+    with pytest.raises(
+        CheckpointError, match=r"weight is in 8 bits and has no scale, .*: the scales of all"
+    ) as caught:
+        load_checkpoint(tmp_path / "file", model)
+    assert str(caught.value).startswith(str(tmp_path / "file"))
+
+
+def test_large_weights_of_a_plain_cast(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
+    """As a text encoder's embeddings have them; other matrices tell that no scale is missing."""
+    weights["time_embedding.0.weight"][0, 0] = 400
+    write_quantised(tmp_path / "file", weights, "fp8-cast")
+    assert load_checkpoint(tmp_path / "file", model)["time_embedding.0.weight"].max() == 384
+
+
+def test_rows_of_zeros_may_have_the_scale_0(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
+    write_quantised(tmp_path / "whole", weights, "lightx2v-fp8")
+    state = load_file(tmp_path / "whole")
+    state[f"{BASE}.weight"][5] = 0
+    state[f"{BASE}.weight_scale"][5] = 0
+    save_file(state, tmp_path / "file")
+    assert not load_checkpoint(tmp_path / "file", model)[f"{BASE}.weight"][5].any()
 
 
 @pytest.mark.parametrize("state", [None, io.BytesIO(b"state")], ids=["none", "bytes"])
