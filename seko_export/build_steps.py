@@ -66,7 +66,7 @@ def build_artifact(
     media : MediaSources, optional
         Files of the models around the main model, such as text encoder and VAE, for a build that includes them.
     backend : str
-        Name of the backend, one of `BACKENDS`.
+        Name of the backend, one of `backends.BACKENDS`.
     load_options : LoadOptions
         Options for reading the checkpoint: its entry, further files, LoRAs.
     compiler_cache : bool

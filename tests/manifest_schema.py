@@ -10,7 +10,7 @@ from typing import Any
 
 from seko_export.artifact import manifest_json as module
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.opening.workloads import BUILT_IN
+from seko_runtime.opening.workloads import WORKLOADS
 
 RUNTIME = Path(__file__).parents[1] / "runtime" / "seko_runtime"
 BUILDER = "seko_export.build_steps"  # the module that writes the manifest of every build
@@ -38,7 +38,7 @@ def check_document(document: bytes) -> None:
         If it is not as the schema says.
     """
     table = json.loads(document)
-    if table["workload"]["kind"] in BUILT_IN:
+    if table["workload"]["kind"] in WORKLOADS.own:
         validator(table["workload"]["kind"]).validate(table)
 
 

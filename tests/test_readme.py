@@ -11,7 +11,7 @@ import pytest
 
 from seko_export.backends import BACKENDS
 from seko_export.cli import main as export_command
-from seko_export.families.registry import FAMILIES, presets
+from seko_export.families.registry import VIDEO, presets
 from seko_export.options.declaration import options_table
 from seko_runtime.cli.commands import main as runtime_command
 from tests.loaded import load_script
@@ -89,9 +89,9 @@ def test_the_step_in_the_first_lines_is_that_of_the_figures() -> None:
 
 def test_readme_names_every_family_preset_and_backend() -> None:
     models = README + (ROOT / "docs" / "real-models.md").read_text(encoding="utf-8")
-    assert [name for name in (*FAMILIES, "sample", *presets()) if f"`{name}`" not in models] == []
+    assert [name for name in (*VIDEO, "sample", *presets()) if f"`{name}`" not in models] == []
     (matrix,) = re.findall(r"^\| family .*\n(?:\|.*\n)+", INDEX, re.MULTILINE)
-    assert re.findall(r"`([\w-]+)`", matrix.splitlines()[0]) == [*FAMILIES, *BACKENDS]
+    assert re.findall(r"`([\w-]+)`", matrix.splitlines()[0]) == [*VIDEO, *BACKENDS.names()]
 
 
 def test_the_folders_of_the_index_are_those_of_the_repository() -> None:

@@ -124,7 +124,10 @@ ENGINE_NAME = re.compile(r"\b(engine|piece|engine_name|piece_name|(spec|key|engi
 
 
 def test_both_sides_have_the_same_backends() -> None:
-    assert tuple(backend.name for backend in seko_runtime.backends.BACKENDS) == seko_export.backends.BACKENDS
+    assert (
+        tuple(backend.name for backend in seko_runtime.backends.BACKENDS)
+        == seko_export.backends.BACKENDS.names()
+    )
 
 
 def test_nothing_outside_their_rooms_compares_with_the_name_of_a_backend() -> None:

@@ -3,20 +3,24 @@ imported when the backend is used."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.errors import UsageError
+from seko_runtime.doors import Door
 
-# For each name of `--backend`: a module of this package, and the name of the `ExportBackend` in it.
-_PLACES = {
-    "aoti": ("aoti", "BACKEND"),
-    "compile": ("compile", "BACKEND"),
-    "onnx": ("onnx", "BACKEND"),
-    "tensorrt": ("tensorrt_plans.backend", "TENSORRT"),
-    "tensorrt-rtx": ("tensorrt_plans.backend", "TENSORRT_RTX"),
-}
-BACKENDS = tuple(_PLACES)
+BACKENDS: Door[ExportBackend] = Door(
+    "seko.export_backends",
+    "--backend",
+    ExportBackend,
+    {
+        "aoti": f"{__name__}.aoti:BACKEND",
+        "compile": f"{__name__}.compile:BACKEND",
+        "onnx": f"{__name__}.onnx:BACKEND",
+        "tensorrt": f"{__name__}.tensorrt_plans.backend:TENSORRT",
+        "tensorrt-rtx": f"{__name__}.tensorrt_plans.backend:TENSORRT_RTX",
+    },
+    named_by="name",
+    error=UsageError,
+)
 # The eager backend, which runs the modules in torch to record goldens. No artifact uses it.
 EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, convolutions=True, offloaded_cache=True))
 
@@ -27,12 +31,6 @@ def export_backend(name: str) -> ExportBackend:
     Raises
     ------
     UsageError
-        If there is no backend with this name.
+        If there is no backend with this name, or the one of an installed distribution cannot be loaded.
     """
-    if name == EAGER.name:
-        return EAGER
-    if name not in _PLACES:
-        raise UsageError(f"--backend {name!r} is not known: expected one of {', '.join(BACKENDS)}")
-    module, attribute = _PLACES[name]
-    backend: ExportBackend = getattr(import_module(f"{__name__}.{module}"), attribute)
-    return backend
+    return EAGER if name == EAGER.name else BACKENDS.find(name)

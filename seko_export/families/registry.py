@@ -5,57 +5,72 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.named import find_named
+from seko_export.errors import UsageError
 from seko_export.families.base import Family, ModelGraph
 from seko_export.families.speech import SpeechFamily
 from seko_export.families.video import Preset, VideoFamily
+from seko_runtime.doors import Door
 
 if TYPE_CHECKING:
     from seko_export.config.speech import SpeechModel
     from seko_export.config.video import VideoBuild
 
-# Families: folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; families outside
-# of it are named as in `family_named`. Video comes first: a checkpoint belongs to the first family that recognises it
-# and knows all keys of its layers.
-FAMILIES: tuple[str, ...] = ("wan", "wan_i2v", "lingbot", "seko_talk")
-SPEECH_FAMILIES: tuple[str, ...] = ("voxcpm2",)
-_HOME = f"{__package__}.{{}}.family:FAMILY"
+VIDEO, SPEECH = ("wan", "wan_i2v", "lingbot", "seko_talk"), ("voxcpm2",)
+"""Families of this package: folders, each with a `FAMILY` in family.py and `PRESETS` in presets.py. A checkpoint
+belongs to the first family that recognises it and knows all keys of its layers."""
+FAMILIES: Door[Family[Any]] = Door(
+    "seko.families",
+    "model family",
+    Family,  # type: ignore[type-abstract]
+    {name: f"{__package__}.{name}.family:FAMILY" for name in (*VIDEO, *SPEECH)},
+    named_by="name",
+    places=True,
+    error=UsageError,
+)
+KindT = TypeVar("KindT", bound=Family[Any])
 
 
 def family_named(name: str) -> Family[Any]:
-    """Return a family: one of `FAMILIES` or `SPEECH_FAMILIES`, or the object that ``MODULE:ATTRIBUTE`` names.
+    """Return a family: one of this package or of an installed distribution, or the object that ``MODULE:ATTRIBUTE``
+    names.
 
     Raises
     ------
     UsageError
-        If there is no family with this name.
+        If there is no family with this name, or it cannot be loaded.
     """
-    known = (*FAMILIES, *SPEECH_FAMILIES)
-    family: Family[Any] = find_named("model family", name, known, _HOME, Family)  # type: ignore[type-abstract]
-    return family
+    return FAMILIES.find(name)
 
 
 def video_family_named(name: str) -> VideoFamily:
     """Return the video family with this name; see `family_named`."""
-    return find_named("model family", name, FAMILIES, _HOME, VideoFamily)  # type: ignore[type-abstract]
+    return _of_kind(family_named(name), VideoFamily)  # type: ignore[type-abstract]
 
 
 def speech_family_named(name: str) -> SpeechFamily:
     """Return the speech family with this name; see `family_named`."""
-    return find_named("model family", name, SPEECH_FAMILIES, _HOME, SpeechFamily)  # type: ignore[type-abstract]
-
-
-def speech_families() -> dict[str, SpeechFamily]:
-    """Return all families of `SPEECH_FAMILIES` by name."""
-    return {name: speech_family_named(name) for name in SPEECH_FAMILIES}
+    return _of_kind(family_named(name), SpeechFamily)  # type: ignore[type-abstract]
 
 
 def families() -> dict[str, VideoFamily]:
-    """Return all video families of `FAMILIES` by name."""
-    return {name: video_family_named(name) for name in FAMILIES}
+    """Return all video families by name."""
+    return {name: family for name, family in FAMILIES.every(but=SPEECH) if isinstance(family, VideoFamily)}
+
+
+def speech_families() -> dict[str, SpeechFamily]:
+    """Return all speech families by name."""
+    return {name: family for name, family in FAMILIES.every(but=VIDEO) if isinstance(family, SpeechFamily)}
+
+
+def _of_kind(family: Family[Any], kind: type[KindT]) -> KindT:
+    if not isinstance(family, kind):
+        raise UsageError(
+            f"model family {family.name!r} is a {type(family).__name__}, expected a {kind.__name__}"
+        )
+    return family
 
 
 def family_of(config: BuildConfig) -> Family[Any]:
@@ -76,22 +91,30 @@ def graph_of(config: BuildConfig) -> ModelGraph:
 
 
 def presets() -> dict[str, Preset]:
-    """Return the presets of all video families of `FAMILIES`. Presets of this package's families are read without
-    importing torch."""
-    by_name: dict[str, Preset] = {}
-    for name in FAMILIES:
-        by_name |= _own_presets(name) if ":" not in name else video_family_named(name).presets
+    """Return the presets of all video families; those of this package are read without importing torch."""
+    by_name = _own_presets(VIDEO)
+    for name, family in FAMILIES.every(but=(*VIDEO, *SPEECH)):
+        if isinstance(family, VideoFamily):
+            by_name |= _prefixed(name, family.presets, by_name)
     return by_name
 
 
 def speech_presets() -> dict[str, SpeechModel]:
-    """Return the presets of all speech families of `SPEECH_FAMILIES`."""
-    by_name: dict[str, SpeechModel] = {}
-    for name in SPEECH_FAMILIES:
-        by_name |= _own_presets(name) if ":" not in name else speech_family_named(name).presets
+    """Return the presets of all speech families; those of this package are read without importing torch."""
+    by_name = _own_presets(SPEECH)
+    for name, family in FAMILIES.every(but=(*VIDEO, *SPEECH)):
+        if isinstance(family, SpeechFamily):
+            by_name |= _prefixed(name, family.presets, by_name)
     return by_name
 
 
-def _own_presets(name: str) -> Mapping[str, Any]:
-    presets: Mapping[str, Any] = import_module(f"{__package__}.{name}.presets").PRESETS
-    return presets
+def _own_presets(names: tuple[str, ...]) -> dict[str, Any]:
+    by_name: dict[str, Any] = {}
+    for name in names:
+        by_name |= import_module(f"{__package__}.{name}.presets").PRESETS
+    return by_name
+
+
+def _prefixed(family: str, presets: Mapping[str, Any], taken: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the presets of another distribution's family; one whose name is taken is called ``FAMILY.PRESET``."""
+    return {f"{family}.{name}" if name in taken else name: preset for name, preset in presets.items()}

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.config.media import VaeConfig
-from seko_export.config.named import find_named
 from seko_export.errors import UsageError
 from seko_export.media.vae import Vae
+from seko_runtime.doors import Door
 
-# Folders of this package, each with a `VAE` in vae.py, and what options and messages say of its files.
-VAES: dict[str, str] = {
+# VAEs of this package: folders, each with a `VAE` in vae.py, and what options and messages say of its files.
+_OWN = {
     "wan_vae": "a Wan VAE (.pth, safetensors, diffusers folder)",
     "taehv": "a tiny decoder (TAEHV, LightTAE: .pth, safetensors)",
 }
+VAES: Door[Vae[Any]] = Door(
+    "seko.vaes",
+    "VAE",
+    Vae,  # type: ignore[type-abstract]
+    {name: f"{__package__}.{name}.vae:VAE" for name in _OWN},
+    places=True,
+    error=UsageError,
+)
+
+
+def vae_files(but: Collection[str] = ()) -> str:
+    """Return what options and messages say of the files of all VAEs, except the kinds ``but``."""
+    return " or ".join(_OWN.get(name, name) for name in VAES.names() if name not in but)
 
 
 def vae_named(name: str) -> Vae[Any]:
-    """Return a VAE: one of `VAES`, or the object that ``MODULE:ATTRIBUTE`` names.
+    """Return a VAE: one of this package or of an installed distribution, or the object that ``MODULE:ATTRIBUTE`` names.
 
     Raises
     ------
     UsageError
-        If there is no VAE with this name.
+        If there is no VAE with this name, or it cannot be loaded.
     """
-    return find_named("VAE", name, VAES, f"{__package__}.{{}}.vae:VAE", Vae)  # type: ignore[type-abstract]
+    return VAES.find(name)
 
 
 def vae_of(config: VaeConfig) -> Vae[Any]:
@@ -36,9 +49,9 @@ def vae_of(config: VaeConfig) -> Vae[Any]:
 
 
 def vaes() -> Iterator[Vae[Any]]:
-    """Yield all VAEs of `VAES`."""
-    for name in VAES:
-        yield vae_named(name)
+    """Yield all VAEs."""
+    for _, vae in VAES.every():
+        yield vae
 
 
 def vae_config_of(path: Path) -> VaeConfig:
@@ -60,7 +73,7 @@ def vae_config_of(path: Path) -> VaeConfig:
 
     keys = [source.key for source in open_files(path, vae.layout).sources]
     raise NotACheckpointError(
-        f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}{looks_like(keys, but='--vae')}"
+        f"{path} holds no VAE that is known: expected {vae_files()}{looks_like(keys, but='--vae')}"
     )
 
 
@@ -92,7 +105,9 @@ def vae_config(config_json: Mapping[str, Any], where: str) -> VaeConfig:
         config: VaeConfig | None = vae.config(config_json, where)
         if config is not None:
             return config
-    raise NotACheckpointError(f"{where} describes no VAE that is known: expected one of {', '.join(VAES)}")
+    raise NotACheckpointError(
+        f"{where} describes no VAE that is known: expected one of {', '.join(VAES.names())}"
+    )
 
 
 def vae_for(latent_channels: int, spatial_stride: int, temporal_stride: int) -> VaeConfig | None:

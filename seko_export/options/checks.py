@@ -16,11 +16,11 @@ from seko_export.checkpoints.errors import check_exists
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import MachineError, UsageError
-from seko_export.families.registry import SPEECH_FAMILIES, presets, speech_presets
+from seko_export.families.registry import SPEECH, presets, speech_presets
 from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
-from seko_export.media.vaes import VAES
+from seko_export.media.vaes import vae_files
 from seko_export.options.declaration import (
     ATTENTIONS,
     KERNELS,
@@ -83,7 +83,7 @@ def is_speech(options: BuildOptions) -> bool:
     if options.preset is not None:
         return options.preset in speech_presets()
     folder = options.checkpoint or options.model_folder
-    return folder is not None and _config_in(folder).get("architecture") in SPEECH_FAMILIES
+    return folder is not None and _config_in(folder).get("architecture") in SPEECH
 
 
 def check_speech_options(options: BuildOptions) -> None:
@@ -124,7 +124,7 @@ def _check_names(options: BuildOptions, known: tuple[str, ...]) -> None:
         ("--preset", options.preset, known),
         ("--kernels", options.kernels, KERNELS),
         ("--attention", options.attention, ATTENTIONS),
-        ("--backend", options.backend, BACKENDS),
+        ("--backend", options.backend, BACKENDS.names()),
     ):
         if name is not None and name not in names:
             raise UsageError(f"{option} {name!r} is not known: expected one of {', '.join(names)}")
@@ -181,8 +181,8 @@ def check_files(options: BuildOptions) -> None:
         ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
         ("--model-folder", options.model_folder, "a folder that holds all files of a model"),
         ("--run-config", options.run_config, "the JSON by which the model's own code runs it"),
-        ("--vae", options.vae, " or ".join(VAES.values())),
-        ("--vae-encoder", options.vae_encoder, VAES["wan_vae"]),
+        ("--vae", options.vae, vae_files()),
+        ("--vae-encoder", options.vae_encoder, vae_files(but=("taehv",))),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
         ("--audio-adapter", options.audio_adapter, "an audio adapter"),
         ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),

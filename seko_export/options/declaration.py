@@ -5,7 +5,7 @@ from the declarations of the options.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +17,7 @@ from seko_export.config.pool import PoolConfig, with_commas
 from seko_export.config.schedule import SAMPLERS
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
-from seko_export.media.vaes import VAES
+from seko_export.media.vaes import vae_files
 
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 KV_FORMATS = (
@@ -106,13 +106,7 @@ def _presets() -> Sequence[str]:
 def _backends() -> Sequence[str]:
     from seko_export.backends import BACKENDS
 
-    return BACKENDS
-
-
-def _either(words: Iterable[str]) -> str:
-    """Join the possible values of an option to the beginning of its help text."""
-    joined = " or ".join(words)
-    return joined[:1].upper() + joined[1:]
+    return BACKENDS.names()
 
 
 def _option(help: str, group: Group, default: Any = None, **more: Any) -> Any:
@@ -201,7 +195,7 @@ class BuildOptions:
     )
 
     vae: Path | None = _option(
-        f"{_either(VAES.values())}: the artifact then makes video and takes start pictures.",
+        f"{vae_files()[:1].upper()}{vae_files()[1:]}: the artifact then makes video and takes start pictures.",
         Group.MEDIA,
         common=True,
     )

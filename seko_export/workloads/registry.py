@@ -5,25 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.named import find_named
+from seko_export.errors import UsageError
 from seko_export.workloads.base import ExportWorkload
+from seko_runtime.doors import Door
 
-WORKLOADS: tuple[str, ...] = ("video", "speech")
-"""Names of the workloads, which are folders of `seko_export`. The file ``workload.py`` of each folder defines
-`WORKLOAD`."""
+WORKLOADS: Door[ExportWorkload[Any]] = Door(
+    "seko.export_workloads",
+    "workload",
+    ExportWorkload,  # type: ignore[type-abstract]
+    {name: f"seko_export.{name}.workload:WORKLOAD" for name in ("video", "speech")},
+    named_by="name",
+    places=True,
+    error=UsageError,
+)
 
 
 def workload_named(name: str) -> ExportWorkload[Any]:
-    """Return a workload: one of `WORKLOADS`, or the object that ``MODULE:ATTRIBUTE`` names.
+    """Return a workload: one of this package or of an installed distribution, or the object that ``MODULE:ATTRIBUTE``
+    names.
 
     Raises
     ------
     UsageError
-        If there is no workload with this name.
+        If there is no workload with this name, or it cannot be loaded.
     """
-    home = "seko_export.{}.workload:WORKLOAD"
-    workload: ExportWorkload[Any] = find_named("workload", name, WORKLOADS, home, ExportWorkload)  # type: ignore[type-abstract]
-    return workload
+    return WORKLOADS.find(name)
 
 
 def workload_of(config: BuildConfig) -> ExportWorkload[Any]:

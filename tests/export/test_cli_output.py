@@ -218,7 +218,7 @@ def test_an_engine_that_failed_ends_the_sentence(tmp_path):
         ("build", "--preset", ["sample", *presets(), *speech_presets()]),
         ("plan", "--preset", ["sample", *presets(), *speech_presets()]),
         ("build", "--kv", list(KV_FORMATS)),
-        ("build", "--backend", list(BACKENDS)),
+        ("build", "--backend", list(BACKENDS.names())),
         ("build", "--kernels", list(KERNELS)),
         ("plan", "--attention", list(ATTENTIONS)),
         ("build", "--target", ["auto", "cpu"]),

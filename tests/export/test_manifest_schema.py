@@ -17,7 +17,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_export.tools.manifest_schema import SCHEMAS, schema_text
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.opening.workloads import BUILT_IN
+from seko_runtime.opening.workloads import WORKLOADS
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.manifest_schema import schema_file, validator
@@ -27,7 +27,7 @@ from tests.speech.toy_speech import manifest as speech_manifest
 
 def test_the_runtimes_package_holds_the_schemas_of_its_dataclasses() -> None:
     """If not: python -m seko_export.tools.manifest_schema."""
-    assert {schema_file(kind).resolve() for kind in BUILT_IN} == {path.resolve() for path in SCHEMAS}
+    assert {schema_file(kind).resolve() for kind in WORKLOADS.own} == {path.resolve() for path in SCHEMAS}
     for path, kind in SCHEMAS.items():
         assert path.read_text(encoding="utf-8") == schema_text(kind)
         Draft202012Validator.check_schema(json.loads(schema_text(kind)))

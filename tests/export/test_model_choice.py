@@ -462,7 +462,7 @@ def test_a_file_is_of_the_family_that_knows_all_keys_of_its_layers(
     assert (alone.family, len(alone.foreign)) == ("wan", TINY.model.layers)
     with pytest.raises(CheckpointError, match="2 unknown"):
         load_checkpoint(tmp_path / "camera", TINY.model)
-    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, CAMERA.name))
+    monkeypatch.setitem(registry.FAMILIES.own, CAMERA.name, CAMERA.name)
     recognised = recognise_checkpoint(tmp_path / "camera").recognised
     assert (recognised.family, recognised.lacking, recognised.foreign) == (CAMERA.name, (), ())
     assert recognised.model_named(model.name) == replace(model, text_tokens=512)

@@ -152,7 +152,7 @@ def test_its_checkpoint_is_recognised_once_it_is_registered(
     save_file(random_checkpoint(), path)
     with pytest.raises(UnknownModelError, match=r"known family \(wan, wan_i2v, lingbot, seko_talk\)"):
         recognise_checkpoint(path)
-    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, NAME))
+    monkeypatch.setitem(registry.FAMILIES.own, NAME, NAME)
     recognised = recognise_checkpoint(path).recognised
     assert (recognised.family, recognised.model_named(MODEL.name)) == (NAME, MODEL)
     assert registry.presets()[MODEL.name].model == MODEL

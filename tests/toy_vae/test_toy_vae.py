@@ -98,7 +98,7 @@ def test_its_file_is_found_once_it_is_registered(tmp_path: Path, monkeypatch: py
     with pytest.raises(NotACheckpointError, match="no VAE that is known: expected a Wan VAE"):
         vaes.vae_config_of(file)
     assert vaes.vae_for(4, 4, 2) is None
-    monkeypatch.setitem(vaes.VAES, NAME, "a toy VAE (safetensors)")
+    monkeypatch.setitem(vaes.VAES.own, NAME, NAME)
     assert vaes.vae_config_of(file) == ToyVaeConfig()
     assert vaes.vae_config({"painter": True, "channels": 4, "side": 4}, "config.json") == ToyVaeConfig()
     assert vaes.vae_for(4, 4, 2) == ToyVaeConfig()

@@ -1,10 +1,11 @@
-"""The table of backends (libraries that run engines). The module of a backend is imported when an artifact that needs
-the backend is opened."""
+"""The table of backends (libraries that run engines): our own, and those of installed distributions. The module of a
+backend is imported when an artifact that needs the backend is opened."""
 
 from __future__ import annotations
 
 from seko_runtime.backends.base import Backend, RuntimeBackend
 from seko_runtime.backends.host import check_driver, check_torch
+from seko_runtime.doors import Door
 from seko_runtime.errors import EnvironmentLacksError
 
 BACKENDS = (
@@ -29,6 +30,10 @@ BACKENDS = (
     ),
 )
 
+_OTHERS: Door[RuntimeBackend] = Door(
+    "seko.backends", "backend", RuntimeBackend, {}, named_by="name", error=EnvironmentLacksError
+)
+
 
 def runtime_backend(name: str) -> RuntimeBackend:
     """Return the backend that has this name in manifests.
@@ -36,12 +41,14 @@ def runtime_backend(name: str) -> RuntimeBackend:
     Raises
     ------
     EnvironmentLacksError
-        If there is no backend with this name.
+        If there is no backend with this name, or the one of an installed distribution cannot be loaded.
     """
     for backend in BACKENDS:
         if backend.name == name:
             return backend
-    known = ", ".join(backend.name for backend in BACKENDS)
+    if name in _OTHERS.names():
+        return _OTHERS.find(name)
+    known = ", ".join((*(backend.name for backend in BACKENDS), *_OTHERS.names()))
     raise EnvironmentLacksError(f"backend {name!r} is unknown, this runtime has {known}; update it")
 
 

@@ -1,21 +1,21 @@
-"""The registry of workloads: built-in workloads, workloads of installed distributions, and workloads registered in this
-process."""
+"""The registry of workloads: our own, those of installed distributions, and workloads registered in this process."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from seko_runtime.doors import Door
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.sessions.workload import RuntimeWorkload
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-# group of entry points; an entry point's name is a workload's kind, its value `MODULE:WORKLOAD`
-GROUP = "seko.workloads"
-# modules of the built-in workloads, imported when needed; each has an attribute `WORKLOAD`
-BUILT_IN = {"speech": "seko_runtime.speech.workload", "video": "seko_runtime.video.workload"}
+WORKLOADS: Door[RuntimeWorkload[Any]] = Door(
+    "seko.workloads",
+    "workload",
+    RuntimeWorkload,  # type: ignore[type-abstract]
+    {"speech": "seko_runtime.speech.workload:WORKLOAD", "video": "seko_runtime.video.workload:WORKLOAD"},
+    named_by="kind",
+    error=ManifestError,
+)
 _registered: dict[str, RuntimeWorkload[Any]] = {}
 
 
@@ -30,7 +30,7 @@ def register_workload(workload: RuntimeWorkload[Any]) -> None:
     """
     if not isinstance(workload, RuntimeWorkload):
         raise UsageError(f"workload is a {type(workload).__name__}, expected a RuntimeWorkload")
-    if workload.kind in BUILT_IN:
+    if workload.kind in WORKLOADS.own:
         raise UsageError(f"the workload {workload.kind!r} is built in; give yours another kind")
     _registered[workload.kind] = workload
 
@@ -41,35 +41,14 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
     Raises
     ------
     ManifestError
-        If no workload of this kind is known.
+        If no workload of this kind is known, or the one of an installed distribution cannot be loaded.
     """
-    if kind in BUILT_IN:
-        workload: RuntimeWorkload[Any] = import_module(BUILT_IN[kind]).WORKLOAD
-        return workload
     if kind in _registered:
         return _registered[kind]
-    installed = _installed()
-    if kind not in installed:
-        known = ", ".join(sorted({*BUILT_IN, *_registered, *installed}))
+    if kind not in WORKLOADS.own and kind not in (known := WORKLOADS.names()):
+        here = ", ".join(sorted({*known, *_registered}))
         raise ManifestError(
-            f"the artifact's workload is {kind[:80]!r}, this runtime knows {known}; install the distribution that "
+            f"the artifact's workload is {kind[:80]!r}, this runtime knows {here}; install the distribution that "
             "brings it, or update this one"
         )
-    return _loaded(installed[kind])
-
-
-def _installed() -> dict[str, EntryPoint]:
-    # a slow import (it includes an e-mail parser) that only workloads of other distributions need
-    from importlib.metadata import entry_points
-
-    return {entry_point.name: entry_point for entry_point in entry_points(group=GROUP)}
-
-
-def _loaded(entry_point: EntryPoint) -> RuntimeWorkload[Any]:
-    workload = entry_point.load()
-    if not isinstance(workload, RuntimeWorkload) or workload.kind != entry_point.name:
-        raise ManifestError(
-            f"the entry point {entry_point.name!r} of {GROUP} is {entry_point.value}, which is no workload of "
-            "that kind; update the distribution that brings it"
-        )
-    return workload
+    return WORKLOADS.find(kind)
