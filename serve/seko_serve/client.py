@@ -114,11 +114,17 @@ class AsyncClient:
                     await asyncio.sleep(refused.retry_after or 1.0)
             self._id = str(opened["id"])
             await self._connect(str(opened["url"]), Entrance(ticket=opened["ticket"]))
-        except BaseException:  # also a cancelled request is answered, and may have made a session
+        except (
+            BaseException
+        ):  # also a cancelled request is answered, and may have made a session or got a place
             with suppress(Exception):
                 async with asyncio.timeout(ANSWER_S):
                     await self.drop()
-                    await self._ask("DELETE", f"/v1/sessions/{(await asked)['id']}")
+                    try:
+                        await self._ask("DELETE", f"/v1/sessions/{(await asked)['id']}")
+                    except ServeError as refused:
+                        queue = str(refused.facts.get("queue_token", ""))
+                        await self._ask("DELETE", "/v1/queue", queue=queue)
             raise
         return self
 

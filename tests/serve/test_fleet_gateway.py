@@ -18,6 +18,7 @@ from seko_serve.fleet.directory import MemoryDirectory
 from seko_serve.protocol import Media
 
 from .fleets import KEYS, Fleet, memory
+from .test_line import Listener
 from .test_server import PROMPT, alone, http, pictures, watch
 
 pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
@@ -300,3 +301,26 @@ def test_a_box_beats_on_after_an_error_that_nobody_expected(
 
     run(tmp_path / "store", test)
     assert "the box cannot renew its entry" in caplog.text
+
+
+def test_one_that_listens_at_a_gateway_keeps_its_place_at_the_box_and_frees_it(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        box, body = await fleet.box(max_sessions=1), {"prompt": PROMPT}
+        session = (await ask(fleet, "/v1/sessions", "POST", body))[1]["id"]
+        tokens = [
+            (await ask(fleet, "/v1/sessions", "POST", body, queue="join"))[1]["error"]["queue_token"]
+            for _ in range(3)
+        ]
+        assert (await ask(fleet, "/v1/queue", "DELETE", queue=tokens.pop()))[0] == 204
+        assert box._manager.admission.waiting == 2
+        leaver, stayer = [await asyncio.to_thread(Listener, fleet.url, token) for token in tokens]
+        assert (await asyncio.to_thread(leaver.event))["place"] == 1
+        leaver.close()
+        while box._manager.admission.waiting > 1:
+            await asyncio.sleep(0.02)
+        await ask(fleet, f"/v1/sessions/{session}", "DELETE")
+        while not (await asyncio.to_thread(stayer.event))["admitted"]:
+            pass
+        stayer.close()
+
+    run(tmp_path / "store", test)

@@ -35,6 +35,7 @@ from seko_serve.http import speech
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import MAX_BODY_BYTES, Refusals, raw_body
 from seko_serve.http.guard import BOXES, guarded
+from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.pages import composed, page_files
 from seko_serve.http.videos import MAX_LISTED, listed
@@ -85,6 +86,7 @@ class Gateway:
         self._refusals = Refusals(self._metrics)
         self._rows, self._dice = KnownBoxes(), random.Random()
         self._reading = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()  # of places in boxes' queues
         self._registry = CollectorRegistry()
         self._admitting = Histogram(
             "gateway_admit_seconds",
@@ -105,7 +107,7 @@ class Gateway:
             Route("/v1/models", self._models),
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions", self._sessions, methods=["GET"]),
-            Route("/v1/queue", self._queue),
+            Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             Route("/v1/videos", self._new_video, methods=["POST"]),
             Route("/v1/videos", self._videos, methods=["GET"]),
@@ -214,17 +216,42 @@ class Gateway:
 
     async def _queue(self, request: Request) -> Response:
         self._access.tenant(request)
+
+        async def look() -> dict[str, Any]:
+            return await self._place(request)
+
+        def leave() -> None:  # in a task of its own: the one that sends the events is cancelled
+            task = asyncio.create_task(self._leave_queue(request))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+        if request.method == "DELETE":
+            await self._leave_queue(request)
+            return Response(status_code=204)
+        place = await look()
+        return line_events(place, look, leave) if wants_events(request) else JSONResponse(place)
+
+    async def _place(self, request: Request) -> dict[str, Any]:
+        """Return the place of a waiting request, which may also be admitted at another box than the one at which it
+        waits."""
+        box, answer = await self._ask_queue(request, "GET")
+        if answer.status >= 400:
+            raise ServeError.of_answer(answer.status, answer.body)
+        others = in_order(await self._known(), self._promised(), model=box.model, retired=self._retired)
+        return answer.table | ({"admitted": True} if with_room(others, self._promised()) else {})
+
+    async def _leave_queue(self, request: Request) -> None:
+        """Free a request's place. If its box does not answer, the place ends when nobody asks for it in time."""
+        with suppress(ServeError, DirectoryError):
+            await self._ask_queue(request, "DELETE")
+
+    async def _ask_queue(self, request: Request, method: str) -> tuple[BoxFacts, Answer]:
+        """Return the box at which a request waits, and its answer about the place in its queue."""
         name, _, inner = request.headers.get(QUEUE_HEADER, "").rpartition(".")
-        known = await self._known()
-        box = self._named(known, name)
+        box = self._named(await self._known(), name)
         if box is None:
             raise ServeError("not_found", "there is no such place in the queue")
-        headers = {**headers_of(request), QUEUE_HEADER: inner}
-        answer = (await self._first([box], "GET", "/v1/queue", headers))[1]
-        others = in_order(known, self._promised(), model=box.model, retired=self._retired)
-        if answer.status < 400 and with_room(others, self._promised()):
-            return JSONResponse({**answer.table, "admitted": True})
-        return rewritten(answer, box)
+        return await self._first([box], method, "/v1/queue", {**headers_of(request), QUEUE_HEADER: inner})
 
     async def _sessions(self, request: Request) -> Response:
         answers = await self._all(await self._known(), request, "/v1/sessions")

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 import seko_serve
 from seko_serve.errors import KINDS
 from seko_serve.http.access import TICKET
+from seko_serve.http.line import EVENTS
 from seko_serve.http.openings import LAST_S, MAX_FPS, MAX_LAST_S
 from seko_serve.http.speech import MAX_INPUT_LETTERS
 from seko_serve.http.videos import MAX_LISTED, MAX_SECONDS
@@ -108,9 +109,19 @@ def _paths() -> Table:
         },
         "/v1/queue": {
             "get": {
-                **_operation("A place in the queue.", _json("Place"), ("unauthorized", "not_found")),
+                **_operation(
+                    "A place in the queue, or with `Accept: text/event-stream` events with the place.",
+                    {**_json("Place"), EVENTS: {"schema": TEXT}},
+                    ("unauthorized", "not_found", "stopping"),
+                ),
                 "parameters": [queue],
-            }
+            },
+            "delete": {
+                **_operation(
+                    "Gives up a place in the queue.", None, ("unauthorized", "forbidden"), status=204
+                ),
+                "parameters": [queue],
+            },
         },
         "/v1/sessions/{name}": {
             "parameters": [name],

@@ -15,6 +15,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
 from seko_serve.http.limits import limits_of
+from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES, session_opening_of
 from seko_serve.http.stream import serve_stream
 from seko_serve.live.manager import SessionManager
@@ -41,7 +42,7 @@ class SessionRoutes:
         """Return the routes below ``/v1/sessions``, and ``/v1/queue``."""
         return [
             Route("/v1/sessions", self._sessions, methods=["GET", "POST"]),
-            Route("/v1/queue", self._place, methods=["GET"]),
+            Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             WebSocketRoute("/v1/sessions/{name}/stream", self._stream),
             Route("/v1/sessions/{name}/stream", self._no_socket),
@@ -60,14 +61,32 @@ class SessionRoutes:
         table = await json_body(request, MAX_OPENING_BYTES)
         manifest = self._manager.device.manifest
         opening = await asyncio.to_thread(session_opening_of, table, manifest)
-        session = await self._manager.open(tenant, opening, queue_token)
+        try:
+            session = await self._manager.open(tenant, opening, queue_token)
+        except ServeError as refused:
+            if await request.is_disconnected():  # nobody learns the token of this place
+                self._manager.leave_queue(tenant, str(refused.facts.get("queue_token", "")))
+            raise
+        if await request.is_disconnected():
+            await self._manager.close(session)
+            raise ServeError("bad_request", "the client left before its session was open")
         ticket = self._manager.tickets.issue(session.name)
         entrance = {"ticket": ticket, "ticket_s": TICKET_S, "limits": limits_of(manifest)}
         return JSONResponse({**self._facts(session), **entrance}, 201)
 
-    async def _place(self, request: Request) -> Response:
-        tenant = self._access.tenant(request)
-        return JSONResponse(self._manager.place(tenant, request.headers.get(QUEUE_HEADER, "")))
+    async def _queue(self, request: Request) -> Response:
+        tenant, token = self._access.tenant(request), request.headers.get(QUEUE_HEADER, "")
+
+        async def look() -> dict[str, object]:
+            self._manager.check_takes()
+            return self._manager.place(tenant, token)
+
+        if request.method == "DELETE":
+            self._manager.leave_queue(tenant, token)
+            return Response(status_code=204)
+        if not wants_events(request):
+            return JSONResponse(self._manager.place(tenant, token))
+        return line_events(await look(), look, lambda: self._manager.leave_queue(tenant, token))
 
     async def _list(self, request: Request) -> Response:
         tenant = self._access.tenant(request)

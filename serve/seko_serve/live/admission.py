@@ -207,6 +207,10 @@ class Admission:
             "admitted": self._admitted(self._waiting, place),
         }
 
+    def leave(self, tenant: str, token: str) -> None:
+        """Free the place of a request whose client waits no longer; no effect if the request has no place."""
+        self._waiting.pop((tenant, token), None)
+
     def waits(self, tenant: str, token: str) -> bool:
         """Return whether a request of a tenant with this token waits in the queue."""
         self._expire()

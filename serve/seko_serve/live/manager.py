@@ -257,6 +257,10 @@ class SessionManager:
         """Return a request's place in the queue, and keep the place; see `Admission.look`."""
         return self.admission.look(tenant, digest(queue_token))
 
+    def leave_queue(self, tenant: str, queue_token: str) -> None:
+        """Free a request's place in the queue; see `Admission.leave`."""
+        self.admission.leave(tenant, digest(queue_token))
+
     def waits(self, tenant: str, queue_token: str) -> bool:
         """Return whether a request of a tenant with this token waits in the queue."""
         return self.admission.waits(tenant, digest(queue_token))

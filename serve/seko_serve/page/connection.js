@@ -4,6 +4,10 @@ import { packVoice, parseMedia } from "./protocol.js";
 const FIRST_RETRY_MS = 200, LONGEST_RETRY_MS = 4000;
 const GIVE_UP_MS = 600_000; // a session that has no row any more is saved, and the server says so if it is not
 
+const WAITED_FOR = ["full", "too_many_requests"]; // refusals after which a page tries again by itself
+
+const SILENT_LINE_MS = 5000; // without news of the line
+
 const UNKNOWN_KEY = "The server does not know this API key";
 
 /** A message of the server, which begins with a small letter, as people read it. */
@@ -18,11 +22,11 @@ export class Refusal extends Error {
 }
 
 /** The answer to a request; a Refusal where the server refuses it, an Error in plain words where another one answers. */
-export async function answered(base, path, key, body, more = {}, method = body ? "POST" : "GET") {
+export async function answered(base, path, key, body, more = {}, method = body ? "POST" : "GET", signal = undefined) {
   if (key && !/^[ -~]*$/.test(key)) throw new Refusal({ code: "unauthorized", message: UNKNOWN_KEY }); // no header holds it
   const headers = { ...more, ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
   const answer = await fetch(new URL(path, base), {
-    method, headers, body: body && JSON.stringify(body), keepalive: method === "DELETE", // also of a page that is left
+    method, headers, body: body && JSON.stringify(body), signal, keepalive: method === "DELETE", // also of a page that is left
   }).catch(() => { throw new Error("The server does not answer"); });
   if (answer.ok) return answer;
   const error = (await answer.json().catch(() => ({}))).error; // a proxy's page is no JSON
@@ -34,23 +38,81 @@ export async function answered(base, path, key, body, more = {}, method = body ?
 
 export const request = async (...what) => (await answered(...what)).json();
 
-const rest = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
+const rest = (ms, signal) => new Promise((resolve) => {
+  setTimeout(resolve, ms);
+  signal.addEventListener("abort", resolve, { once: true });
+});
 
-/** Open by `attempt(place)`; where all places are taken, wait in the line for as long as `wanted` says so. */
-export async function admitted(attempt, say, wanted) {
-  let place = "join";
-  for (;;) {
-    try {
-      return await attempt(place);
-    } catch (error) {
-      if (error.code !== "full" || !error.retryAfter) throw error;
-      place = error.facts?.queue_token ?? place;
-      const line = error.facts?.place ? ` You are number ${error.facts.place} in line.` : "";
-      for (let left = Math.ceil(error.retryAfter); left > 0 && wanted(); left -= 1) {
-        say(`All places are taken.${line} Trying again in ${left} s`, "error");
-        await rest(1000);
+/** A place in the line, which the server keeps while this listens. Timers of a background tab are too slow to keep it. */
+class Place {
+  constructor(base, key, token, tell) {
+    Object.assign(this, { token, tell, over: false, listening: new AbortController() });
+    this.news = this.follow(base, key).catch(() => false).finally(() => { this.over = true; });
+  }
+
+  /** Tell the numbers of the place; return whether it is this page's turn. */
+  async follow(base, key) {
+    const more = { "seko-queue": this.token, accept: "text/event-stream" };
+    const { body } = await answered(base, "v1/queue", key, undefined, more, "GET", this.listening.signal);
+    const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let text = "", part = await reader.read(); !part.done; part = await reader.read()) {
+      this.heardAt = performance.now();
+      const events = (text + part.value).split("\n\n");
+      text = events.pop();
+      for (const event of events) {
+        const facts = JSON.parse(event.slice("data: ".length));
+        if (facts.admitted || facts.error) return facts.admitted;
+        this.tell(facts.place);
       }
-      if (!wanted()) return undefined;
+    }
+    return false;
+  }
+
+  /** Wait for the turn, or until it is time to ask by a request: where the line is lost, or a proxy keeps its news back. */
+  async turn(retryMs, signal) {
+    this.heardAt = performance.now();
+    const silence = async () => {
+      while (!this.over && !signal.aborted && performance.now() - this.heardAt < SILENT_LINE_MS) await rest(retryMs, signal);
+    };
+    const given = new Promise((resolve) => { signal.addEventListener("abort", resolve, { once: true }); });
+    const lost = async () => { if (!await this.news) await rest(retryMs, signal); };
+    await Promise.race([lost(), silence(), given]);
+  }
+
+  /** Give the place up. */
+  close() { this.listening.abort(); }
+}
+
+/** Open by `attempt(token)`; where all places are taken, wait in the line until `signal` says that the person gives up. */
+export async function admitted(base, key, attempt, say, signal) {
+  const tell = (number) => {
+    if (!signal.aborted) say(`All places are taken.${number ? ` You are number ${number} in line.` : ""}`, "error");
+  };
+  let token = "join", place;
+  try {
+    for (;;) {
+      try {
+        return await attempt(token);
+      } catch (error) {
+        token = error.facts?.queue_token ?? token;
+        if (signal.aborted) return undefined;
+        if (!WAITED_FOR.includes(error.code) || !error.retryAfter) throw error;
+        const retryMs = error.retryAfter * 1000;
+        if (error.code !== "full") say(`${error.message}. Trying again`, "error");
+        else tell(error.facts.place);
+        if (error.facts.queue_token) {
+          if (!place || place.over) place = new Place(base, key, token, tell);
+          await place.turn(retryMs, signal);
+        } else {
+          await rest(retryMs, signal);
+        }
+        if (signal.aborted) return undefined;
+      }
+    }
+  } finally {
+    place?.close();
+    if (signal.aborted && token !== "join") {
+      answered(base, "v1/queue", key, undefined, { "seko-queue": token }, "DELETE").catch(() => {});
     }
   }
 }

@@ -6,7 +6,7 @@ export const base = new URL("./", location.href);
 export const key = () => find("key").value.trim();
 
 export function say(text, kind = "") {
-  find("state").textContent = text;
+  if (find("state").textContent !== text) find("state").textContent = text; // a screen reader reads each change
   find("state").className = kind;
 }
 

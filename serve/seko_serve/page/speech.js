@@ -9,10 +9,10 @@ const BUFFER = 8; // chunks that may come before they are heard
 const BUTTONS = ["say", "again", "hush"];
 const BARS = 160, SAVE_TRIES = 10;
 
-let model, connection, sound, voice, begun = false, opening = false;
+let model, connection, sound, voice, begun = false, trying;
 let sent = ""; // of the text: what the server has
 let written; // when the piece was sent whose sound has not come
-let samples = 0, started = false, attempts = 0;
+let samples = 0, started = false;
 const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
 const bars = [];
 
@@ -32,16 +32,15 @@ async function meet() {
 }
 
 async function start() {
-  const attempt = ++attempts;
-  opening = true;
+  const mine = trying = new AbortController();
   try {
-    await enter(attempt);
+    await enter(mine.signal);
   } finally {
-    if (attempt === attempts) opening = false;
+    if (trying === mine) trying = undefined;
   }
 }
 
-async function enter(attempt) {
+async function enter(signal) {
   const audio = await playable();
   if (!audio.length) throw new Error("Sound needs a page over https, or on localhost");
   const words = find("words").value.trim();
@@ -51,7 +50,7 @@ async function enter(attempt) {
     ...(voice && { voice, ...(words && { voice_text: words }) }),
   };
   say("Opening");
-  await admitted(async (place) => {
+  await admitted(base, key(), async (place) => {
     const mine = new Connection(base, key(), BUFFER);
     connection = mine;
     [sent, samples, started, begun] = ["", 0, false, false];
@@ -68,7 +67,7 @@ async function enter(attempt) {
       if (connection === mine) connection = undefined;
       throw error;
     }
-  }, say, () => attempt === attempts);
+  }, say, signal);
 }
 
 function ended(reason) {
@@ -157,9 +156,9 @@ function write(last = false) {
 
 find("text").addEventListener("input", () => {
   if (connection) write();
-  else if (!opening) attempted(start); // what waits in line sends the whole text when it gets in
+  else if (!trying) attempted(start); // what waits in line sends the whole text when it gets in
 });
-find("start").onclick = () => { if (!opening) attempted(start); };
+find("start").onclick = () => { if (!trying) attempted(start); };
 find("say").onclick = () => write(true);
 find("again").onclick = () => { sent = ""; write(true); };
 find("hush").onclick = () => { connection?.send("restart"); };
@@ -193,5 +192,5 @@ find("voice").addEventListener("change", ({ target }) => attempted(async () => {
   if (connection) { connection.close(); ended(); await start(); }
 }));
 find("key").addEventListener("change", () => attempted(meet));
-window.addEventListener("pagehide", () => connection?.close());
+window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 attempted(meet);

@@ -18,7 +18,7 @@ let player = worker, screen = find("video");
 
 let model, connection, sound, microphone, recorder;
 let paused = false, hiddenPause = false, muted = false, begun = false;
-let attempt = 0, opening; // the number of the last try to open a session, and of the one that goes on
+let trying; // what gives up the try to open a session that goes on
 let picture, lastPicture, picturesSent = "", voice; // a data URL each; what the session began with
 const sent = new Map(); // by id: when a control was sent, its line in the history, and the chunk that follows it
 const times = []; // when the last frames were painted
@@ -85,16 +85,16 @@ const pictures = () => ({
 
 /** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
-  const mine = opening = ++attempt;
+  const mine = trying = new AbortController();
   try {
-    await enter(prompt, mine);
+    await enter(prompt, mine.signal);
   } finally {
-    if (opening === mine) opening = undefined;
-    if (mine === attempt && !connection) invite();
+    if (trying === mine) trying = undefined;
+    if (!mine.signal.aborted && !connection) invite();
   }
 }
 
-async function enter(prompt, mine) {
+async function enter(prompt, signal) {
   hint("One moment");
   const codecs = await supported();
   const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
@@ -102,9 +102,10 @@ async function enter(prompt, mine) {
   const session = {
     model: model.id, seed: seed(), ...(prompt && { prompt }), ...pictures(), ...(voice && { voice }),
   };
+  if (signal.aborted) return;
   say("Opening");
   find("stop").disabled = false;
-  await admitted(async (place) => {
+  await admitted(base, key(), async (place) => {
     const trial = new Connection(base, key());
     listen(trial);
     connection = trial;
@@ -115,7 +116,7 @@ async function enter(prompt, mine) {
       if (connection === trial) connection = undefined;
       throw error;
     }
-  }, say, () => mine === attempt);
+  }, say, signal);
 }
 
 function listen(to) {
@@ -192,7 +193,8 @@ function hear(facts) {
 }
 
 function ended(reason) {
-  attempt += 1;
+  trying?.abort();
+  trying = undefined;
   say(reason ?? "Ended", reason && "error");
   connection = undefined;
   begun = false;
@@ -257,7 +259,7 @@ find("controls").addEventListener("submit", (event) => {
   const prompt = model?.takes.prompt ? find("prompt").value.trim() : "";
   attempted(async () => {
     if (!model) await meet();
-    if (find("start").disabled || opening === attempt) return;
+    if (find("start").disabled || trying) return;
     const letters = [...prompt].length, most = model.limits.prompt_letters;
     if (letters > most) throw new Error(`The sentence has ${letters} letters, and at most ${most} are taken`);
     if (!connection) {
@@ -375,7 +377,7 @@ document.addEventListener("visibilitychange", () => { // nobody sees it: the row
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
   if (!document.hidden && hiddenPause) { hiddenPause = false; control("play"); }
 });
-window.addEventListener("pagehide", () => connection?.close());
+window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 
 /** Ask the server what its model takes, and show the page accordingly. */
 async function meet() {
