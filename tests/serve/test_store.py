@@ -138,6 +138,19 @@ def test_what_is_no_regular_file_is_not_read_and_blocks_nobody(
     assert len(raised) == 1
 
 
+def test_a_file_that_a_killed_process_was_writing_is_known_and_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from seko_serve.store.folder import FolderStore;"
+        "pieces = (os.kill(os.getpid(), signal.SIGKILL) for _ in range(1));"
+        "FolderStore(Path(sys.argv[1])).put(sys.argv[2], pieces)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store"), NAME], check=False)
+    (left,) = (tmp_path / "store").iterdir()
+    os.utime(left, LONG_AGO)
+    FolderStore(tmp_path / "store").remove_older(60.0, {SESSION})
+    assert list((tmp_path / "store").iterdir()) == []
+
+
 def test_only_old_files_of_the_store_are_removed_and_nothing_keeps_them(
     store: FolderStore, tmp_path: Path
 ) -> None:

@@ -51,10 +51,10 @@ class FolderStore:
 
     def put(self, name: str, pieces: Sequence[Content]) -> None:
         """Write a file of the store; see `Store.put`. The file is on the disk when `put` returns."""
-        target = self._folder / checked_name(name)
+        target, session = self._folder / checked_name(name), name.partition(".")[0]
         try:
             descriptor, temporary = tempfile.mkstemp(
-                prefix=f".{name}.writing-", dir=self._folder
+                prefix=f".writing-{session}-", dir=self._folder
             )  # of mode 0600
             try:
                 with os.fdopen(descriptor, "wb") as file:
