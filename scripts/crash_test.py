@@ -33,6 +33,7 @@ from seko_export.host.workshop import workshop
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import UsageError
 from seko_runtime.format import renames
+from seko_runtime.format.own_folders import MARKER
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.format.whole_files import whole_file, whole_folder
 from seko_runtime.sessions.row_state import RowState
@@ -82,7 +83,7 @@ def build(place: Path, content: str, *, replace: bool = True, exchange: bool = T
     """Write an artifact's folder as a build does, with words for engines and weights."""
     if not exchange:
         renames.renameat2 = _unknown
-    with whole_folder(place / "goal", "building", replace=replace) as folder:
+    with whole_folder(place / "goal", replace=replace) as folder:
         (folder / "engines").mkdir()
         (folder / "engines/block.pt2").write_text(content)
         (folder / "weights").mkdir()
@@ -92,17 +93,17 @@ def build(place: Path, content: str, *, replace: bool = True, exchange: bool = T
 
 def leave_a_replacement_half_done(place: Path) -> None:
     """Leave what a process leaves that is killed between two renames, and one more that was killed before."""
-    build(place, "new one")
-    (place / "goal").rename(place / ".goal.building-0123456789")
-    build(place, "old")
-    (place / "goal").rename(place / ".goal.replaced-0123456789")
-    (place / ".goal.unpacking-0123456789/weights").mkdir(parents=True)
-    (place / ".goal.unpacking-0123456789/weights/half").write_text("half")
+    for number, (content, entry) in enumerate((("new one", "new"), ("old", "replaced"))):
+        build(place, content)
+        left = place / f".goal.seko-{number:010x}"
+        left.mkdir()
+        (left / MARKER).touch()
+        (place / "goal").rename(left / entry)
 
 
 def sign(place: Path, content: bytes) -> None:
     """Write a file into an artifact as a signature is."""
-    with whole_file(place / "goal/manifest.sig", "signing", replace=True, beside=place / "goal") as file:
+    with whole_file(place / "goal/manifest.sig", replace=True, beside=place / "goal") as file:
         file.write(content)
 
 
@@ -119,7 +120,7 @@ def compile_something(place: Path) -> None:
     tempfile.tempdir = str(place)
     with workshop("seko-crash-") as folder:
         (folder / "block.cpp").write_text("half")
-        with whole_file(place / "goal", "writing", replace=True) as file:
+        with whole_file(place / "goal", replace=True) as file:
             file.write((folder / "block.cpp").read_bytes())
 
 
@@ -216,7 +217,7 @@ class _Wanted:
         with (
             contextlib.suppress(UsageError, _HalfWayError),
             contextlib.redirect_stderr(io.StringIO()),
-            whole_folder(self._place / "goal", "building", replace=False),
+            whole_folder(self._place / "goal", replace=False),
         ):
             raise _HalfWayError
 
@@ -228,7 +229,8 @@ class _Wanted:
             return [f"the next use ends in {type(fault).__name__}: {fault}"]
         if content_of(self._place / "goal") != self._new:
             return ["the next use does not make the new one"]
-        left = os.listdir(self._place)
+        # An empty folder without its marker, of a process killed beside one of its two ends, may be anybody's.
+        left = [name for name in os.listdir(self._place) if content_of(self._place / name) != {}]
         return [] if sorted(left) == sorted(self._new_names) else [f"the next use leaves {left}"]
 
 

@@ -37,7 +37,7 @@ run=$!
 while ! three_chunks; do sleep 0.1; done
 kill -INT $run; wait $run'
 third=${third/three_chunks/python -c \'import av, glob, sys
-(file,) = glob.glob(\"out\/.long.mp4.writing-*\")
+(file,) = glob.glob(\"out\/.long.mp4.seko-*\/new\")
 sys.exit(sum(1 for _ in av.open(file).decode(video=0)) < 24)\' 2>\/dev\/null}
 
 date -u +"A session of %Y-%m-%d, on $(nproc) cores without a GPU. Left: seconds since the command began."

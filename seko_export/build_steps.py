@@ -98,7 +98,7 @@ def build_artifact(
     source = load_checkpoint(checkpoint, config.model, load_options)
     around = workload.open_media(config, media)
 
-    with whole_folder(output_path, "building", replace=replace) as folder:
+    with whole_folder(output_path, replace=replace) as folder:
         with compiled_beside(config, maker, folder, progress) as wait_for_engines:
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)

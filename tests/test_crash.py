@@ -50,7 +50,7 @@ def write_beside(place: Path) -> None:
 
 def write_by_two_names(place: Path) -> None:
     """No name is there for a moment."""
-    with whole_file(place / "new", "writing", replace=True) as file:
+    with whole_file(place / "new", replace=True) as file:
         file.write(b"the new one")
     (place / "goal").unlink(missing_ok=True)
     (place / "new").rename(place / "goal")
@@ -81,7 +81,7 @@ def test_what_is_not_whole_is_seen(tmp_path, work, words):
 
 def test_what_is_whole_is_not_blamed(tmp_path):
     def write_whole(place: Path) -> None:
-        with whole_file(place / "goal", "writing", replace=True) as file:
+        with whole_file(place / "goal", replace=True) as file:
             file.write(b"the new one")
 
     report = crash(Scenario(write_old, write_whole, write_whole), tmp_path / "place")

@@ -62,7 +62,7 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
     heads = {MANIFEST_FILE: checked.document}
     if checked.signature is not None:
         heads[SIGNATURE_FILE] = checked.signature
-    with whole_file(output_path, "packing", replace=replace) as file:
+    with whole_file(output_path, replace=replace) as file:
         check_space(output_path.absolute().parent, size)
         for path, head in heads.items():
             _write_member(file, path, memoryview(head))

@@ -95,7 +95,7 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
     ):
         with disk_faults(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, "writing", replace=False, mode=mode) as file:
+        with whole_file(path, replace=False, mode=mode) as file:
             file.write(content)
     return KeyPair(output_path, public, key)
 
@@ -145,7 +145,7 @@ def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None 
     output_path = folder / SIGNATURE_FILE
     # The signature is written beside the artifact first, because an unexpected file inside would invalidate the
     # artifact.
-    with whole_file(output_path, "signing", replace=True, beside=folder.absolute()) as file:
+    with whole_file(output_path, replace=True, beside=folder.absolute()) as file:
         file.write(json.dumps(table, indent=1, sort_keys=True).encode() + b"\n")
     return Signed(
         output_path, checked.digest, key, time, tuple(sorted({key, *others})), tuple(sorted(dropped))

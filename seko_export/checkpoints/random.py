@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import torch
 from safetensors.torch import save_file
@@ -22,6 +19,8 @@ from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.key_table import KeyTable, RandomForm, plain_spread
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import MachineError, UsageError
+from seko_runtime.format.disk_faults import check_space, disk_faults
+from seko_runtime.format.whole_files import check_file_place, whole_path
 from seko_runtime.host.faults import told_by_the_system
 
 STEM = "diffusion_pytorch_model"  # as diffusers and Wan name the file
@@ -68,7 +67,9 @@ def write_random_model(
     UsageError
         If the format, dtype or device is unknown, or ``path`` exists.
     MachineError
-        If there is no GPU of this number, the disk is full, or the path cannot be written.
+        If there is no GPU of this number.
+    DiskError
+        If the disk is full, or the path cannot be written.
     """
     form = keys.random_forms.get(format)
     if form is None:
@@ -164,25 +165,15 @@ def write_tensor_file(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _appearing_whole(path: Path, size: int) -> Iterator[Path]:
-    """Yield the path of a temporary file, which gets the name ``path`` if nothing fails and is removed otherwise."""
-    if path.exists() or path.is_symlink():
+    """Yield the path of a file or folder to make, which gets the name ``path`` if nothing fails."""
+    if os.path.lexists(path):
         raise UsageError(f"{path} exists; remove it or name another path: a checkpoint is never overwritten")
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
+    check_file_place(path)
+    with disk_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if size > free:
-            raise MachineError(f"{path} needs {size} bytes, {free} are free; make room or go elsewhere")
-        yield temporary
-        temporary.rename(path)
-    except OSError as fault:
-        limited = "; raise this process's limit (ulimit -f)" if fault.errno == errno.EFBIG else ""
-        raise MachineError(f"{path} cannot be written: {fault.strerror or fault}{limited}") from fault
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        elif temporary.exists():
-            temporary.unlink()
+    check_space(path.parent, size)
+    with whole_path(path, replace=False) as unfinished:
+        yield unfinished
 
 
 def random_weight(
@@ -318,7 +309,6 @@ def _write_pt(path: Path, weights: _RandomWeights) -> None:
     # torch.save names the archive after a path; a file keeps the bytes equal
     with path.open("wb") as file, told_by_the_system():
         torch.save(dict.fromkeys(weights.form.parts, state) or state, file)
-        _sync(file)
 
 
 def _write_whole(path: Path, weights: _RandomWeights) -> None:
@@ -362,18 +352,11 @@ def _write_safetensors(path: Path, content: Mapping[str, _Stored]) -> None:
         file.write(encoded)
         for tensor in content.values():
             file.write(tensor.draw().view(torch.uint8).numpy().data)
-        _sync(file)
 
 
 def _write_json(path: Path, content: object) -> None:
     with path.open("wb") as file:
         file.write(json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
-        _sync(file)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 _WRITERS: dict[str, Callable[[Path, _RandomWeights], None]] = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import tempfile
 import time
 import warnings
@@ -12,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seko_runtime.format.leftovers import make_held_folder, remove_leftovers
+from seko_runtime.format.own_folders import make_own_folder, remove_own_folder, sweep
 from seko_runtime.host.end_signals import held_signals
 
 # attempts to remove a folder, a twentieth of a second apart, because a killed compiler may still write for a
@@ -35,14 +33,14 @@ def workshop(prefix: str) -> Iterator[Path]:
     Yields
     ------
     Path
-        The new folder, empty.
+        The new folder, empty but for the marker of Seko's own folders.
     """
     place, name = Path(tempfile.gettempdir()), f"{prefix}workshop-"
-    remove_leftovers(place, re.escape(name))
+    sweep(place, name)
     folder, lock = None, -1
     try:
         with held_signals():  # otherwise the folder could exist without being known
-            folder, lock = make_held_folder(place, name, 0o700)
+            folder, lock = make_own_folder(place, name)
         yield folder
     finally:
         if folder is not None:
@@ -54,8 +52,7 @@ def workshop(prefix: str) -> Iterator[Path]:
 def _remove(folder: Path) -> None:
     """Remove a folder to which an ending process may still write."""
     for _ in range(_REMOVALS):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        if remove_own_folder(folder):
             return
         time.sleep(0.05)
     warnings.warn(f"{folder} could not be removed", stacklevel=2)

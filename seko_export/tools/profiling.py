@@ -120,7 +120,7 @@ def check_trace_goal(trace: Path, artifact: Path) -> None:
         raise UsageError(
             f"--trace {trace} lies inside the artifact, which it would spoil; choose another place"
         )
-    new = not trace.exists()
+    new = not os.path.lexists(trace)
     with _writing(trace), trace.open("ab"):
         pass
     if new:

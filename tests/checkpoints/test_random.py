@@ -25,6 +25,7 @@ from seko_export.families.wan_layout.keys import spread, wan_shapes
 from seko_export.families.wan_layout.namings import diffusers_config, wan_to_diffusers
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, clip_weights
+from seko_runtime.errors import DiskError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
 
@@ -101,10 +102,10 @@ def test_interrupted_writing_leaves_nothing(
 
 def test_no_space_and_no_folder_are_told(tmp_path: Path, model: ModelConfig) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(MachineError, match="cannot be written"):
+    with pytest.raises(DiskError, match="cannot be written"):
         write_random_checkpoint(tmp_path / "file" / "under.pt", model, format="wan", seed=0)
     huge = ModelConfig(name="huge", layers=10_000, dim=5120, heads=40, ffn_dim=13824)
-    with pytest.raises(MachineError, match="are free"):
+    with pytest.raises(DiskError, match="are free"):
         write_random_checkpoint(tmp_path / "huge.pt", huge, format="wan", seed=0)
     assert os.listdir(tmp_path) == ["file"]
 
@@ -117,7 +118,7 @@ def test_a_file_larger_than_the_process_may_write_is_told(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
-        with pytest.raises(MachineError, match=r"cannot be written: File too large; .*\(ulimit -f\)"):
+        with pytest.raises(DiskError, match=r"no space left .*\(ulimit -f\)"):
             write_random_checkpoint(tmp_path / "large", model, format=format, seed=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -110,6 +110,9 @@ def test_a_failed_run_leaves_no_trace(tmp_path, invoke):
     (tmp_path / "trace.json").write_text("an older one")
     assert invoke("profile", tmp_path / "absent", "--trace", tmp_path / "trace.json").exit_code == ARTIFACT
     assert (tmp_path / "trace.json").read_text() == "an older one"
+    (tmp_path / "link.json").symlink_to("elsewhere.json")
+    assert invoke("profile", tmp_path / "absent", "--trace", tmp_path / "link.json").exit_code == ARTIFACT
+    assert (tmp_path / "link.json").is_symlink()
 
 
 def test_a_damaged_artifact(artifact, invoke):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -84,7 +83,7 @@ def test_it_is_gone_after_the_block(place, ended_by):
 @pytest.mark.parametrize("moment", ["made", "removed"])
 def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment, taken_by, bystander):
     thread = threading.main_thread() if taken_by == "main" else bystander
-    make, remove = module.make_held_folder, shutil.rmtree
+    make, remove = module.make_own_folder, module.remove_own_folder
 
     def make_slowly(*options):
         folder = make(*options)
@@ -92,13 +91,13 @@ def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment, 
             deliver(thread, signal.SIGINT)  # there, and nobody knows of it
         return folder
 
-    def removed(folder, **options):
+    def removed(folder):
         if moment == "removed":
             deliver(thread, signal.SIGINT)
-        remove(folder, **options)
+        return remove(folder)
 
-    monkeypatch.setattr(module, "make_held_folder", make_slowly)
-    monkeypatch.setattr(module.shutil, "rmtree", removed)
+    monkeypatch.setattr(module, "make_own_folder", make_slowly)
+    monkeypatch.setattr(module, "remove_own_folder", removed)
     entered = []
     with pytest.raises(KeyboardInterrupt), workshop("seko-x-") as folder:
         entered.append(folder)
@@ -157,6 +156,6 @@ def test_what_a_compiler_writes_while_it_ends_goes_too(place):
 
 def test_a_folder_that_stays_is_told(monkeypatch):
     monkeypatch.setattr(module, "_REMOVALS", 2)
-    monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(module, "remove_own_folder", lambda _folder: False)
     with pytest.warns(UserWarning, match="could not be removed"), workshop("seko-x-"):
         pass

@@ -274,7 +274,7 @@ def test_a_signal_at_any_line_leaves_the_finished_chunks_or_nothing(tmp_path: Pa
 class _Strike:
     """A trace function that raises SIGTERM at the ``number``-th line of the code that writes files."""
 
-    FILES = ("video/files.py", "sinks.py", "whole_files.py", "leftovers.py", "renames.py", "contextlib.py")
+    FILES = ("video/files.py", "sinks.py", "whole_files.py", "own_folders.py", "renames.py", "contextlib.py")
 
     def __init__(self, number: int) -> None:
         self._left = number

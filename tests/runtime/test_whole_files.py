@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +18,11 @@ import pytest
 import torch
 
 from seko_export.artifact.writer import write_weights
+from seko_export.host.workshop import workshop
 from seko_runtime.errors import DiskError, UsageError
 from seko_runtime.format import whole_files
 from seko_runtime.format.disk_faults import disk_faults
+from seko_runtime.format.own_folders import MARKER
 from seko_runtime.format.whole_files import check_folder_place, whole_file, whole_folder
 from tests.runtime.whole_files_cases import (
     StoppedError,
@@ -29,6 +32,12 @@ from tests.runtime.whole_files_cases import (
 )
 
 SMALL_DISK = 2**20  # bytes
+# Names beside an output that look unfinished and are the user's, with words that any program might use, ours too.
+NEIGHBOURS = [
+    *(".goal.backup-20261127", ".goal.old-1", ".goal.copy-2", ".goal.draft-7", ".goal.v-3", ".goal.tar-0"),
+    *(".goal.building-5", ".goal.writing-0123456789", ".goal.replaced-0123456789", ".goal.seko-0123456789"),
+    *(".goal.seko-1", ".seko-0123456789", "seko-test-workshop-0123456789"),
+]
 
 
 @pytest.fixture
@@ -45,10 +54,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_folder_gets_its_name_when_it_is_whole(tmp_path):
     goal = tmp_path / "new" / "parents" / "artifact"
-    with whole_folder(goal, "building", replace=False) as folder:
+    with whole_folder(goal, replace=False) as folder:
         fill(folder)
         assert not goal.exists()
-        assert folder.parent == goal.parent
+        assert names(goal.parent) == [folder.parent.name]
     assert names(goal) == ["engines", "manifest.json"]
     assert names(goal.parent) == ["artifact"]
 
@@ -63,7 +72,7 @@ def test_an_ending_half_way_leaves_nothing(tmp_path, ending):
 
 def test_parents_that_were_there_stay(tmp_path):
     (tmp_path / "kept").mkdir()
-    with pytest.raises(StoppedError), whole_folder(tmp_path / "kept/artifact", "building", replace=False):
+    with pytest.raises(StoppedError), whole_folder(tmp_path / "kept/artifact", replace=False):
         raise StoppedError
     assert names(tmp_path) == ["kept"]
 
@@ -101,7 +110,7 @@ def test_a_place_that_takes_no_folder(tmp_path, parent):
     goal = Path(parent.replace("FILE", str(tmp_path / "file")), "artifact")
     with (
         pytest.raises(DiskError, match=r"cannot be written \(.+\): choose another -o"),
-        whole_folder(goal, "building", replace=False),
+        whole_folder(goal, replace=False),
     ):
         raise StoppedError
     assert names(tmp_path) == ["file"]
@@ -113,13 +122,13 @@ def test_a_full_disk(small_disk):
     too_much = torch.zeros(SMALL_DISK, dtype=torch.uint8)
     with (
         pytest.raises(DiskError, match="no space left for"),
-        whole_folder(goal, "building", replace=False) as f,
+        whole_folder(goal, replace=False) as f,
     ):
         write_weights(f, [("weight", too_much)])
     assert names(small_disk) == []
     with (
         pytest.raises(DiskError, match="no space left for"),
-        whole_folder(goal, "building", replace=False) as f,
+        whole_folder(goal, replace=False) as f,
     ):
         (f / "engine").write_bytes(bytes(2 * SMALL_DISK))
     assert names(small_disk) == []
@@ -152,7 +161,7 @@ def test_readers_get_what_the_umask_gives(tmp_path):
         goal = tmp_path / f"{umask:o}"
         before = os.umask(umask)
         try:
-            with whole_folder(goal, "building", replace=False) as folder:
+            with whole_folder(goal, replace=False) as folder:
                 fill(folder)
                 write_weights(folder, [("weight", torch.zeros(1))])
         finally:
@@ -166,7 +175,7 @@ def test_a_full_disk_is_told_in_numbers(small_disk):
     goal = small_disk / "artifact"
 
     def overfill() -> None:
-        with whole_folder(goal, "building", replace=False) as folder:
+        with whole_folder(goal, replace=False) as folder:
             (folder / "engine").write_bytes(bytes(SMALL_DISK // 2))
             (folder / "weights").write_bytes(bytes(SMALL_DISK))
 
@@ -182,7 +191,7 @@ def test_a_limit_on_the_size_of_files_is_told_with_the_limit(tmp_path):
     script = (
         "import resource, sys\nfrom pathlib import Path\nfrom seko_runtime.format.whole_files import whole_file\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "with whole_file(Path(sys.argv[1]), 'packing', replace=False) as file:\n"
+        "with whole_file(Path(sys.argv[1]), replace=False) as file:\n"
         "    for _ in range(3): file.write(bytes(4096))\n"
     )
     done = subprocess.run(
@@ -197,19 +206,19 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     goal = tmp_path / "a.tar"
 
     def stop() -> None:
-        with whole_file(goal, "packing", replace=False) as file:
+        with whole_file(goal, replace=False) as file:
             file.write(b"half")
             raise StoppedError
 
     with pytest.raises(StoppedError):
         stop()
     assert names(tmp_path) == []
-    with whole_file(goal, "packing", replace=False) as file:
+    with whole_file(goal, replace=False) as file:
         file.write(b"whole")
         assert not goal.exists()
-    with pytest.raises(UsageError, match="exists already"), whole_file(goal, "packing", replace=False):
+    with pytest.raises(UsageError, match="exists already"), whole_file(goal, replace=False):
         pass
-    with whole_file(goal, "packing", replace=True) as file:
+    with whole_file(goal, replace=True) as file:
         file.write(b"another")
     assert goal.read_bytes() == b"another"
     assert names(tmp_path) == ["a.tar"]
@@ -221,7 +230,7 @@ def test_what_is_no_regular_file_is_never_replaced_by_one(tmp_path, kind):
     (tmp_path / "link").symlink_to("nowhere")
     with (
         pytest.raises(UsageError, match="is no regular file"),
-        whole_file(tmp_path / kind, "packing", replace=True),
+        whole_file(tmp_path / kind, replace=True),
     ):
         pass
 
@@ -230,9 +239,10 @@ def test_a_file_may_be_its_owners_alone(tmp_path):
     goal = tmp_path / "snapshot"
     goal.write_text("an older one, for all to read")
     goal.chmod(0o644)
-    with whole_file(goal, "saving", replace=True, mode=0o600) as file:
+    with whole_file(goal, replace=True, mode=0o600) as file:
         (hidden,) = (path for path in tmp_path.iterdir() if path != goal)
-        assert stat.S_IMODE(hidden.stat().st_mode) == 0o600
+        assert stat.S_IMODE(hidden.stat().st_mode) == 0o700
+        assert stat.S_IMODE((hidden / "new").stat().st_mode) == 0o600
         file.write(b"secret")
     assert stat.S_IMODE(goal.stat().st_mode) == 0o600
     assert goal.read_bytes() == b"secret"
@@ -241,7 +251,7 @@ def test_a_file_may_be_its_owners_alone(tmp_path):
 def test_hidden_names_cannot_be_foretold(tmp_path):
     seen = set()
     for _ in range(5):
-        with whole_file(tmp_path / "goal", "saving", replace=True):
+        with whole_file(tmp_path / "goal", replace=True):
             seen |= {path.name for path in tmp_path.iterdir()} - {"goal"}
     assert len(seen) == 5
     assert not any(name.endswith(f"-{os.getpid()}") for name in seen)
@@ -256,7 +266,7 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_old_one_
         def run(what: object, *more: object, **options: object) -> object:
             path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else str(what)
             calls.append(
-                (word, re.sub(r"\.artifact\.building-[0-9a-f]+", "NEW", path.removeprefix(f"{tmp_path}/")))
+                (word, re.sub(r"\.artifact\.seko-[0-9a-f]+/new", "NEW", path.removeprefix(f"{tmp_path}/")))
             )
             return work(what, *more, **options)
 
@@ -276,9 +286,40 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_old_one_
 
 
 def test_the_lock_is_held_while_the_folder_is_filled(tmp_path):
-    with whole_folder(tmp_path / "artifact", "building", replace=False) as folder:
+    with whole_folder(tmp_path / "artifact", replace=False) as folder:
         fill(folder)
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder.with_name(MARKER), os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["file", "empty file", "folder", "empty folder", "artifact", "link"])
+@pytest.mark.parametrize("writer", ["file", "folder", "workshop"])
+def test_what_seko_did_not_write_stays_whatever_its_name(tmp_path, monkeypatch, capsys, writer, kind):
+    """Only a folder with the marker of a process that is gone is ever removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in NEIGHBOURS:
+        path = tmp_path / name
+        if kind == "link":
+            path.symlink_to(tmp_path)
+        elif kind.endswith("file"):
+            path.write_text("" if kind == "empty file" else "years of work")
+        else:
+            path.mkdir()
+        if kind == "folder":
+            (path / "thesis.txt").write_text("years of work")
+        elif kind == "artifact":
+            fill(path)
+    before = {path: path.lstat() for path in tmp_path.rglob("*")}
+    if writer == "file":
+        with whole_file(tmp_path / "goal", replace=True) as file:
+            file.write(b"new")
+    elif writer == "folder":
+        build(tmp_path / "goal")
+    else:
+        with workshop("seko-test-"):
+            pass
+    assert {path for path in before if not os.path.lexists(path)} == set()
+    assert all(os.path.samestat(path.lstat(), status) for path, status in before.items())
+    assert capsys.readouterr().err == ""

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from seko_runtime.errors import DiskError, UsageError
-from seko_runtime.format import leftovers, whole_files
-from seko_runtime.format.leftovers import remove_leftovers
+from seko_runtime.format import own_folders, whole_files
+from seko_runtime.format.own_folders import MARKER, sweep
 from seko_runtime.format.whole_files import whole_file
 from tests.runtime.whole_files_cases import (
     build,
@@ -34,7 +34,7 @@ def test_the_old_artifact_comes_back_if_the_new_one_cannot_take_its_name(tmp_pat
     rename = os.rename
 
     def refuse(source: Path, target: Path) -> None:
-        if ".building-" in source.name:
+        if source.name == "new":
             raise OSError(errno.EIO, "Input/output error")
         rename(source, target)
 
@@ -81,18 +81,6 @@ def test_a_process_killed_while_it_removes_the_old_artifact(tmp_path, monkeypatc
     assert names(tmp_path) == ["artifact"]
 
 
-def test_a_leftover_of_the_same_process_number_is_in_nobodys_way(tmp_path):
-    """As in a container, where every process is number 1."""
-    goal = tmp_path / "artifact"
-    build(goal, "first")
-    for doing in ("replaced", "building"):
-        (tmp_path / f".artifact.{doing}-{os.getpid()}").mkdir()
-        fill(tmp_path / f".artifact.{doing}-{os.getpid()}")
-    build(goal, "second", replace=True)
-    assert (goal / "manifest.json").read_text() == "second"
-    assert names(tmp_path) == ["artifact"]
-
-
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_what_took_the_name_of_an_artifact_at_the_last_moment_is_not_replaced(
     tmp_path, monkeypatch, exchanged
@@ -113,58 +101,6 @@ def test_what_took_the_name_of_an_artifact_at_the_last_moment_is_not_replaced(
     with pytest.raises(UsageError, match="is no artifact"):
         build(goal, "second", replace=True)
     assert names(goal) == ["engines", "thesis.txt"]
-    assert names(tmp_path) == ["artifact"]
-
-
-def test_an_artifact_that_stepped_aside_for_one_and_was_replaced_by_another_is_removed(tmp_path, monkeypatch):
-    """Where names cannot be exchanged, another process takes the name between two renames."""
-    goal = tmp_path / "artifact"
-    build(goal, "first")
-    no_exchange(monkeypatch)
-    rename, raced = os.rename, []
-
-    def race(source: Path, target: Path) -> None:
-        if ".building-" in source.name and not raced:
-            raced.append(source)
-            build(goal, "theirs")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", race)
-    monkeypatch.setattr(whole_files, "_put_back", lambda _: None)  # theirs looked before the name was free
-    build(goal, "mine", replace=True)
-    assert raced
-    assert (goal / "manifest.json").read_text() == "mine"
-    assert names(tmp_path) == ["artifact"]
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_replaced_artifact_that_a_third_process_is_removing_does_not_come_back(
-    tmp_path, monkeypatch, finished
-):
-    """Another process takes the name just before the exchange and ends; a third takes its artifact for a leftover."""
-    goal = tmp_path / "artifact"
-    build(goal, "first")
-    exchange, raced, third = whole_files.exchange, [], []
-
-    def race(folder: Path, name: Path) -> bool:
-        if raced:
-            return exchange(folder, name)
-        raced.append(True)
-        build(name, "theirs", replace=True)
-        exchange(folder, name)
-        if finished:
-            shutil.rmtree(folder)
-        else:
-            third.append(os.open(folder, os.O_RDONLY))
-            fcntl.flock(third[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / "manifest.json").unlink()
-        return True
-
-    monkeypatch.setattr(whole_files, "exchange", race)
-    build(goal, "mine", replace=True)
-    for descriptor in third:
-        os.close(descriptor)
-    assert (goal / "manifest.json").read_text() == "mine"
     assert names(tmp_path) == ["artifact"]
 
 
@@ -195,86 +131,6 @@ def test_a_name_taken_while_building_is_not_overwritten(tmp_path):
     assert names(tmp_path) == ["artifact"]
 
 
-def test_what_a_killed_process_left_is_removed_and_said(tmp_path, capsys):
-    """Though its number is that of a living process by now, and whatever it was doing; a file too."""
-    assert killed(lambda: build(tmp_path / "artifact", meanwhile=kill_here)) == -signal.SIGKILL
-    left = tmp_path / f".artifact.building-{os.getppid()}"
-    left.mkdir()
-    fill(left)
-    (tmp_path / ".artifact.unpacking-0123456789").mkdir()
-    (tmp_path / ".artifact.unpacking-0123456789/half").touch()
-    (tmp_path / ".artifact.saving-0123456789").write_text("half")
-    assert len(names(tmp_path)) == 4
-    build(tmp_path / "artifact")
-    assert names(tmp_path) == ["artifact"]
-    said = capsys.readouterr().err
-    assert f"removed {left.name}: the process that left it is gone" in said
-    assert said.count("removed .artifact.") == 4
-
-
-def test_of_what_is_empty_nothing_is_said(tmp_path, capsys):
-    """A living process may have made it this moment, and not locked it yet."""
-    (tmp_path / ".artifact.unpacking-0123456789").mkdir()
-    (tmp_path / ".artifact.saving-0123456789").touch()
-    build(tmp_path / "artifact")
-    assert names(tmp_path) == ["artifact"]
-    assert capsys.readouterr().err == ""
-
-
-def test_what_is_not_left_over_stays(tmp_path, capsys):
-    """Another goal's, another name, what somebody holds, a link."""
-    stays = [".other.building-0123456789", ".artifact.building-0123456789x", ".artifact.building-01234567890"]
-    for name in stays:
-        (tmp_path / name).mkdir()
-    locked = tmp_path / ".artifact.building-0123456789"
-    locked.mkdir()
-    descriptor = os.open(locked, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        build(tmp_path / "artifact")
-    finally:
-        os.close(descriptor)
-    assert names(tmp_path) == sorted([*stays, locked.name, "artifact"])
-    assert capsys.readouterr().err == ""
-    locked.rmdir()
-    (tmp_path / "real").mkdir()
-    locked.symlink_to("real")
-    os.mkfifo(tmp_path / ".artifact.building-9876543210")
-    build(tmp_path / "artifact", replace=True)
-    assert locked.is_symlink()
-    assert (tmp_path / ".artifact.building-9876543210").is_fifo()
-
-
-def test_without_locks_leftovers_stay_and_an_artifact_comes_back_all_the_same(tmp_path, monkeypatch):
-    goal = tmp_path / "artifact"
-    build(goal, "first")
-    goal.rename(tmp_path / ".artifact.replaced-0123456789")
-    (tmp_path / ".artifact.building-0123456789").mkdir()
-    no_locks(monkeypatch)
-    build(goal, "second", replace=True)
-    assert (goal / "manifest.json").read_text() == "second"
-    assert names(tmp_path) == [".artifact.building-0123456789", "artifact"]
-
-
-def test_what_another_process_takes_for_a_leftover_is_made_once_more(tmp_path, monkeypatch):
-    """Between its making and its lock, which nothing can close."""
-    hold, swept = leftovers.hold, []
-
-    def sweep_first(descriptor: int) -> bool:
-        if len(swept) < 2:
-            swept.extend(path for path in tmp_path.iterdir())
-            remove_leftovers(tmp_path, r"\.artifact\.[a-z]+-")
-            assert names(tmp_path) == []
-        return hold(descriptor)
-
-    monkeypatch.setattr(leftovers, "hold", sweep_first)
-    build(tmp_path / "artifact")
-    with whole_file(tmp_path / "file", "packing", replace=False) as file:
-        file.write(b"whole")
-    assert len(set(swept)) == 2
-    assert names(tmp_path) == ["artifact", "file"]
-
-
 @pytest.mark.parametrize("exchanged", [True, False])
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_many_that_make_one_goal_at_once_are_in_nobodys_way(tmp_path, monkeypatch, kind, exchanged):
@@ -290,7 +146,7 @@ def test_many_that_make_one_goal_at_once_are_in_nobodys_way(tmp_path, monkeypatc
                 if kind == "folder":
                     build(goal, content, replace=True)
                 else:
-                    with whole_file(goal, "saving", replace=True) as file:
+                    with whole_file(goal, replace=True) as file:
                         file.write(content.encode())
         except BaseException as fault:
             faults.append(fault)
@@ -325,3 +181,110 @@ def test_of_many_that_may_not_replace_one_has_its_way(tmp_path):
     assert len(ends) == 4
     assert (goal / "manifest.json").read_text() == won
     assert names(tmp_path) == ["goal"]
+
+
+def left_folder(goal: Path, digit: str, *, marker: bool = True) -> Path:
+    """What a process that was killed leaves beside its goal."""
+    left = goal.with_name(f".{goal.name}.seko-{digit * 10}")
+    left.mkdir()
+    (left / "new").write_text("half")
+    if marker:
+        (left / MARKER).touch()
+    return left
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_a_killed_process_left_is_removed_and_said(tmp_path, capsys, kind):
+    goal = tmp_path / "goal"
+
+    def make(meanwhile=lambda: None) -> None:
+        if kind == "folder":
+            build(goal, meanwhile=meanwhile)
+        else:
+            with whole_file(goal, replace=False) as file:
+                file.write(b"whole")
+                meanwhile()
+
+    assert killed(lambda: make(kill_here)) == -signal.SIGKILL
+    (left,) = names(tmp_path)
+    left_folder(goal, "a")
+    make()
+    assert names(tmp_path) == ["goal"]
+    said = capsys.readouterr().err
+    assert f"removed {left}: the process that left it is gone" in said
+    assert said.count("removed .goal.seko-") == 2
+
+
+def test_what_is_not_left_over_stays(tmp_path, monkeypatch, capsys):
+    """Another goal's, what somebody holds, what another user made, links in the place of folder and marker."""
+    goal = tmp_path / "goal"
+    stays = [
+        left_folder(tmp_path / "other", "a"),
+        left_folder(goal, "b"),
+        left_folder(goal, "c", marker=False),
+    ]
+    held = os.open(stays[1] / MARKER, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    (stays[2] / MARKER).symlink_to(stays[0] / MARKER)
+    (tmp_path / ".goal.seko-dddddddddd").symlink_to(stays[0].name)
+    before = names(tmp_path)
+    build(goal)
+    os.close(held)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with whole_file(goal / "a file", replace=False, beside=goal):
+        pass
+    build(goal, replace=True)
+    assert names(tmp_path) == sorted([*before, "goal"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_of_an_artifact_that_was_being_replaced_nothing_is_lost(tmp_path, monkeypatch, capsys, locks):
+    """On a file system without locks nobody can know whether its process lives, and it stays where it is."""
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    left = left_folder(goal, "a")
+    goal.rename(left / "replaced")
+    if not locks:
+        no_locks(monkeypatch)
+    if locks:
+        with pytest.raises(UsageError, match="exists already"):
+            build(goal, "second")
+    build(goal, "third", replace=True)
+    assert (goal / "manifest.json").read_text() == "third"
+    assert names(tmp_path) == (["artifact"] if locks else [left.name, "artifact"])
+    assert ("put artifact back" in capsys.readouterr().err) == locks
+    assert locks or (left / "replaced/manifest.json").read_text() == "first"
+
+
+def test_a_folder_of_the_users_that_was_moved_away_is_never_removed(tmp_path, capsys):
+    """It took the artifact's name at the last moment, where two names cannot be exchanged."""
+    goal = tmp_path / "artifact"
+    left = left_folder(goal, "a")
+    (left / "replaced").mkdir()
+    (left / "replaced/thesis.txt").write_text("years of work")
+    build(goal.with_name("other"))
+    goal.with_name("other").rename(goal)
+    build(goal, replace=True)
+    assert (left / "replaced/thesis.txt").read_text() == "years of work"
+    assert capsys.readouterr().err == ""
+
+
+def test_what_another_process_sweeps_before_it_is_locked_is_made_once_more(tmp_path, monkeypatch):
+    hold, swept = own_folders.hold, []
+
+    def sweep_first(descriptor: int) -> bool:
+        if len(swept) < 2:
+            swept.extend(tmp_path.glob(".*"))
+            sweep(tmp_path, ".artifact.seko-")
+            sweep(tmp_path, ".file.seko-")
+            assert names(tmp_path) == [path for path in names(tmp_path) if path == "artifact"]
+        return hold(descriptor)
+
+    monkeypatch.setattr(own_folders, "hold", sweep_first)
+    build(tmp_path / "artifact")
+    swept.pop()
+    with whole_file(tmp_path / "file", replace=False) as file:
+        file.write(b"whole")
+    assert len(swept) == 2
+    assert names(tmp_path) == ["artifact", "file"]

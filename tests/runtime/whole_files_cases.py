@@ -35,7 +35,7 @@ def build(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Fill and name an artifact; raise ``ending`` half-way, or let something happen ``meanwhile``."""
-    with whole_folder(goal, "building", replace=replace) as folder:
+    with whole_folder(goal, replace=replace) as folder:
         fill(folder, content)
         meanwhile()
         if ending is not None:

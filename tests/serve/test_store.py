@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from seko_runtime.format.own_folders import MARKER
 from seko_serve.jobs import VideoJobs
 from seko_serve.live.device import Device
 from seko_serve.store.base import ExistsError, StoreError
@@ -235,15 +236,15 @@ def test_a_temporary_folder_is_made_when_it_is_needed_and_removed_with_its_files
     assert folder.claim() is None
     assert list(own.iterdir()) == []
     (folder.path() / "own-file").write_bytes(b"a")
-    assert [path.name for path in folder.path().iterdir()] == ["own-file"]
+    assert sorted(path.name for path in folder.path().iterdir()) == ["own-file", MARKER]
     shutil.rmtree(folder.path())
-    assert list(folder.path().iterdir()) == []  # it is there again
+    assert [path.name for path in folder.path().iterdir()] == [MARKER]  # it is there again
     folder.close()
     assert list(own.iterdir()) == []
     (folder.path() / "own-file").write_bytes(b"a")
     (folder.path() / "thesis.tex").write_bytes(b"a")
     folder.close()
-    assert [file.name for file in own.glob("own-*/*")] == ["thesis.tex"]
+    assert [file.name for file in own.glob("own-*/*") if file.name != MARKER] == ["thesis.tex"]
 
 
 def test_what_killed_processes_have_left_is_removed_and_nothing_else(own: Path) -> None:

@@ -7,6 +7,7 @@ cached in a file for the next process.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_runtime.backends import cuda_driver
-from seko_runtime.errors import ArtifactError, EngineRunError
+from seko_runtime.errors import ArtifactError, DiskError, EngineRunError, UsageError
 from seko_runtime.format.manifest import EngineSpec, Manifest
+from seko_runtime.format.whole_files import whole_file
 
 if TYPE_CHECKING:
     import tensorrt_lean as trt
@@ -192,12 +194,7 @@ def read_private(file: Path) -> bytes:
 def write_private(file: Path, content: bytes) -> None:
     """Replace a file atomically, in a folder that only the user may write to. On a full or read-only disk the file is
     not written."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError, DiskError, UsageError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as target:
+        with whole_file(file, replace=True, mode=0o600) as target:
             target.write(content)
-        part.replace(file)
-    except OSError:
-        part.unlink(missing_ok=True)

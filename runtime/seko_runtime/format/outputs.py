@@ -54,7 +54,7 @@ class Output:
             return cast(BinaryIO, opened.enter_context(self.pipe))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with held_signals():  # otherwise the file could exist without the caller's knowledge
-            return opened.enter_context(whole_file(self._path, "writing", replace=True))
+            return opened.enter_context(whole_file(self._path, replace=True))
 
     def signals(self) -> contextlib.AbstractContextManager[None]:
         """Return a context that delays signals if the output is a file. For a pipe the context does not delay signals,

@@ -92,7 +92,7 @@ def unpack_artifact(
         _check_tree(manifest.files)
         reader.check_length(tar_bytes(document, signature, manifest.files))
         heads = {MANIFEST_FILE: document} | ({} if signature is None else {SIGNATURE_FILE: signature})
-        with whole_folder(output_path, "unpacking", replace=replace) as folder:
+        with whole_folder(output_path, replace=replace) as folder:
             check_space(folder, sum(entry.size for entry in manifest.files.values()))
             for name, content in heads.items():
                 (folder / name).write_bytes(content)

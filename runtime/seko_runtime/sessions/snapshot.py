@@ -73,7 +73,7 @@ class Snapshot:
             If the file cannot be written.
         """
         blocks = self.blocks()
-        with whole_file(path_of(path, "path"), "saving", replace=True, mode=0o600) as file:
+        with whole_file(path_of(path, "path"), replace=True, mode=0o600) as file:
             for block in blocks:
                 file.write(block)
 

@@ -5,7 +5,6 @@ The ONNX forms of all engines are made in parallel. The plans are then built one
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from seko_export.host.environment import user_cache
 from seko_export.host.progress import Progress
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_runtime.format.manifest import PLUGINS_KEY
+from seko_runtime.format.whole_files import whole_file
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -164,7 +164,11 @@ def build_plans(
         plan = builder.build(with_code.model, form.aliases, archs, known, progress)
         (engines / engine_file(path.stem, PLAN_SUFFIX, "")).write_bytes(plan.content)
         if plan.timing_cache:
-            _write_whole(timings, plan.timing_cache)
+            timings.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(
+                timings, replace=True
+            ) as file:  # two builds may write their timings at the same time
+                file.write(plan.timing_cache)
         path.unlink()
         seconds[path.stem] = time.monotonic() - started
     forms.rmdir()
@@ -211,14 +215,6 @@ def timing_cache_file(library: TensorRt, piece: str, archs: tuple[str, ...]) -> 
 def local_arch() -> str:
     """Return the compute capability ``sm_NN`` of the GPU on which plans are built."""
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Replace a file atomically, because two builds may write their timings at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 TENSORRT = plan_backend(DATA_CENTRE)

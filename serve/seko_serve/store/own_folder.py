@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from seko_runtime.format.leftovers import hold, make_held_folder, remove_leftovers
+from seko_runtime.format.own_folders import MARKER, hold, make_own_folder, remove_own_folder, sweep
 from seko_serve.store.base import StoreError, check_own
 
 
@@ -78,23 +78,21 @@ class OwnFolder:
     def close(self) -> None:
         """Remove a temporary folder, or let other processes use a chosen folder."""
         if self._chosen is None and self._path is not None:
-            with suppress(OSError):  # removed before, or somebody else has put a file into it
-                self._remove_files(self._path)
-                self._path.rmdir()
+            with suppress(OSError):  # removed before
+                if self._holds_own(self._path):
+                    remove_own_folder(self._path)
+                else:
+                    self._remove_files(self._path)
         self._path = None
         self._unlock()
 
     def remove_left(self) -> None:
         """Remove the temporary folders of this name that killed processes of the same user have left."""
+        sweep(Path(tempfile.gettempdir()), self._name, self._holds_own)
 
-        def of_such_a_process(folder: Path) -> Path | None:
-            try:
-                check_own(folder, self._own)
-                return folder if folder.lstat().st_uid == os.getuid() else None
-            except (StoreError, OSError):  # of somebody who chose such a name; gone, or no folder
-                return None
-
-        remove_leftovers(Path(tempfile.gettempdir()), re.escape(self._name), of_such_a_process)
+    def _holds_own(self, folder: Path) -> bool:
+        """Return whether nobody else has put a file into a temporary folder."""
+        return all(name == MARKER or self._own.fullmatch(name) for name in os.listdir(folder))
 
     def _remove_files(self, folder: Path) -> None:
         for file in folder.iterdir():
@@ -108,7 +106,7 @@ class OwnFolder:
     def _made(self) -> tuple[Path, int]:
         """Make and lock the folder; return the folder's path, and the descriptor that holds the lock."""
         if self._chosen is None:
-            return make_held_folder(Path(tempfile.gettempdir()), self._name, 0o700)
+            return make_own_folder(Path(tempfile.gettempdir()), self._name)
         self._chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._chosen, os.O_RDONLY | os.O_DIRECTORY)
         if not hold(descriptor):
