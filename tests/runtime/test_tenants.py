@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seko_runtime.errors import PoolFullError, UsageError
+from seko_runtime.errors import PoolFullError, SnapshotError, UsageError
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PromptCache, PromptKey
 from seko_runtime.video.text import MAX_PROMPT_LETTERS
@@ -88,14 +88,33 @@ def test_sessions_of_one_tenant_share_prompts_and_those_of_two_do_not(tmp_path: 
         b.resume()
         b.set_prompt(PROMPTS[0])
         assert text.calls == 3
-        again = pool.restore(file, tenant="bob")
+        again = pool.restore(file, tenant="ada")
         again.set_prompt(PROMPTS[0])
-        assert (text.calls, again.tenant) == (3, "bob")
-        alone = pool.restore(file)
-        alone.set_prompt(PROMPTS[0])
-        assert (text.calls, alone.tenant) == (4, None)
-        assert counts(pool) == (4, 4)
+        assert (text.calls, again.tenant) == (3, "ada")
+        c.save(file)
         c.close()
+        c = pool.restore(file, tenant="bob")
+        c.set_prompt(PROMPTS[0])
+        assert (text.calls, c.tenant) == (3, "bob")
+        c.close()
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 32])
+def test_a_snapshot_is_restored_for_its_own_tenant_alone(tmp_path: Path, key: bytes | None) -> None:
+    """Whoever can copy a file over another one would else see the frames of its owner."""
+    with closing(open_pool(snapshot_key=key)) as pool:
+        for name, tenant in (("ada", "ada"), ("bob", "bob"), ("nobody", None), ("odd", "\ud800")):
+            with pool.open_session(prompt=PROMPTS[0], tenant=tenant) as session:
+                session.save(tmp_path / name)
+            for other in ("ada", "bob", None, "nobody", "x" * 100_000):
+                if other == tenant:
+                    pool.restore(tmp_path / name, tenant=other).close()
+                    continue
+                with pytest.raises(
+                    SnapshotError, match=f"^{name} is of another tenant: restore it with the tenant="
+                ):
+                    pool.restore(tmp_path / name, tenant=other)
+            assert pool.free == pool.capacity
 
 
 def test_a_prompt_of_the_cache_gives_the_bytes_of_one_that_is_encoded() -> None:

@@ -84,7 +84,7 @@ def test_of_writers_at_once_one_wins(store: ObjectStore) -> None:
 
 def test_a_session_is_saved_and_read(store: ObjectStore) -> None:
     saved, session = SavedSessions(store, b"k" * 32), new_session()
-    name = saved.put(session, Saved({"chunk": 1}, [b"m"], [b"r" * 100]))
+    name = saved.put(session, "tenant", Saved({"chunk": 1}, [b"m"], [b"r" * 100]))
     record = saved.commit(None, Record(session, "tenant", ("a",), name, 0.5))
     assert saved.find(session) == record
     content = saved.read(record)

@@ -290,6 +290,37 @@ def test_a_token_opens_its_own_session_alone_and_its_key_must_still_be_one(
     run(test, first)
 
 
+@pytest.mark.parametrize("keys", [("a-key-of-the-first-tenant", "a-key-of-the-second-tenant"), ()])
+def test_with_a_snapshot_key_nobody_sees_the_frames_of_a_session_whose_files_were_copied_over_his(
+    start: Starter, tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    """Of another tenant, and of another session of the same one."""
+    settings = {**folder(tmp_path), "keys": keys, "snapshot_key": b"k" * 32}
+    first = start(**settings)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        clients = []
+        for number in range(2):
+            client = new_client()
+            client._key = keys[number] if keys else None
+            await client.open(prompt=PROMPT, seed=number)
+            await watch(client, 2)
+            clients.append(client)
+        await asyncio.to_thread(first.stop)
+        source, goal = (next((tmp_path / "store").glob(f"{client._id}.snapshot-*")) for client in clients)
+        shutil.copy(source, goal)
+        second = start(**settings)
+        for client in clients:
+            client._url = second.url
+        with pytest.raises(ServeError, match="damaged") as refused:
+            await clients[1].resume()
+        assert refused.value.kind.code == "lost"
+        await clients[0].resume()
+        await watch(clients[0], 1)
+
+    run(test, first)
+
+
 @pytest.mark.parametrize("fault", ["damaged", "cut", "another artifact", "gone"])
 def test_a_snapshot_that_cannot_be_read_is_lost_and_takes_no_row(
     start: Starter, tmp_path: Path, fault: str

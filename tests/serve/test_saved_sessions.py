@@ -52,12 +52,14 @@ def commit_snapshot(
     session: str,
     content: Saved,
     tokens: tuple[str, ...] = ("a",),
+    tenant: str = "tenant",
 ) -> Record:
     """Write a snapshot and the record that names it, as the server does."""
-    name = saved.put(session, content)
+    name = saved.put(session, tenant, content, "artifact")
     try:
         epoch = 0 if before is None else before.epoch
-        return saved.commit(before, Record(session, "tenant", tokens, name, 0.5, epoch=epoch))
+        record = Record(session, tenant, tokens, name, 0.5, epoch=epoch, artifact="artifact")
+        return saved.commit(before, record)
     except StoreError:
         saved.discard(name)
         raise
@@ -158,8 +160,52 @@ def test_only_the_key_that_wrote_it_reads_it_and_parts_cannot_be_exchanged() -> 
     with pytest.raises(StoreError, match="damaged"):
         saved.read(records[0])
     store.files[f"{sessions[0]}.record0"] = store.files[f"{sessions[1]}.record0"]
-    with pytest.raises(StoreError, match="none of it"):
+    with pytest.raises(StoreError, match="another session's"):
         saved.find(sessions[0])
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("tenants", [("ada", "bob"), ("ada", "ada")])
+def test_a_file_that_is_copied_over_another_one_is_refused(
+    key: bytes | None, tenants: tuple[str, str]
+) -> None:
+    """Else a tenant who reopens his session would see the frames of the one whose files took their place."""
+    for kind in ("snapshot", "record"):
+        store = Memory()
+        saved, sessions = SavedSessions(store, key), [new_session(), new_session()]
+        for session, tenant in zip(sessions, tenants, strict=True):
+            commit_snapshot(saved, None, session, SAVED, tenant=tenant)
+        source, goal = (
+            next(name for name in store.files if name.startswith(f"{session}.{kind}")) for session in sessions
+        )
+        store.files[goal] = store.files[source]
+        with pytest.raises(StoreError, match="another session's"):
+            read(saved, sessions[1])
+        assert read(saved, sessions[0])[1] == 3
+
+
+def test_an_older_snapshot_or_record_of_a_session_does_not_pass_for_a_newer_one() -> None:
+    store, session = Memory(), new_session()
+    saved = SavedSessions(store, KEY)
+    first = commit_snapshot(saved, None, session, SAVED)
+    before = dict(store.files)
+    second = commit_snapshot(saved, first, session, Saved({"chunk": 4}, [], [b"row"]))
+    now = dict(store.files)
+    store.files = {**now, second.snapshot: before[first.snapshot]}
+    with pytest.raises(StoreError, match="another session's"):
+        read(saved, session)
+    store.files = {**now, f"{session}.record1": before[f"{session}.record0"]}
+    with pytest.raises(StoreError, match="is gone"):
+        read(saved, session)
+
+
+@pytest.mark.parametrize("field", ["tenant", "artifact"])
+def test_a_snapshot_is_read_only_for_the_owner_and_artifact_of_its_record(field: str) -> None:
+    saved, session = SavedSessions(Memory(), KEY), new_session()
+    record = commit_snapshot(saved, None, session, SAVED)
+    with pytest.raises(StoreError, match="another session's"):
+        saved.read(replace(record, **{field: "another"}))
+    assert saved.read(record).state == SAVED.state
 
 
 def test_an_owner_that_wakes_up_behind_another_one_saves_and_removes_nothing() -> None:
@@ -204,7 +250,9 @@ def test_of_owners_whose_steps_mix_in_any_order_the_last_one_is_read(data: st.Da
                 assert current is not None
                 record = other.take_over(current)
                 for chunk in range(after):
-                    name = other.put(session, Saved({"chunk": 10 + chunk}, [], [b"other"]))
+                    name = other.put(
+                        session, "tenant", Saved({"chunk": 10 + chunk}, [], [b"other"]), "artifact"
+                    )
                     record = other.commit(record, replace(record, snapshot=name))
                 taken.append(record)
             self.steps += 1
@@ -242,7 +290,7 @@ def test_a_session_that_ends_its_processes_is_continued_twice_and_no_more() -> N
         assert record.epoch == epoch
     with pytest.raises(VainError, match="2 processes ended"):
         saved.take_over(record)
-    name = saved.put(session, Saved({"chunk": 9}, [], [b"row"]))
+    name = saved.put(session, "tenant", Saved({"chunk": 9}, [], [b"row"]), "artifact")
     record = saved.commit(record, replace(record, snapshot=name))
     assert saved.take_over(record).epoch == 3
 

@@ -100,8 +100,8 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         """Open a session from a snapshot file. The session's next result has the same bytes as the next result of the
         saved session.
 
-        Other sessions of the pool continue while the snapshot is read. A snapshot does not name a tenant, so the
-        restored session belongs to ``tenant``.
+        Other sessions of the pool continue while the snapshot is read. Only the tenant of the saved session may restore
+        it: ``tenant`` is the same as then, or None if it had none.
 
         Parameters
         ----------
@@ -113,8 +113,8 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         Raises
         ------
         SnapshotError
-            If ``path`` is not a regular file, or the snapshot is damaged, of another artifact, or not written with the
-            pool's key.
+            If ``path`` is not a regular file, or the snapshot is damaged, of another artifact or tenant, or not written
+            with the pool's key.
         PoolFullError
             If every row of the pool belongs to a session.
         UsageError
@@ -126,7 +126,7 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
             self.reap()
             self._vacant_row()  # a full pool is reported before the snapshot file is read
             layout = self._rows.layout()
-        state = read_snapshot(source, self._digests, layout, self._rows.form, self._snapshot_key)
+        state = read_snapshot(source, self._digests, layout, self._rows.form, self._snapshot_key, tenant)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)

@@ -162,7 +162,7 @@ class RowSession(Closing):
         state = self._place
         if not isinstance(state, RowState):
             state = self._stored()
-        return Snapshot(state, self._pool._digests, self._pool._snapshot_key)
+        return Snapshot(state, self._pool._digests, self._pool._snapshot_key, self.tenant)
 
     def _ask(self, due: float, inputs: Any) -> None:
         """Request the session's next result by a due time; `RowPool.serve_next` makes the result.

@@ -51,10 +51,14 @@ class Snapshot:
     key : bytes, optional
         A secret. If ``key`` is set, the snapshot file ends in the HMAC-SHA256 of its content, and only a pool with the
         same key restores the file.
+    tenant : str, optional
+        The session's owner. Only a session of the same tenant, or of none if there is none, is restored from the file.
     """
 
-    def __init__(self, state: RowState, digests: Sequence[str], key: bytes | None = None) -> None:
-        self._state, self._digests, self._key = state, digests, key
+    def __init__(
+        self, state: RowState, digests: Sequence[str], key: bytes | None = None, tenant: str | None = None
+    ) -> None:
+        self._state, self._digests, self._key, self._tenant = state, digests, key, tenant
 
     @machine_faults()
     def save(self, path: str | Path) -> None:
@@ -84,6 +88,8 @@ class Snapshot:
         `RowPool.restore` accepts the joined pieces in place of a file.
         """
         facts = {"version": VERSION, "artifact": self._digests[0], "content": self._digests[1]}
+        if self._tenant is not None:
+            facts["tenant"] = _named(self._tenant)
         facts["numbers"] = asdict(self._state.numbers)
         parts = {
             **self._state.tensors.arrays(),
@@ -120,6 +126,7 @@ def read_snapshot(
     layout: RowLayout,
     form: StateForm,
     key: bytes | None = None,
+    tenant: str | None = None,
 ) -> RowState:
     """Read the state of a session's row from a snapshot.
 
@@ -138,6 +145,8 @@ def read_snapshot(
     key : bytes, optional
         A secret. If ``key`` is set, only files written with the same key are read. Without ``key``, only files written
         without a key are read.
+    tenant : str, optional
+        The owner of the session to restore, which must be the owner of the saved session.
 
     Returns
     -------
@@ -146,7 +155,7 @@ def read_snapshot(
     Raises
     ------
     SnapshotError
-        If the file is not a snapshot, is damaged, or has another version, artifact or key.
+        If the file is not a snapshot, is damaged, or has another version, artifact, key or tenant.
     EnvironmentLacksError
         If this machine lacks memory or file handles to read the file.
     """
@@ -169,6 +178,11 @@ def read_snapshot(
         wanted = parts.pop(_HASH) if key is None else None
         if wanted is not None and not hmac.compare_digest(wanted.tobytes(), _hash(parts)):
             raise SnapshotError(f"{name} is damaged: its hash is not that of its content; take another copy")
+        if (facts.text("tenant") if "tenant" in facts else "") != _named(tenant):
+            raise SnapshotError(
+                f"{name} is of another tenant: restore it with the tenant= of the session that was saved, or without "
+                "one if that had none"
+            )
         del parts[_FACTS]
         numbers = form.read_numbers(Fields(facts.value("numbers"), f"{name}.numbers"))
         layout = layout.of(numbers)
@@ -181,6 +195,11 @@ def read_snapshot(
         raise SnapshotError(f"{name}: {fault}") from fault
     arrays = {name: parts.pop(name) for name in layout.arrays}
     return RowState(numbers, HostBytes(parts), arrays)
+
+
+def _named(tenant: str | None) -> str:
+    """Return the SHA-256 by which a snapshot names a tenant, so that the file does not show the name; "" for none."""
+    return "" if tenant is None else hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:

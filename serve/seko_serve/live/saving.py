@@ -105,7 +105,8 @@ class Saving:
             began = time.monotonic()
             row = await self._run(capture.row.blocks)
             state = {**capture.state, "period_s": session.content.period_s}
-            name = await self._run(lambda: saved.put(session.name, Saved(state, capture.messages, row)))
+            content = Saved(state, capture.messages, row)
+            name = await self._run(lambda: saved.put(session.name, session.tenant, content, self._artifact))
             async with newest.lock:
                 if newest.forgotten:
                     await self._run(lambda: saved.discard(name))

@@ -10,6 +10,11 @@ session first makes the file ``ID.owner-EPOCH``, where EPOCH counts these proces
 owner. An owner removes a snapshot only while there is no file of the next epoch. The owner looks for the file of the
 next epoch after it wrote its own record. The next owner makes its own owner file before it reads records. So no owner
 reads a record whose snapshot is removed afterwards.
+
+The authentication code of a file covers the file's name too, and that of a snapshot also the tenant and the artifact
+of the record that names it. So a file that somebody copies over another one is refused, whether it is another
+session's, another tenant's, or an older one of the same session. What a store cannot show is that all files of a
+session were exchanged for those of an earlier moment.
 """
 
 from __future__ import annotations
@@ -109,7 +114,7 @@ class SavedSessions:
     store : Store
         The store that contains the files of the sessions.
     key : bytes, optional
-        A secret key, for stores to which others can write: files end in an authentication code made with the key, and
+        A secret key, for stores to which others can write: files hold an authentication code made with the key, and
         files without a valid code are refused.
     """
 
@@ -156,7 +161,7 @@ class SavedSessions:
             )
         content = json.dumps({"session": session, "epoch": epoch}).encode()
         try:
-            self._store.put(_owner(session, epoch), [self._check(content), content])
+            self._store.put(_owner(session, epoch), [content])  # only the name of this file means something
         except ExistsError:
             raise TakenError(f"another process takes {session} over") from None
         newest = self.find(session)
@@ -169,10 +174,19 @@ class SavedSessions:
         over. StoreError if the store cannot be read."""
         return not self._taken(record)
 
-    def put(self, session: str, saved: Saved) -> str:
-        """Write a snapshot, and return its name; StoreError if the snapshot cannot be written."""
+    def put(self, session: str, tenant: str, saved: Saved, artifact: str = "") -> str:
+        """Write a snapshot, and return its name; StoreError if the snapshot cannot be written.
+
+        Parameters
+        ----------
+        session, tenant, artifact : str
+            What the record that will name the snapshot has in its fields of these names; `read` refuses the snapshot
+            for any other record.
+        saved : Saved
+            The content.
+        """
         name = f"{session}.snapshot-{secrets.token_hex(4)}"
-        self._store.put(name, self._pieces(saved))
+        self._store.put(name, self._pieces((name, tenant, artifact), saved))
         return name
 
     def commit(self, before: Record | None, record: Record) -> Record:
@@ -199,7 +213,7 @@ class SavedSessions:
         if self._taken(written):
             raise TakenError(f"another process has taken {written.session} over")
         self._store.delete(name)
-        self._store.put(name, [self._check(content), content])
+        self._store.put(name, [self._check((name,), content), content])
         if before is not None and before.snapshot != written.snapshot and not self._taken(written):
             self.discard(before.snapshot)
         return written
@@ -210,8 +224,8 @@ class SavedSessions:
             self._store.delete(snapshot)
 
     def read(self, record: Record) -> Saved:
-        """Return the snapshot that a record names; DamagedError if the snapshot is missing or damaged, StoreError if
-        the store cannot be read. The runtime checks its own part of the snapshot.
+        """Return the snapshot that a record names; DamagedError if the snapshot is missing, damaged or not that
+        record's, StoreError if the store cannot be read. The runtime checks its own part of the snapshot.
         """
         content = self._store.get(record.snapshot)
         if content is None:
@@ -237,8 +251,11 @@ class SavedSessions:
             at += length
         row = rest[at:]
         check = view[_LENGTH_BYTES + size : _LENGTH_BYTES + size + CHECK_BYTES]
-        if not hmac.compare_digest(bytes(check), self._check(head, *messages, row[-CHECK_BYTES:])):
-            raise DamagedError(f"{record.snapshot} is damaged, or was written with another key")
+        names = record.snapshot, record.tenant, record.artifact
+        if not hmac.compare_digest(bytes(check), self._check(names, head, *messages, row[-CHECK_BYTES:])):
+            raise DamagedError(
+                f"{record.snapshot} is damaged, another session's, or was written with another key"
+            )
         return Saved(state, messages, [row])
 
     def forget(self, record: Record) -> None:
@@ -267,7 +284,7 @@ class SavedSessions:
         for slot in range(2):
             content = self._store.get(_slot(session, epoch, slot))
             try:
-                record = None if content is None else self._record(bytes(content), session, epoch)
+                record = None if content is None else self._record(bytes(content), session, epoch, slot)
             except DamagedError as error:
                 fault = error
                 continue
@@ -277,10 +294,12 @@ class SavedSessions:
             raise fault
         return newest
 
-    def _record(self, content: bytes, session: str, epoch: int) -> Record:
+    def _record(self, content: bytes, session: str, epoch: int, slot: int) -> Record:
         check, content = content[:CHECK_BYTES], content[CHECK_BYTES:]
-        if not hmac.compare_digest(check, self._check(content)):
-            raise DamagedError(f"the record of {session} is damaged, or was written with another key")
+        if not hmac.compare_digest(check, self._check((_slot(session, epoch, slot),), content)):
+            raise DamagedError(
+                f"the record of {session} is damaged, another session's, or was written with another key"
+            )
         table = _json(content, session)
         texts = [table.get(name) for name in ("session", "tenant", "snapshot")]
         texts.append(table.get("artifact", ""))
@@ -306,7 +325,7 @@ class SavedSessions:
             str(texts[3]),
         )
 
-    def _pieces(self, saved: Saved) -> list[Content]:
+    def _pieces(self, names: Sequence[str], saved: Saved) -> list[Content]:
         table = {"state": saved.state, "messages": [len(message) for message in saved.messages]}
         head = json.dumps(table, separators=(",", ":"), allow_nan=False).encode()
         if len(head) > MAX_HEAD_BYTES:
@@ -314,13 +333,18 @@ class SavedSessions:
                 f"the server's part of a snapshot has {len(head)} bytes, at most {MAX_HEAD_BYTES}"
             )
         end = b"".join(bytes(piece[-CHECK_BYTES:]) for piece in saved.row[-CHECK_BYTES:])[-CHECK_BYTES:]
-        check = self._check(head, *saved.messages, end)
+        check = self._check(names, head, *saved.messages, end)
         return [len(head).to_bytes(_LENGTH_BYTES, "little"), head, check, *saved.messages, *saved.row]
 
-    def _check(self, *pieces: Content) -> bytes:
-        """Return the authentication code of some bytes with the key; without a key, their SHA-256."""
+    def _check(self, names: Sequence[str], *pieces: Content) -> bytes:
+        """Return the authentication code of a file's content with the key; without a key, a SHA-256.
+
+        The code covers ``names``, which say whose file it is, and the length of each piece, so that no other names and
+        pieces have the same code.
+        """
         running = hashlib.sha256() if self._key is None else hmac.new(self._key, digestmod=hashlib.sha256)
-        for piece in pieces:
+        for piece in (json.dumps(names).encode(), *pieces):
+            running.update(memoryview(piece).nbytes.to_bytes(_LENGTH_BYTES, "little"))
             running.update(piece)
         return running.digest()
 
