@@ -4,8 +4,8 @@
 #     bash scripts/quickstart.sh ["a sentence of coloured shapes"]
 # Picture and keys -> a walk: the same of the world sample (artifacts/world-sample), into out/world.mp4.
 #     bash scripts/quickstart.sh --world [KEYS]      such as w-20,l-30: w s a d move, j l turn, i k zoom
-# The sample in a browser: the page at http://127.0.0.1:8000/, until Ctrl-C.
-#     bash scripts/quickstart.sh --serve [ARGUMENTS OF seko-serve...]
+# Either model in a browser: the page at http://127.0.0.1:8000/, until Ctrl-C.
+#     bash scripts/quickstart.sh [--world] --serve [ARGUMENTS OF seko-serve...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
@@ -17,8 +17,9 @@ mkdir -p out
 suffix=y4m
 "$PYTHON" -c 'import av' 2>/dev/null && suffix=mp4
 
-built() { # ARTIFACT [CHECKPOINT]: builds it, unless it is there
-    if [ -f "$1/manifest.json" ] && "$PYTHON" -m seko_runtime info "$1" >/dev/null 2>&1; then
+built() { # ARTIFACT [CHECKPOINT]: builds it, unless it is there and the model has not changed since
+    if [ -f "$1/manifest.json" ] && "$PYTHON" -m seko_runtime info "$1" >/dev/null 2>&1 &&
+        [ -z "$(find "${2:-seko_export/sample}" -newer "$1/manifest.json" -print -quit)" ]; then
         echo "reusing $1"
     else
         echo "building $1"
@@ -26,17 +27,21 @@ built() { # ARTIFACT [CHECKPOINT]: builds it, unless it is there
     fi
 }
 
+model=(artifacts/quickstart)
 if [ "${1:-}" = --world ]; then
-    built artifacts/quickstart-world artifacts/world-sample
-    "$PYTHON" -m seko_runtime run artifacts/quickstart-world --image artifacts/world-sample/picture.npy \
-        --prompts artifacts/world-sample/prompts.json --keys "${2:-w-20,d-20,l-30,i-20,wj-30}" --seed 0 -o "out/world.$suffix"
-    exit
+    model=(artifacts/quickstart-world artifacts/world-sample)
+    shift
 fi
 if [ "${1:-}" = --serve ]; then
     seko_add_serve
-    built artifacts/quickstart
-    exec "$PYTHON" -m seko_serve artifacts/quickstart "${@:2}"
+    built "${model[@]}"
+    exec "$PYTHON" -m seko_serve "${model[0]}" "${@:2}"
 fi
-built artifacts/quickstart
-prompt="a small red disc bouncing and a large blue ring pulsing on a green gradient"
-"$PYTHON" -m seko_runtime run artifacts/quickstart --prompt "${1:-$prompt}" --chunks 12 --seed 0 -o "out/quickstart.$suffix"
+built "${model[@]}"
+if [ ${#model[@]} = 2 ]; then
+    run=("out/world.$suffix" --prompts artifacts/world-sample/prompts.json --keys "${1:-w-20,d-20,l-30,i-20,wj-30}")
+else
+    prompt="a small red disc bouncing and a large blue ring pulsing on a green gradient"
+    run=("out/quickstart.$suffix" --prompt "${1:-$prompt}" --chunks 12)
+fi
+exec "$PYTHON" -m seko_runtime run "${model[0]}" --seed 0 -o "${run[@]}"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from seko_runtime import open_artifact
+from seko_runtime.media_files.pictures import load_image
 from seko_runtime.video.conditioning import KeyboardCamera
 
 PROMPTS = ("a red disc bouncing on a dark background", "a blue ring on a dark background")
@@ -47,7 +48,7 @@ def world(artifact: Path, picture: Path) -> Iterator[tuple[Frames, str]]:
     """Yield each chunk of the small world, and the key that was held."""
     with (
         open_artifact(artifact) as opened,
-        opened.open_session(prompt=WORLD_PROMPT, image=np.load(picture)) as session,
+        opened.open_session(prompt=WORLD_PROMPT, image=load_image(picture)) as session,
     ):
         stream = opened.manifest.workload.stream
         camera = KeyboardCamera(stream.height, stream.width, stream.chunk_frames)
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--sample", type=Path, default=Path("artifacts/quickstart"))
     parser.add_argument("--world", type=Path, default=Path("artifacts/quickstart-world"))
-    parser.add_argument("--picture", type=Path, default=Path("artifacts/world-sample/picture.npy"))
+    parser.add_argument("--picture", type=Path, default=Path("artifacts/world-sample/picture.png"))
     options = parser.parse_args()
     left = [picture for chunk in sample(options.sample) for picture in captioned(*chunk)]
     right = [picture for chunk in world(options.world, options.picture) for picture in captioned(*chunk)]

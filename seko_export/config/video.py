@@ -23,6 +23,7 @@ from seko_kernels.kv_schemes import kv_format
 from seko_kernels.lossy_kv import RowLayout
 from seko_kernels.matmul import MATRIX_UNIT
 from seko_kernels.scratch import scratch_scales
+from seko_runtime.video.manifest import Viewer
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class VideoConfig(WorkloadConfig):
         model with a picture branch takes CLIP's features.
     vae_encoder : VaeConfig, optional
         Dimensions of the VAE that encodes pictures, where ``vae`` only decodes.
+    viewer : Viewer, optional
+        What the artifact brings for the person who meets it.
 
     Raises
     ------
@@ -71,6 +74,7 @@ class VideoConfig(WorkloadConfig):
     audio: HubertConfig | None = None
     image: ClipConfig | None = None
     vae_encoder: VaeConfig | None = None
+    viewer: Viewer | None = None
 
     def __post_init__(self) -> None:
         if self.schedule.first_timesteps and self.stream.pass_caches:

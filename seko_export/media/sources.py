@@ -24,6 +24,8 @@ class MediaSources:
         Path for `load_clip`; None for a build without an image encoder.
     vae_encoder : Path or None
         Path of the VAE that encodes pictures, if ``vae`` only decodes; a path that `load_vae` takes.
+    viewer : Path or None
+        File for `read_viewer`, with what the artifact brings for the person who meets it.
 
     Raises
     ------
@@ -37,6 +39,7 @@ class MediaSources:
     audio_encoder: Path | None = None
     image_encoder: Path | None = None
     vae_encoder: Path | None = None
+    viewer: Path | None = None
 
     def __post_init__(self) -> None:
         if self.text_encoder is not None and self.tokenizer is None:

@@ -188,6 +188,7 @@ def check_files(options: BuildOptions) -> None:
         ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),
         ("--image-encoder", options.image_encoder, CLIP_LAYOUT.formats),
         ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
+        ("--viewer", options.viewer, "a JSON file with help, prompts and pictures"),
         *(("--lora", lora.path, "a LoRA: FILE or FILE:WEIGHT") for lora in options.lora_files),
     ):
         if path is not None:

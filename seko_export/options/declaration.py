@@ -235,6 +235,11 @@ class BuildOptions:
         "With an image encoder the caller passes the picture instead of features.",
         Group.MEDIA,
     )
+    viewer: Path | None = _option(
+        "A JSON file with a sentence of help, prompts and pictures that the artifact brings for the person who meets "
+        "it. Default: viewer.json beside the checkpoint, if it is there.",
+        Group.MEDIA,
+    )
     no_vae: bool = _option("Leave out the VAE: the artifact returns latents.", Group.MEDIA, False, plan=True)
     no_text: bool = _option(
         "Leave out the text encoder: the artifact takes text embeddings.", Group.MEDIA, False, plan=True

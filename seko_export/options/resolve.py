@@ -29,6 +29,7 @@ from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
+from seko_export.media.viewer import VIEWER_FILE, read_viewer
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.checks import (
     SAMPLE_FOLDER,
@@ -83,6 +84,7 @@ def resolve_build(
     MachineError
         If this machine cannot build for the target.
     """
+    named = options.checkpoint or options.model_folder
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
     named_image_encoder = options.image_encoder
@@ -102,6 +104,8 @@ def resolve_build(
         notes.append(f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch")
         options = replace(options, image_encoder=None)
     media = _media(options, sample, chosen.model, machine)
+    viewer_file = options.viewer or _viewer_beside(sample.folder if sample else named)
+    media = replace(media, files=replace(media.files, viewer=viewer_file))
     config = _with_kernels(_video_build(options, chosen, media, wanted, machine), options, machine)
     refuse_uncarried(backend, config)
     check_no_goldens(options, config.target)
@@ -172,6 +176,7 @@ def _video_build(
             audio=media.audio,
             image=media.image,
             vae_encoder=media.vae_encoder,
+            viewer=None if media.files.viewer is None else read_viewer(media.files.viewer).viewer,
         ),
         TargetConfig(
             device,
@@ -338,6 +343,14 @@ def _media(options: BuildOptions, sample: Sample | None, model: ModelConfig, mac
         vae_file, text_file, tokenizer, options.audio_encoder, options.image_encoder, options.vae_encoder
     )
     return _Media(files, vae, text, audio, image, vae_encoder)
+
+
+def _viewer_beside(checkpoint: Path | None) -> Path | None:
+    """Return the viewer's file in the checkpoint's folder, if there is one."""
+    if checkpoint is None:
+        return None
+    file = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / VIEWER_FILE
+    return file if file.is_file() else None
 
 
 def _check_latents(vae: VaeConfig | None, path: Path | None, option: str, model: ModelConfig) -> None:

@@ -26,6 +26,7 @@ from seko_export.media.hubert.files import weights_of
 from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_of
+from seko_export.media.viewer import read_viewer
 from seko_export.options.checks import check_files, is_speech
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
@@ -183,6 +184,7 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
         "tokenizer": read([] if media.tokenizer is None else [media.tokenizer]),
         "audio": read(_audio_files(media.audio_encoder)),
         "image": read(_files_of(media.image_encoder, CLIP_LAYOUT)),
+        "viewer": read(read_viewer(media.viewer).pictures) if media.viewer else [],
         "loras": [[*read(read_files(lora.path)), lora.weight] for lora in options.lora_files],
         "partial": options.lora_partial,
         "random": options.random_weights,

@@ -23,6 +23,7 @@ def video_workload(config: VideoBuild, golden: Golden | None = None) -> VideoWor
         golden=golden,
         text=text_table(config),
         video=video_table(config),
+        viewer=config.workload.viewer,
     )
 
 

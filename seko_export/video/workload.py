@@ -19,6 +19,7 @@ from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.placement import device_bytes
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
+from seko_export.media.viewer import read_viewer, write_viewer
 from seko_export.roofline.gpus import find_gpu
 from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.calibration import uncalibrated_scales
@@ -186,8 +187,10 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return cache + sum(size for name, size in exact.items() if name not in own)
 
     def write_files(self, folder: Path, config: VideoBuild, media: MediaSources, *, measured: bool) -> None:
-        """Write the tokenizer, and the table of kernels if the build has fused layers."""
+        """Write the tokenizer, the viewer's pictures, and the table of kernels if the build has fused layers."""
         write_tokenizer(folder, media.tokenizer)
+        if media.viewer is not None:
+            write_viewer(folder, read_viewer(media.viewer))
         if measured:
             write_kernel_table(folder, config)
 

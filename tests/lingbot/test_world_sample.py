@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,8 +17,10 @@ from scripts.train_sample.world_pool import OWN_ROWS, Walks, draw_walks, picture
 from seko_export.checkpoints.sources import LoadOptions
 from seko_export.families.model_files import load_checkpoint
 from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS
+from seko_export.media.viewer import VIEWER_FILE, read_viewer
 from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
+from seko_runtime.media_files.pictures import load_image
 from seko_runtime.video.conditioning import KeyboardCamera
 from tests.asked import resolved
 from tests.lingbot.condition_table import condition_table
@@ -107,13 +108,12 @@ def test_training_conditions_on_what_the_product_makes(vae, walks, table):
 
 
 def test_the_quick_starts_files_belong_together():
-    """Its picture is one for the sample, and its prompts are of words that it knows."""
-    picture = np.load(WORLD / "picture.npy")
-    assert (picture.shape, picture.dtype) == ((96, 96, 3), np.uint8)
-    prompts = json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))
+    """The pictures are of the model's size, and the prompts are of words that it knows."""
+    brought = [read_viewer(folder / VIEWER_FILE) for folder in (WORLD, SAMPLE_FOLDER)]
+    (picture,) = [path for files in brought for path in files.pictures]
+    assert load_image(picture).shape == (96, 96, 3)
+    prompts = [table["prompt"] for table in json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))]
+    prompts += [prompt for files in brought for prompt in files.viewer.prompts]
     encoder = PromptTexts(SAMPLE_FOLDER, "cpu")
-    assert all(
-        2 not in encoding.ids
-        for encoding in encoder.tokenizer.encode_batch([prompt["prompt"] for prompt in prompts])
-    )
+    assert all(2 not in encoding.ids for encoding in encoder.tokenizer.encode_batch(prompts))
     assert sum(file.stat().st_size for file in (*WORLD.iterdir(), *SAMPLE_FOLDER.iterdir())) <= 50_000_000

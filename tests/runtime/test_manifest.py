@@ -18,9 +18,11 @@ from seko_runtime.errors import (
 )
 from seko_runtime.format.manifest import FORMAT_VERSION, Call, FileEntry
 from seko_runtime.video.contract import resolve_video
-from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
+from seko_runtime.video.manifest import VideoManifest, Viewer, ViewerPicture, parse_video_manifest
 
 from . import toy, toy_whole
+
+VIEWER = Viewer("It knows shapes.", ("a red disc", "a ring"), (ViewerPicture("viewer/0.png", "A disc"),))
 
 
 def whole_manifest(**changes: object) -> VideoManifest:
@@ -30,12 +32,13 @@ def whole_manifest(**changes: object) -> VideoManifest:
 def listed(manifest: VideoManifest) -> VideoManifest:
     """With an entry for every file that a table names."""
     paths = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}
-    paths |= set() if manifest.workload.text is None else {manifest.workload.text.tokenizer}
-    return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in {*paths, toy.GOLDEN.file}})
+    paths |= {*manifest.workload.files, toy.GOLDEN.file}
+    return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in paths})
 
 
 def with_video(**changes: object) -> VideoManifest:
-    return listed(toy_whole.whole_manifest(2, golden=replace(toy_whole.GOLDEN, seeds=(0, 1)), **changes))
+    golden = replace(toy_whole.GOLDEN, seeds=(0, 1))
+    return listed(toy_whole.whole_manifest(2, **{"golden": golden, "viewer": VIEWER, **changes}))
 
 
 def as_table(manifest: VideoManifest) -> Any:
@@ -78,7 +81,7 @@ def test_another_format_is_named_before_anything_else_is_read(other: int) -> Non
     ["/etc/passwd", "../x", "a/../b", "a//b", "./a", "a\\b", "", "a/", "a\0b", "a\nb", "x" * 300, "a/."],
 )
 def test_a_path_that_is_no_plain_relative_one_is_refused_wherever_it_stands(path: str) -> None:
-    for place in ("weight", "engine", "golden", "files", "text"):
+    for place in ("weight", "engine", "golden", "files", "text", "viewer"):
         table = as_table(with_video())
         if place == "weight":
             table["weights"][0]["file"] = path
@@ -88,10 +91,20 @@ def test_a_path_that_is_no_plain_relative_one_is_refused_wherever_it_stands(path
             table["workload"]["golden"]["file"] = path
         elif place == "text":
             table["workload"]["text"]["tokenizer"] = path
+        elif place == "viewer":
+            table["workload"]["viewer"]["pictures"][0]["file"] = path
         else:
             table["files"][path] = {"sha256": "0" * 64, "size": 1}
         with pytest.raises(ManifestError, match="expected a relative path"):
             read(table)
+
+
+def test_a_viewer_is_shown_a_bounded_number_of_prompts_and_pictures() -> None:
+    table = as_table(with_video())
+    for name, entry in (("prompts", "a"), ("pictures", {"file": "viewer/0.png"})):
+        wrong = {**table["workload"]["viewer"], name: [entry] * 65}
+        with pytest.raises(ManifestError, match=f"viewer.{name} brings the {name} to 65, at most 64"):
+            read({**table, "workload": {**table["workload"], "viewer": wrong}})
 
 
 @pytest.mark.parametrize("table", ["stream", "video"])

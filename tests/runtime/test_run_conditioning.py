@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,12 @@ import pytest
 
 from seko_runtime.cli import run as run_command
 from seko_runtime.cli.commands import main
+from seko_runtime.cli.conditioning import Conditioning, PromptAt, with_own_picture
 from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import FileEntry, InputSpec
+from seko_runtime.opening.artifact import read_manifest
 from seko_runtime.video.fitting import cover_pictures, fit_levels, fit_pictures
+from seko_runtime.video.manifest import Viewer, ViewerPicture
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.text import PromptIds
 from tests.runtime import toy
@@ -185,6 +192,42 @@ def test_a_tokenizer_that_knows_everything_has_no_unknown_word() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
     assert PromptIds(toy_whole.TABLE, tokenizer.to_str().encode()).unknown_words("a b") == []
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_where_the_model_needs_a_picture_the_artifact_s_own_is_taken(
+    whole_folder: Path, capsys: Said, needed: bool
+) -> None:
+    """By options that name none; and its first prompt, if they name no text."""
+    viewer = Viewer("", ("a red disc",), (ViewerPicture("viewer/0.npy", "a disc"),))
+    content = io.BytesIO()
+    np.save(content, np.full((8, 8, 3), 7, np.uint8))
+    path = whole_folder / "viewer/0.npy"
+    path.parent.mkdir()
+    path.write_bytes(content.getvalue())
+    manifest, _ = read_manifest(whole_folder)
+    files = {**manifest.files, "viewer/0.npy": FileEntry(sha256(path.read_bytes()).hexdigest(), 128 + 192)}
+    picture = InputSpec("seen", (4,), "float32", "input.seen", "session", kind="picture_condition")
+    programs = {**manifest.programs, **({"condition": ()} if needed else {})}
+    manifest = toy.changed(manifest, viewer=viewer, files=files, inputs=(picture,), programs=programs)
+    options = argparse.Namespace(artifact=whole_folder, image=None, reference=None, prompt=None)
+    blank = Conditioning([], None, None, None)
+    taken = with_own_picture(blank, options, manifest, {})
+    said = capsys.readouterr().err
+    if not needed:
+        assert (taken, said) == (blank, "")
+        return
+    assert taken.image is not None
+    assert taken.image.max() == 7
+    assert [prompt.prompt for prompt in taken.prompts] == ["a red disc"] == [options.prompt]
+    assert "image    of the artifact: a disc; --image takes another" in said
+    assert "prompt   of the artifact: a red disc; --prompt takes another" in said
+    options = argparse.Namespace(artifact=whole_folder, image=None, reference=None, prompt="a ring")
+    with_prompt = replace(blank, prompts=[PromptAt(0.0, "a ring")])
+    assert with_own_picture(with_prompt, options, manifest, {}).prompts == with_prompt.prompts
+    assert with_own_picture(blank, options, manifest, {"seen": np.zeros(4)}) is blank
+    options.image = path
+    assert with_own_picture(blank, options, manifest, {}) is blank
 
 
 # -- pictures --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +33,10 @@ POOL = PoolConfig(2, (1, 2))
 
 
 def make_world(folder: Path) -> None:
-    """The trained world sample, and the picture that it begins with."""
+    """The trained world sample, which brings a picture and prompts along."""
     build = resolved(None, checkpoint=WORLD)
     assert build.checkpoint is not None
     _build(build.config.changed(pool=POOL), build.checkpoint, folder, build.media)
-    (folder / "picture.png").write_bytes(coded(np.load(WORLD / "picture.npy"), "png"))
-    prompts = json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))
-    (folder / "prompt.txt").write_text(prompts[0]["prompt"])
 
 
 def make_sample(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from seko_runtime.video.contract import (
     PICTURE_LEVELS,
     TEXT_BUFFER,
     picture_input,
+    start_pictures,
     text_vocabulary,
 )
 from seko_runtime.video.manifest import Stream, VideoManifest
@@ -90,6 +91,39 @@ def read_conditioning(options: argparse.Namespace) -> Conditioning:
         None if options.reference is None else load_reference(options.reference),
         None if options.last_image is None else load_image(options.last_image, "--last-image"),
     )
+
+
+def with_own_picture(
+    conditioning: Conditioning,
+    options: argparse.Namespace,
+    manifest: VideoManifest,
+    arrays: Mapping[str, NDArray[Any]],
+) -> Conditioning:
+    """Return the run's conditioning; where the model needs a picture and the options name none, with the first picture
+    that the artifact brings, and with its first prompt if they name no text either. ``options`` then name both.
+    ``arrays`` are the arrays of ``--input``.
+
+    Raises
+    ------
+    ArtifactError, VideoWriterError
+        If the artifact's picture cannot be read.
+    """
+    viewer, spec = manifest.workload.viewer, picture_input(manifest)
+    wanted = manifest.workload.stream.reference_frames or (spec is not None and spec.default == "required")
+    given = options.image or options.reference or (spec is not None and spec.name in arrays)
+    takes_one = "encode" in manifest.programs and start_pictures(manifest) == 1
+    if viewer is None or not viewer.pictures or not wanted or not takes_one or given:
+        return conditioning
+    picture = viewer.pictures[0]
+    read_file(options.artifact, manifest, picture.file)  # its hash
+    options.image = Path(options.artifact, picture.file)
+    note(one_line(f"image    of the artifact: {picture.caption or picture.file}; --image takes another"))
+    prompts = conditioning.prompts
+    if not prompts and conditioning.text is None and viewer.prompts and manifest.workload.text is not None:
+        options.prompt = viewer.prompts[0]
+        prompts = [PromptAt(0.0, options.prompt)]
+        note(one_line(f"prompt   of the artifact: {options.prompt}; --prompt takes another"))
+    return replace(conditioning, prompts=prompts, image=load_image(options.image))
 
 
 def fit_conditioning(

@@ -21,6 +21,7 @@ from seko_runtime.cli.conditioning import (
     fit_conditioning,
     read_conditioning,
     start_inputs,
+    with_own_picture,
 )
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> Report:
     )
     masks = read_masks(options.mask)
     manifest = video_manifest(read_manifest(options.artifact, trust=options.trust)[0])
+    conditions = with_own_picture(conditions, options, manifest, arrays)
     fit_audio(voices, options, manifest, arrays)
     conditions = as_portrait(conditions, options, manifest)
     arrays |= mask_inputs(masks, manifest, arrays)

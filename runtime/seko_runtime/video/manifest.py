@@ -29,6 +29,7 @@ KIND = "video"
 PERIODS = ("session", "prompt", "chunk", "pass")
 MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
 MAX_PASSES = 1024  # largest number of denoise passes in a manifest
+MAX_EXAMPLES = 64  # largest number of a viewer's prompts, and of his pictures
 MAX_SEED = (1 << 62) - 1  # largest seed of a session
 
 
@@ -168,6 +169,27 @@ class Golden:
 
 
 @dataclass(frozen=True)
+class ViewerPicture:
+    """A picture that comes with the artifact, to begin a video with. ``caption`` says what it shows."""
+
+    file: FilePath
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """What a person who meets the model is shown, in the words of its maker.
+
+    ``help`` is a sentence on what the model does; ``prompts`` are sentences that it knows, and ``pictures`` are
+    pictures to begin with. The first prompt and the first picture belong together and are the default.
+    """
+
+    help: str = ""
+    prompts: tuple[str, ...] = ()
+    pictures: tuple[ViewerPicture, ...] = ()
+
+
+@dataclass(frozen=True)
 class VideoWorkload(Workload):
     """The video workload's part of a manifest. ``output`` names the buffer with a chunk's latents."""
 
@@ -179,12 +201,15 @@ class VideoWorkload(Workload):
     golden: Golden | None = None
     text: Text | None = None
     video: Video | None = None
+    viewer: Viewer | None = None
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of the workload's own files in the artifact: recorded chunks and tokenizer."""
+        """Paths of the workload's own files in the artifact: recorded chunks, tokenizer and pictures."""
         golden = () if self.golden is None else (self.golden.file,)
-        return golden if self.text is None else (*golden, self.text.tokenizer)
+        tokenizer = () if self.text is None else (self.text.tokenizer,)
+        pictures = () if self.viewer is None else tuple(picture.file for picture in self.viewer.pictures)
+        return (*golden, *tokenizer, *pictures)
 
 
 @dataclass(frozen=True)
@@ -263,6 +288,11 @@ def _check_video(video: Video, where: str) -> None:
     Budget(MAX_PIXELS, "pixels").take(video.height * video.width, where)
 
 
+def _check_viewer(viewer: Viewer, where: str) -> None:
+    for name, entries in (("prompts", viewer.prompts), ("pictures", viewer.pictures)):
+        Budget(MAX_EXAMPLES, name).take(len(entries), f"{where}.{name}")
+
+
 def _check_input(spec: InputSpec, where: str) -> None:
     if spec.per not in PERIODS:
         raise ManifestError(f"{where}.per is {spec.per!r}, {UNKNOWN_WORD.format(', '.join(PERIODS))}")
@@ -274,4 +304,5 @@ CHECKS: Mapping[type, Check] = {
     Schedule: _check_schedule,
     Golden: _check_golden,
     Video: _check_video,
+    Viewer: _check_viewer,
 }

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -105,6 +106,7 @@ class Gateway:
             Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
             Route("/metrics", self._figures),
             Route("/v1/models", self._models),
+            Route("/v1/models/{name}/pictures/{number}", self._picture),
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions", self._sessions, methods=["GET"]),
             Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
@@ -311,6 +313,13 @@ class Gateway:
         answers = await self._all(boxes, request, "/v1/models")
         models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
         return JSONResponse({"object": "list", "data": list(models.values())})
+
+    async def _picture(self, request: Request) -> Response:
+        self._access.tenant(request)
+        name, number = (quote(request.path_params[part], safe="") for part in ("name", "number"))
+        path = f"/v1/models/{name}/pictures/{number}"
+        boxes = await self._with_model(request.path_params["name"])
+        return passed((await self._first(boxes, "GET", path, headers_of(request)))[1])
 
     async def _new_video(self, request: Request) -> Response:
         self._access.opener(request)

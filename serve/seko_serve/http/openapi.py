@@ -14,6 +14,7 @@ from seko_serve.errors import KINDS
 from seko_serve.http.access import TICKET
 from seko_serve.http.line import EVENTS
 from seko_serve.http.openings import LAST_S, MAX_FPS, MAX_LAST_S
+from seko_serve.http.service import PICTURE_KINDS
 from seko_serve.http.speech import MAX_INPUT_LETTERS
 from seko_serve.http.videos import MAX_LISTED, MAX_SECONDS
 from seko_serve.media.sound_files import FORMS
@@ -99,6 +100,14 @@ def _paths() -> Table:
             )
         },
         "/v1/models": {"get": _operation("The artifact.", _json("Models"), ("unauthorized",))},
+        "/v1/models/{name}/pictures/{number}": {
+            "parameters": [name, _path_parameter("number")],
+            "get": _operation(
+                "A picture to begin with, which the artifact brings.",
+                {kind: {"schema": BINARY} for kind in PICTURE_KINDS.values()},
+                ("unauthorized", "not_found"),
+            ),
+        },
         "/v1/sessions": {
             "get": _operation("The key's own sessions.", _json("Sessions"), ("unauthorized",)),
             "post": {
@@ -252,9 +261,20 @@ def _schemas() -> Table:
         "Models": _list_of(
             _object(
                 {"id": TEXT, "object": {"const": "model"}, "owned_by": TEXT, "limits": _named("Limits")},
+                {"viewer": _named("Viewer")},
                 further=True,
             )
         ),
+        "Viewer": {
+            **_object(
+                {
+                    "help": TEXT,
+                    "prompts": {"type": "array", "items": TEXT},
+                    "pictures": {"type": "array", "items": _object({"url": TEXT, "caption": TEXT})},
+                }
+            ),
+            "description": "What the artifact brings for the person who meets it; each first one is the default.",
+        },
         "SessionRequest": _object(
             {}, {"model": TEXT, "fps": fps, "last_s": last_s, **begins, "prompts": prompts, **guidance}
         ),

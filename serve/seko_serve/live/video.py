@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
 from seko_runtime.video.conditioning.squashed import squashed_input
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 from seko_runtime.video.contract import picture_input, start_pictures
+from seko_runtime.video.manifest import Viewer
 from seko_serve.errors import ServeError
 from seko_serve.live.camera import ViewersCamera
 from seko_serve.live.content import Opening
@@ -49,6 +51,24 @@ def described(manifest: VideoManifest) -> dict[str, object]:
             "last_image": last_frame_input(manifest) is not None,
             "voice": 0 if windows is None else windows.speakers,
         },
+        "viewer": _viewer_facts(manifest),
+    }
+
+
+def _viewer_facts(manifest: VideoManifest) -> dict[str, object]:
+    """Return the help, prompts and pictures that the artifact brings for a viewer, as far as its model takes them."""
+    viewer, takes_text = manifest.workload.viewer or Viewer(), manifest.workload.text is not None
+    taken = viewer.pictures if picture_place(manifest) is not None else ()
+    return {
+        "help": viewer.help,
+        "prompts": list(viewer.prompts) if takes_text else [],
+        "pictures": [
+            {
+                "url": f"v1/models/{quote(manifest.name, safe='')}/pictures/{number}",
+                "caption": picture.caption,
+            }
+            for number, picture in enumerate(taken)
+        ],
     }
 
 

@@ -1,5 +1,5 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
-import { Connection, admitted, sentence } from "./connection.js";
+import { Connection, admitted, answered, sentence } from "./connection.js";
 import { base, fail, find, key, say, servedModel } from "./frame.js";
 import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
@@ -44,13 +44,46 @@ function invite() {
   find("start").disabled = needs;
 }
 
+function button(action, ...content) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.append(...content);
+  made.onclick = action;
+  return made;
+}
+
+/** A sentence to press: it goes into the field, and to the video if one runs or `starts` says so. */
+function sentenceButton(prompt, starts) {
+  return button(() => {
+    find("prompt").value = prompt;
+    if (starts || connection) find("controls").requestSubmit();
+  }, prompt);
+}
+
+/** Show what the artifact brings for the person who meets it, and begin with the first of each. */
+async function showExamples({ help, prompts, pictures }) {
+  find("help").textContent = help;
+  find("help").hidden = !help;
+  find("prompt").value ||= prompts[0] ?? "";
+  find("prompts").replaceChildren(...(prompts.length > 1 ? prompts : []).map((prompt) => sentenceButton(prompt, false)));
+  find("prompts").hidden = prompts.length < 2;
+  const files = await Promise.all(pictures.map(async ({ url, caption }, number) => {
+    const blob = await (await answered(base, url, key())).blob();
+    return new File([blob], caption || `Picture ${number + 1}`, { type: blob.type });
+  }));
+  find("pictures").replaceChildren(...await Promise.all((files.length > 1 ? files : []).map(async (file) => {
+    const image = new Image();
+    image.src = await dataUrl(file);
+    image.alt = file.name;
+    return button(() => attempted(() => take(file)), image);
+  })));
+  find("pictures").hidden = files.length < 2;
+  if (model.takes.image === "required" && files.length && !picture) await take(files[0]);
+}
+
 function remember(prompt) {
   const line = document.createElement("li");
-  const again = document.createElement("button");
-  again.type = "button";
-  again.textContent = prompt;
-  again.onclick = () => { find("prompt").value = prompt; find("controls").requestSubmit(); };
-  line.append(again);
+  line.append(sentenceButton(prompt, true));
   find("history").prepend(line);
   find("history-box").hidden = false;
   return line;
@@ -392,6 +425,7 @@ async function meet() {
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
   find("prompt-box").hidden = !model.takes.prompt;
+  find("prompt").required = model.takes.prompt;
   find("picture-box").hidden = model.takes.image === "no";
   find("last-box").hidden = !model.takes.last_image;
   find("voice-box").hidden = !model.takes.voice;
@@ -402,6 +436,7 @@ async function meet() {
   find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
   showRunning(Boolean(connection));
   invite();
+  await showExamples(model.viewer);
   say("Ready");
 }
 find("key").addEventListener("change", () => attempted(meet));
