@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +228,43 @@ def test_an_mp4_plays_while_it_grows(tmp_path: Path) -> None:
     assert 0 < early < 40 * 12
     with av.open(str(tmp_path / "a.mp4")) as container:
         assert sum(1 for _ in container.decode(video=0)) == 40 * 12
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("fps", [16, 25])
+def test_an_mp4_begins_at_0_and_its_sound_with_it(tmp_path: Path, fps: int, chunks: int, heard: bool) -> None:
+    """The encoder reorders pictures: its first timestamp is late, and the header says by how much."""
+    av = pytest.importorskip("av")
+    path, flash = tmp_path / "a.mp4", 12 * chunks - 5
+    stream, size = replace(STREAM, fps=fps), (64, 96, 3)
+    frames = np.array([np.full(size, 255 * (n == flash), np.uint8) for n in range(12 * chunks)])
+    sound = np.zeros(12 * chunks * 16_000 // fps, np.float32)
+    sound[(click := flash * 16_000 // fps) :][:80] = 0.9
+    with ChunkWriter(path, stream, 1, VIDEO, sound=sound if heard else None) as writer:
+        for first in range(0, len(frames), 12):
+            writer.write(frames[None, first : first + 12])
+    with av.open(str(path)) as container:
+        assert container.start_time == 0
+        times = {
+            round(frame.time * fps): frame.to_ndarray(format="gray").mean()
+            for frame in container.decode(video=0)
+        }
+    assert (list(times), max(times, key=lambda number: times[number])) == (list(range(12 * chunks)), flash)
+    if heard:
+        with av.open(str(path)) as container:
+            parts = [(frame.time, frame.to_ndarray()[0]) for frame in container.decode(audio=0)]
+        loudest, at = max(
+            (np.abs(part).max(), begin + np.abs(part).argmax() / 16_000) for begin, part in parts
+        )
+        assert loudest > 0.5
+        assert abs(at - click / 16_000) < 0.5 / fps
+    if shutil.which("ffprobe"):
+        asked = ["-show_entries", "stream=start_time", "-select_streams", "v", "-of", "csv=p=0"]
+        told = subprocess.run(
+            ["ffprobe", "-v", "error", *asked, path], capture_output=True, text=True, check=True
+        )
+        assert float(told.stdout) == 0
 
 
 # -- progress --------------------------------------------------------------------------------------------------

@@ -98,6 +98,8 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
     assert done["created_at"] <= done["completed_at"] < done["expires_at"]
     content = http(f"{url}/content", key=KEY)[1]
     assert shape_of(content) == (FPS, toy_whole.HEIGHT, toy_whole.WIDTH, 3)
+    with av.open(io.BytesIO(content)) as container:
+        assert container.start_time == 0
     assert np.array_equal(np.concatenate(written), alone(20, {0: PROMPT})[:FPS])
     (file,) = (tmp_path / "videos").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600

@@ -20,11 +20,9 @@ FORMS = ("npy", "y4m", "mp4", "raw")
 CRF = "17"  # rate factor of x264 for decoded video; low, since small pictures have no detail to lose
 # Matrix from RGB to YCbCr, BT.601 full range, as in JPEG and y4m's C444: rows are Y, Cb, Cr.
 RGB_TO_YCBCR = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
-# Options for a fragmented MP4 without an index at the end: a header without frames, then a fragment for each second.
-FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "frag_duration": "1000000"}
-# With sound the header is written with the first fragment, because it holds the encoders' delays of pictures and
-# sound.
-FRAGMENTS_WITH_SOUND = FRAGMENTS | {"movflags": "frag_keyframe+delay_moov+default_base_moof"}
+# Options for a fragmented MP4 without an index at the end: a header, then a fragment for each second. The header waits
+# for the first fragment, because it holds the delays of the encoders; without them a video would not begin at 0.
+FRAGMENTS = {"movflags": "frag_keyframe+delay_moov+default_base_moof", "frag_duration": "1000000"}
 
 
 class Sink(Protocol):
@@ -179,9 +177,7 @@ class Mp4Sink:
         self._pictures = self._heard = 0  # pictures written so far, and samples of the sound
         self._description = f"pictures of {width}x{height} at {fps} fps"
         with _encoder_faults(self._description):
-            self._container: Any = av.open(
-                file, mode="w", format="mp4", options=FRAGMENTS if sound is None else FRAGMENTS_WITH_SOUND
-            )
+            self._container: Any = av.open(file, mode="w", format="mp4", options=FRAGMENTS)
             if preview:
                 self._container.metadata["comment"] = LABEL
             options = {} if preview else {"crf": CRF}
