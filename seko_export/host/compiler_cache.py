@@ -7,7 +7,9 @@ import os
 
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from seko_export.errors import MachineError
 from seko_export.host.environment import user_cache
+from seko_runtime.format.private_files import shared_folder
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -22,8 +24,24 @@ def private_cache() -> str:
 
     Torch's default cache is a folder below /tmp, which another user may have created. torch executes the files in its
     cache. If the user has configured a folder for the compiler cache, that folder is used.
+
+    Raises
+    ------
+    MachineError
+        If the folder cannot be made, or others may have put files into it.
     """
     chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
     if chosen != default_cache_dir():
         return chosen
-    return str(user_cache() / "inductor")
+    folder = user_cache() / "inductor"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fault = shared_folder(folder)
+    except OSError as problem:
+        fault = f"cannot be made ({problem.strerror or problem})"
+    if fault is not None:
+        raise MachineError(
+            f"{folder} {fault}, and torch runs the code that it keeps there: set XDG_CACHE_HOME to a folder of your "
+            "own, or remove it"
+        )
+    return str(folder)

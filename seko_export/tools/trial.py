@@ -3,9 +3,13 @@ cache entry is a hash of everything that determines the artifact."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
+import os
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +38,9 @@ from seko_export.options.resolved import ResolvedBuild
 from seko_runtime.errors import ArtifactError
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import MANIFEST_FILE
+from seko_runtime.format.own_folders import remove
 from seko_runtime.format.pipes import is_pipe
+from seko_runtime.format.private_files import read_private, shared_folder, write_private
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.video.files import SUFFIXES, check_output
 
@@ -42,6 +48,7 @@ TRIALS = "trials"  # below the user's cache
 SERVER = "seko_serve"
 _DIGESTS = "digests.json"
 _KEY_LETTERS = 16
+_SETTLED_NS = 5_000_000_000  # longer than a tick of any file system's clock, and the usual skew of a server's
 
 
 def try_artifact(
@@ -74,18 +81,62 @@ def try_artifact(
             "try makes video: build a speech model with `seko-export build`, and run it with seko-run"
         )
     check_files(options)
-    home, resolved = environment.user_cache() / TRIALS, resolve_build(options)
+    resolved = resolve_build(options)
     _check_run(resolved.config, run_options)
+    home = _own_home()
     folder = home / _key(options, resolved, _Digests(home / _DIGESTS))
-    if (folder / MANIFEST_FILE).is_file():
+    if _is_whole(folder):
         return folder, False
+    built = True
     try:
         build(options, folder)
     except RuntimeUsageError:
-        if (folder / MANIFEST_FILE).is_file():  # another process built the same meanwhile
-            return folder, False
-        raise
-    return folder, True
+        if not (folder / MANIFEST_FILE).is_file():
+            raise
+        built = False  # another process built the same meanwhile
+    folder.chmod(0o700)
+    return folder, built
+
+
+def _own_home() -> Path:
+    """Make the folder of all trials, whose artifacts are run without further questions; refuse one in which others may
+    have put an artifact."""
+    home = environment.user_cache() / TRIALS
+    advice = "set XDG_CACHE_HOME to a folder of your own"
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+        fault = shared_folder(home)
+        if fault is None:
+            home.chmod(0o700)
+    except OSError as problem:
+        raise MachineError(
+            f"the cache {home} cannot be made ({problem.strerror or problem}): {advice}"
+        ) from problem
+    if fault is not None:
+        raise MachineError(
+            f"{home} {fault}, and try runs the native code of the artifacts in it: {advice}, or remove it"
+        )
+    return home
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether the cache has an artifact; remove the rest of one that lost its manifest."""
+    if not os.path.lexists(folder):
+        return False
+    fault = shared_folder(folder)
+    if fault is not None:
+        raise MachineError(
+            f"{folder} {fault}, and try runs the native code in it: remove it, and try builds it again"
+        )
+    if (folder / MANIFEST_FILE).is_file():
+        return True
+    remove(folder)
+    if os.path.lexists(folder):
+        raise MachineError(f"{folder} has no {MANIFEST_FILE} and cannot be removed: remove it, and try again")
+    print(f"removed {folder}: it was an artifact without {MANIFEST_FILE}", file=sys.stderr)
+    return False
 
 
 def _check_run(config: VideoBuild, run_options: Collection[str]) -> None:
@@ -221,14 +272,18 @@ def _audio_files(folder: Path | None) -> tuple[Path, ...]:
 
 
 class _Digests:
-    """SHA-256 of files, kept in a file of the cache; a digest is used again while size and time of change of its file
-    are the same."""
+    """SHA-256 of files, kept in a file of the cache. A digest is used again while the system says that its file is the
+    same: number, size, and times of the last write and of the last change, which no program can set back.
+
+    A file that changed within the last moment is hashed again by the next process: a change within the same tick of the
+    file system's clock would have the same time.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = json.loads(read_private(file) or b"{}")
+        except (ValueError, RecursionError):
             content = {}
         self._known: dict[str, list[Any]] = content if isinstance(content, dict) else {}
 
@@ -240,14 +295,28 @@ class _Digests:
 
     def save(self) -> None:
         """Write the known digests to the cache folder."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(self._known, indent=1, sort_keys=True), encoding="utf-8")
+        content = json.dumps(self._known, indent=1, sort_keys=True)
+        if not write_private(self._file, content.encode()):
+            print(
+                f"{self._file} cannot be written, so the next try hashes all files again: remove it, or make room",
+                file=sys.stderr,
+            )
 
     def _digest(self, file: Path) -> str:
-        at, state = str(file.resolve()), file.stat()
-        known = self._known.get(at)
-        if not isinstance(known, list) or known[:2] != [state.st_size, state.st_mtime_ns] or len(known) != 3:
-            with file.open("rb") as opened:
-                known = [state.st_size, state.st_mtime_ns, hashlib.file_digest(opened, "sha256").hexdigest()]
-            self._known[at] = known
-        return str(known[2])
+        at, known = str(file.resolve()), None
+        with file.open("rb") as opened:
+            state = _state(opened.fileno())
+            known = self._known.pop(at, None)
+            if isinstance(known, list) and known[:-1] == state and isinstance(known[-1], str):
+                digest = known[-1]
+            else:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            *_, written, changed = state
+            if _state(opened.fileno()) == state and time.time_ns() - max(written, changed) > _SETTLED_NS:
+                self._known[at] = [*state, digest]
+        return digest
+
+
+def _state(descriptor: int) -> list[int]:
+    state = os.fstat(descriptor)
+    return [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]

@@ -31,6 +31,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
+from seko_export.errors import MachineError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.compiler_cache import (
@@ -207,6 +208,9 @@ def test_the_compilers_cache_is_the_users_own(monkeypatch, tmp_path):
             CACHE_VARIABLE, unchosen
         )
         assert Path(private_cache()).is_relative_to(tmp_path)
+    Path(private_cache()).chmod(0o777)
+    with pytest.raises(MachineError, match=r"may be written to by others .* set XDG_CACHE_HOME"):
+        private_cache()
     monkeypatch.setenv(CACHE_VARIABLE, "/chosen")
     assert private_cache() == "/chosen"
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import shutil
+import stat
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -135,6 +140,117 @@ def test_the_entry_that_is_taken_anyway_is_the_same_build(tmp_path: Path) -> Non
     ]
     assert tried[0][0] == tried[1][0]
     assert [built for _, built in tried] == [True, False, True]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_other_weights_of_the_same_size_and_time_are_another_model(
+    settled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a copy that keeps times leaves them, over the file or in its place."""
+    monkeypatch.setattr(trial, "_SETTLED_NS", -1 if settled else 10**18)
+    files = [tmp_path / "tiny", tmp_path / "other"]
+    for seed, file in enumerate(files):
+        write_random_checkpoint(file, TINY, format="wan", seed=seed)
+        os.utime(file, ns=(10**18, 10**18))
+    model = tmp_path / "model.safetensors"
+
+    def tried() -> tuple[Path, bool]:
+        return try_artifact(BuildOptions(model, target="cpu"), build)
+
+    shutil.copy2(files[0], model)
+    first = tried()
+    assert tried() == (first[0], False)
+    shutil.copy2(files[1], model)
+    assert model.stat().st_mtime_ns == 10**18
+    second = tried()
+    assert second[1]
+    os.replace(shutil.copy2(files[0], tmp_path / "moved"), model)
+    assert tried() == (first[0], False)
+
+
+def test_only_files_that_changed_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_SETTLED_NS", -1)
+    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
+    hashed = mock.Mock(wraps=hashlib.file_digest)
+    monkeypatch.setattr(hashlib, "file_digest", hashed)
+    for _ in range(3):
+        try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build)
+    hashed.assert_called_once()
+
+
+def test_an_artifact_without_its_manifest_is_built_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
+    options = BuildOptions(tmp_path / "tiny", target="cpu")
+    folder, _ = try_artifact(options, build)
+    (folder / "engines").mkdir()
+    (folder / MANIFEST_FILE).unlink()
+    assert try_artifact(options, build) == (folder, True)
+    assert "without manifest.json" in capsys.readouterr().err
+    assert not (folder / "engines").exists()
+    assert try_artifact(options, build) == (folder, False)
+
+
+@pytest.mark.parametrize("place", ["trials", "artifact"])
+@pytest.mark.parametrize("fault", ["link", "file", "writable", "another user's"])
+def test_what_others_may_have_put_into_the_cache_is_not_run(
+    place: str, fault: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
+    options = BuildOptions(tmp_path / "tiny", target="cpu")
+    folder, _ = try_artifact(options, build)
+    target = folder if place == "artifact" else cache / "seko" / "trials"
+    moved = target.rename(tmp_path / "moved")
+    if fault == "link":
+        target.symlink_to(moved)
+    elif fault == "file":
+        target.touch()
+    else:
+        moved.rename(target)
+    if fault == "writable":
+        target.chmod(0o777)
+    elif fault == "another user's":
+        lstat, owner = Path.lstat, os.geteuid() + 1
+        monkeypatch.setattr(
+            Path, "lstat", lambda path: os.stat_result((*lstat(path)[:4], owner, *lstat(path)[5:])) if path == target
+            else lstat(path),
+        )  # fmt: skip
+    words = {
+        "link": "is a link",
+        "file": "is no folder",
+        "writable": "mode 0777",
+        "another user's": "another user",
+    }
+    with pytest.raises(MachineError, match=rf"{target} .*{words[fault]}.*remove it"):
+        try_artifact(options, build)
+
+
+@pytest.mark.parametrize("kind", ["link", "endless", "pipe", "folder", "writable", "deep"])
+def test_the_file_of_digests_is_never_written_through(
+    kind: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
+    digests, others = cache / "seko" / "trials" / "digests.json", tmp_path / "others"
+    digests.parent.mkdir(parents=True)
+    others.write_text("{}")
+    if kind == "folder":
+        digests.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(digests)
+    elif kind == "deep":
+        digests.write_text("[" * 100_000)
+    elif kind == "writable":
+        digests.write_text("{}")
+        digests.chmod(0o666)
+    else:
+        digests.symlink_to(others if kind == "link" else "/dev/zero")
+    assert try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build)[1]
+    assert others.read_text() == "{}"
+    said = "cannot be written, so the next try hashes all files again: remove it" in capsys.readouterr().err
+    assert said == (kind not in ("writable", "deep"))
+    if not said:
+        assert stat.S_IMODE(digests.lstat().st_mode) == 0o600
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path, cache: Path) -> None:

@@ -17,6 +17,7 @@ from seko_runtime.errors import ArtifactError
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.command import main
 from seko_serve.fleet.config import FleetConfig, ModelConfig, read_config
+from seko_serve.store.base import StoreError
 
 pytest.importorskip("yaml", reason="needs seko-serve[ray]")
 PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
@@ -212,12 +213,16 @@ def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(
     with monkeypatch.context() as patch:
         patch.setattr("seko_serve.fleet.artifacts.unpack_artifact", unpacked.append)
         assert artifact_folder(str(tar), cache) == folder
-    content = bytearray(tar.read_bytes())
+    content, before = bytearray(tar.read_bytes()), tar.stat()
     content[len(content) // 2] ^= 1
     tar.write_bytes(content)
+    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps times
     with pytest.raises(ArtifactError):
         artifact_folder(str(tar), cache)
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".digest"]
+    cache.chmod(0o777)
+    with pytest.raises(StoreError, match=r"the cache .* may be written to by others \(mode 0777\)"):
+        artifact_folder(str(tar), cache)
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own

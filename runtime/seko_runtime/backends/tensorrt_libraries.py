@@ -7,7 +7,6 @@ cached in a file for the next process.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import os
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_runtime.backends import cuda_driver
-from seko_runtime.errors import ArtifactError, DiskError, EngineRunError, UsageError
+from seko_runtime.errors import ArtifactError, EngineRunError
 from seko_runtime.format.manifest import EngineSpec, Manifest
-from seko_runtime.format.whole_files import whole_file
+from seko_runtime.format.private_files import read_private, write_private
 
 if TYPE_CHECKING:
     import tensorrt_lean as trt
@@ -176,25 +175,3 @@ class RtxLibrary(PlanLibrary):
 def cache_folder() -> Path:
     """Return the folder in which compiled kernels of this user are cached."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
-
-
-def read_private(file: Path) -> bytes:
-    """Return the bytes of a cache file; empty if the file is missing, or if another user could have written the file,
-    which contains code."""
-    for place in (file.parent, file):
-        try:
-            known = place.lstat()
-        except OSError:
-            return b""
-        if known.st_uid != os.geteuid() or known.st_mode & 0o022:
-            return b""
-    return file.read_bytes()
-
-
-def write_private(file: Path, content: bytes) -> None:
-    """Replace a file atomically, in a folder that only the user may write to. On a full or read-only disk the file is
-    not written."""
-    with contextlib.suppress(OSError, DiskError, UsageError):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with whole_file(file, replace=True, mode=0o600) as target:
-            target.write(content)

@@ -20,7 +20,7 @@ from seko_export.host.environment import user_cache
 from seko_export.host.progress import Progress
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_runtime.format.manifest import PLUGINS_KEY
-from seko_runtime.format.whole_files import whole_file
+from seko_runtime.format.private_files import read_private, write_private
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -160,15 +160,10 @@ def build_plans(
         for name, ptx in with_code.ptx.items():
             (engines / PTX_FOLDER / name).write_text(ptx, encoding="ascii")
         timings = timing_cache_file(library, path.stem, names)
-        known = timings.read_bytes() if timings.is_file() else b""
-        plan = builder.build(with_code.model, form.aliases, archs, known, progress)
+        plan = builder.build(with_code.model, form.aliases, archs, read_private(timings), progress)
         (engines / engine_file(path.stem, PLAN_SUFFIX, "")).write_bytes(plan.content)
         if plan.timing_cache:
-            timings.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(
-                timings, replace=True
-            ) as file:  # two builds may write their timings at the same time
-                file.write(plan.timing_cache)
+            write_private(timings, plan.timing_cache)
         path.unlink()
         seconds[path.stem] = time.monotonic() - started
     forms.rmdir()

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from seko_runtime.format.private_files import shared_folder
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_serve.store.base import StoreError
 
@@ -34,7 +35,7 @@ def artifact_folder(source: str, cache: Path | None) -> Path:
     ArtifactError
         If the tar is invalid or not trusted.
     StoreError
-        If the object store cannot be read.
+        If the object store cannot be read, or others may write to the cache.
     OSError
         If the file is missing, or the cache cannot be written.
     """
@@ -44,7 +45,13 @@ def artifact_folder(source: str, cache: Path | None) -> Path:
         cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seko-serve" / "artifacts"
     )
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The digest of what a source had: a tar that was replaced has another size or time.
+    fault = shared_folder(home)
+    if fault is not None:
+        raise StoreError(
+            f"the cache {home} {fault}, and what it holds is run without further questions: give the box a folder of "
+            "its own (mode 0700)"
+        )
+    # The digest of what a source had: a tar that was replaced or written has another number or time of change.
     note = home / f"{hashlib.sha256(f'{source} {_state(source)}'.encode()).hexdigest()}.digest"
     if note.exists() and (home / note.read_text()).is_dir():
         return home / note.read_text()
@@ -68,10 +75,10 @@ def artifact_folder(source: str, cache: Path | None) -> Path:
 
 
 def _state(source: str) -> str:
-    """Return a text that changes when the content of a source changes: size and time, or the object's tag."""
+    """Return a text that changes when the content of a source changes: number, size and times, or the object's tag."""
     if "://" not in source:
         status = Path(source).stat()
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
     library, store, name = _object(source)
     try:
         head = library.head(store, name)
