@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def test_the_cluster_of_machines_is_one_that_ray_up_takes() -> None:
     assert nodes["min_workers"] == len(cluster["provider"]["worker_ips"])
     with pytest.raises(jsonschema.ValidationError):
         validate_config({**prepared, "head_start_ray_command": []})
-    (mounted,) = cluster["file_mounts"].values()
-    config = read_config(ROOT / mounted / "fleet.yaml")
+    assert [path for path in cluster["file_mounts"].values() if not (ROOT / path).exists()] == []
+    config = read_config(ROOT / cluster["file_mounts"]["/opt/seko/fleet"] / "fleet.yaml")
     assert config.models[0].boxes == 1 + len(cluster["provider"]["worker_ips"])
 
 
@@ -61,20 +62,82 @@ def test_the_service_has_only_fields_that_its_definition_has() -> None:
             jsonschema.validate(wrong, SCHEMA)
 
 
+def groups(service: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods of the service: the head's and the workers'."""
+    cluster = service["spec"]["rayClusterConfig"]
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def test_pods_and_configuration_are_ones_that_kubernetes_takes() -> None:
+    library = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate, of the extra dev")
+    config, service = resources()
+    version = library.latest_version()
+    library.validate(config, version, strict=True)
+    for group in groups(service):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
+        library.validate(pod, version, strict=True)
+        pod["spec"] = {**pod["spec"], "hostnetwork": True}
+        with pytest.raises(library.ValidationError, match="hostnetwork"):
+            library.validate(pod, version, strict=True)
+
+
+def test_artifacts_are_unpacked_in_a_volume_that_the_image_s_user_writes(tmp_path: Path) -> None:
+    """Who is there by number alone has no home, where the cache would be otherwise."""
+    resource, service = resources()
+    (tmp_path / "fleet.yaml").write_text(resource["data"]["fleet.yaml"])
+    config = read_config(tmp_path / "fleet.yaml")
+    assert any("://" in model.artifact for model in config.models)
+    user, group = image_stages("Dockerfile.cuda")["fleet"]["USER"].split(":")
+    for spec in (pods["template"]["spec"] for pods in groups(service)):
+        empty = {volume["name"] for volume in spec["volumes"] if "emptyDir" in volume}
+        (container,) = spec["containers"]
+        written = [mount for mount in container["volumeMounts"] if mount["name"] in empty]
+        assert any(config.cache.startswith(f"{mount['mountPath']}/") for mount in written)
+        assert not any(mount.get("readOnly") for mount in written)
+        context = spec["securityContext"]
+        assert (context["runAsUser"], context["fsGroup"]) == (int(user), int(group))
+
+
+def image_stages(name: str) -> dict[str, dict[str, str]]:
+    """The last instruction of each kind, of each stage of a Dockerfile that has a name."""
+    stages: dict[str, dict[str, str]] = {}
+    stage = ""
+    for line in (ROOT / "scripts/container" / name).read_text(encoding="utf-8").splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "FROM":
+            stage = rest.partition(" AS ")[2]
+        if kind.isupper():
+            stages.setdefault(stage, {})[kind] = rest
+    return stages
+
+
+def test_the_image_s_stage_that_the_example_names_is_there_and_has_ray() -> None:
+    text = (EXAMPLES / "kuberay.yaml").read_text(encoding="utf-8")
+    ((file, stage),) = re.findall(r"-f (\S+) --target (\w+) -t IMAGE", text)
+    stages = image_stages(Path(file).name)
+    assert "USER" in stages[stage]
+    copied = re.findall(r"--from=(\S+) /opt/seko", stages[stage]["COPY"])
+    installed = stages[copied[0]]["RUN"]
+    config, service = resources()
+    extras = {"ray"} | ({"s3"} if "s3://" in config["data"]["fleet.yaml"] else set())
+    assert set(re.findall(r"/build/serve\[([\w,]+)\]", installed)[0].split(",")) >= extras
+    assert {container["image"] for group in groups(service)
+            for container in group["template"]["spec"]["containers"]} == {"IMAGE"}  # fmt: skip
+
+
 def test_the_service_mounts_the_configuration_that_it_names(tmp_path: Path) -> None:
     resource, service = resources()
     assert (resource["apiVersion"], resource["kind"]) == ("v1", "ConfigMap")
     ((name, text),) = resource["data"].items()
     (tmp_path / name).write_text(text)
     config = read_config(tmp_path / name)
-    cluster = service["spec"]["rayClusterConfig"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+    for group in groups(service):
         pod = group["template"]["spec"]
         assert pod["volumes"][0]["configMap"]["name"] == resource["metadata"]["name"]
-        (mount,) = pod["containers"][0]["volumeMounts"]
+        mount, _ = pod["containers"][0]["volumeMounts"]
         for application in yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]:
             assert application["args"]["config"] == f"{mount['mountPath']}/{name}"
-    (workers,) = cluster["workerGroupSpecs"]
+    _, workers = groups(service)
     assert workers["replicas"] == sum(model.boxes for model in config.models)
 
 
