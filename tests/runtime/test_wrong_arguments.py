@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from .eager_backend import EagerBackend, write_whole
 SIZE = {"height": toy_whole.HEIGHT, "width": toy_whole.WIDTH, "chunk_frames": toy.CHUNK}
 POSES = np.stack([np.eye(4)] * 21)
 INTRINSICS = np.array([500.0, 500.0, 416.0, 240.0])
+FLAGS = ("copy_weights", "overlap", "recache", "last", "own_intrinsics")
 
 
 def circular() -> list[Any]:
@@ -105,7 +106,16 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
             *("inputs", "prompt_cache", "overlap"),
         )
     },
-    "artifact.open_pool": lambda at, x: at.artifact.open_pool(snapshot_key=x),
+    **{
+        f"artifact.open_pool {name}": lambda at, x, name=name: at.artifact.open_pool(**{name: x}).close()
+        for name in ("steps", "shift", "prompt_cache", "overlap", "snapshot_key")
+    },
+    "artifact.beginning row": lambda at, x: at.artifact.beginning(x),
+    "artifact.beginning inputs": lambda at, x: at.artifact.beginning(0, inputs=x),
+    "artifact.golden_text": lambda at, x: at.artifact.golden_text(x),
+    "artifact.golden_inputs row": lambda at, x: at.artifact.golden_inputs(0, x),
+    "artifact.open_together prompt": lambda at, x: entered(at.artifact.open_together(prompt=x)),
+    "artifact.open_together image": lambda at, x: entered(at.artifact.open_together(image=x)),
     "artifact.golden_inputs": lambda at, x: at.artifact.golden_inputs(x),
     "artifact.chunk_error number": lambda at, x: at.artifact.chunk_error(x, at.latents),
     "artifact.chunk_error latents": lambda at, x: at.artifact.chunk_error(0, x),
@@ -121,7 +131,13 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "session.set_text": lambda at, x: at.session.set_text(x),
     "session.set_inputs": lambda at, x: at.session.set_inputs(x),
     "session.rewind": lambda at, x: at.session.rewind(x),
+    "session.set_prompt recache": lambda at, x: at.session.set_prompt("red", recache=x),
+    "session.check_prompt": lambda at, x: at.session.check_prompt(x),
+    "session.check_prompt recache": lambda at, x: at.session.check_prompt("red", recache=x),
+    "session.set_text recache": lambda at, x: at.session.set_text(toy.toy_text(), recache=x),
+    "session.cut": lambda at, x: at.session.cut(frames=x),
     "session.push_audio": lambda at, x: at.session.push_audio(x),
+    "session.push_audio at": lambda at, x: at.session.push_audio(np.zeros(9, np.float32), at=x),
     "session.restart seed": lambda at, x: at.session.restart(seed=x),
     "session.restart image": lambda at, x: at.session.restart(image=x),
     "session.restart reference": lambda at, x: at.session.restart(reference=x),
@@ -169,6 +185,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         for spec in toy_inputs.INPUTS
     },
     "voice.push": lambda at, x: at.voice.push(x),
+    "voice.push last": lambda at, x: at.voice.push(np.zeros(0, np.float32), last=x),
     "voice.push at": lambda at, x: at.voice.push(np.zeros(0, np.float32), at=x),
     # cameras
     **{
@@ -200,7 +217,13 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "path.load next_chunk": lambda at, x: at.path.load({"next_chunk": x}),
     "speaker_masks": lambda at, x: speaker_masks(x, at.speaking),
     "speaker_masks picture": lambda at, x: speaker_masks([x] * 2, at.speaking),
+    "pool.check_prompt": lambda at, x: at.pool.check_prompt(x),
 }
+
+
+def entered(context: AbstractContextManager[object]) -> None:
+    with context:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +264,14 @@ def test_only_errors_of_ours_come_out(world: SimpleNamespace, call: str) -> None
     assert foreign == {}
     for session in (world.session, world.pooled):  # a refused call leaves them as they were
         assert np.isfinite(session.run_chunk().to_host()).all()
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if name.endswith((*FLAGS,))])
+def test_a_flag_is_true_or_false(world: SimpleNamespace, call: str) -> None:
+    """Python takes the text "False" for true."""
+    for value in ("False", 0, 1.0, None, float("nan"), [], np.array([True])):
+        with pytest.raises(UsageError, match="expected True or False"):
+            CALLS[call](world, value)
 
 
 @pytest.mark.parametrize(

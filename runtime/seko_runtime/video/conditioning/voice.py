@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import whole_number
+from seko_runtime.arguments import flag, whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.video.inputs import as_array, check_magnitude
 from seko_runtime.video.manifest import VideoManifest
@@ -298,10 +298,11 @@ class Voice:
         Raises
         ------
         UsageError
-            If the array holds no samples, the samples leave a gap, follow the end of the voice, or are too many. The
-            voice has not changed.
+            If the array holds no samples, the samples leave a gap, follow the end of the voice, or are too many, or
+            ``last`` is neither True nor False. The voice has not changed.
         """
         array, begin = self._checked(samples, at)
+        last = flag(last, "last")
         if not len(self._samples):
             self.first = begin
         before = self.end
