@@ -4,11 +4,12 @@ of the operating system.
 
 from __future__ import annotations
 
-import argparse
 from typing import NoReturn
 
+from seko_runtime.cli.option_values import OptionParser
 
-class Parser(argparse.ArgumentParser):
+
+class Parser(OptionParser):
     """An argparse parser that prints an error as one sentence, without the usage."""
 
     def error(self, message: str) -> NoReturn:

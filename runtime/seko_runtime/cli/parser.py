@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seko_runtime import __version__
+from seko_runtime.cli.option_values import OptionParser
 from seko_runtime.cli.output import print_lines
 from seko_runtime.errors import UsageError
 
@@ -290,7 +291,7 @@ def used_options(options: argparse.Namespace, *groups: str) -> list[str]:
     ]
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(OptionParser):
     """An argparse parser that raises the runtime's errors."""
 
     def error(self, message: str) -> NoReturn:
