@@ -17,6 +17,7 @@ import seko_serve.client
 from seko_serve.client import AsyncClient, Client
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
+from seko_serve.security.tokens import Ticket
 
 from .conftest import Running, Starter
 from .test_server import LIMIT_S, PROMPT, alone, http, pictures
@@ -160,11 +161,16 @@ def open_asynchronously(url: str, codec: str) -> None:
     ("ticket", "codec", "code"), [("", "theora", "unsupported"), ("a", "vp8", "unauthorized")]
 )
 def test_a_session_whose_socket_is_refused_ends(
-    start: Starter, opens: Callable[[str, str], None], ticket: str, codec: str, code: str
+    start: Starter,
+    monkeypatch: pytest.MonkeyPatch,
+    opens: Callable[[str, str], None],
+    ticket: str,
+    codec: str,
+    code: str,
 ) -> None:
     server = start(max_sessions=1)
     if ticket:
-        server.manager.tickets.issue = lambda _: ticket  # type: ignore[method-assign]
+        monkeypatch.setattr(Ticket, "issue", lambda _: ticket)
     for _ in range(2):  # the second one has the row
         with pytest.raises(ServeError) as refused:
             opens(server.url, codec)

@@ -13,14 +13,16 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 from seko_runtime import Pool
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.live.session import MAX_WAITING
-from seko_serve.protocol import Media
+from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX, Media
 from tests.runtime import toy_pool, toy_whole
 
 from .conftest import Running, Starter, plain_opener
@@ -253,6 +255,28 @@ def test_a_session_whose_viewer_is_gone_ends_with_its_lease(start: Starter) -> N
             await asyncio.sleep(0.05)
         with pytest.raises(ServeError, match="no such session"):
             await client.resume()
+
+    run(test, server)
+
+
+@pytest.mark.parametrize("lease_s", [3600.0, 0.2])
+def test_a_ticket_lives_as_long_as_its_session_waits_for_its_viewer(start: Starter, lease_s: float) -> None:
+    server = start(lease_s=lease_s)
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
+        assert (opened["ticket_s"], opened["lease_s"]) == (lease_s, lease_s)
+        protocols = [Subprotocol(SUBPROTOCOL), Subprotocol(TICKET_PREFIX + opened["ticket"])]
+        if lease_s < 1:
+            while http(f"{server.url}/v1/sessions")[1]["data"]:
+                await asyncio.sleep(0.05)
+        url = f"{server.url.replace('http', 'ws')}/v1/sessions/{opened['id']}/stream"
+        async with connect(url, subprotocols=protocols) as stream:
+            with suppress(ConnectionClosed):  # by a refusal, which is read next
+                await stream.send('{"type": "hello", "codecs": ["rgb24"]}')
+            first = json.loads(await stream.recv())
+        assert first["type"] == ("ready" if lease_s > 1 else "error")
+        assert lease_s > 1 or first["code"] == "unauthorized"
 
     run(test, server)
 

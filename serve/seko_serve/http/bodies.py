@@ -17,7 +17,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.access import TICKET
 from seko_serve.logs import exception_fields
 from seko_serve.metrics import Metrics
-from seko_serve.security.tokens import TICKET_S
+from seko_serve.security.tokens import LINK_S
 
 MAX_BODY_BYTES = 1 << 20
 MAX_ENTRIES = 1 << 16
@@ -72,7 +72,7 @@ async def _read(request: Request, most: int) -> bytes:
 
 def link_to(path: str, ticket: str) -> Response:
     """Return the HTTP answer with a link: an address to which the client may send one request without an API key."""
-    return JSONResponse({"object": "link", "url": f"{path}?{TICKET}={ticket}", "ticket_s": TICKET_S}, 201)
+    return JSONResponse({"object": "link", "url": f"{path}?{TICKET}={ticket}", "ticket_s": LINK_S}, 201)
 
 
 def internal_error(error: BaseException) -> ServeError:

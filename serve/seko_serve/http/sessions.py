@@ -21,7 +21,6 @@ from seko_serve.http.stream import serve_stream
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import QUEUE_HEADER, Control, parse_control
-from seko_serve.security.tokens import TICKET_S
 
 
 class SessionRoutes:
@@ -70,8 +69,11 @@ class SessionRoutes:
         if await request.is_disconnected():
             await self._manager.close(session)
             raise ServeError("bad_request", "the client left before its session was open")
-        ticket = self._manager.tickets.issue(session.name)
-        entrance = {"ticket": ticket, "ticket_s": TICKET_S, "limits": limits_of(manifest)}
+        entrance = {
+            "ticket": session.ticket.issue(),
+            "ticket_s": self._manager.settings.lease_s,
+            "limits": limits_of(manifest),
+        }
         return JSONResponse({**self._facts(session), **entrance}, 201)
 
     async def _queue(self, request: Request) -> Response:

@@ -76,8 +76,7 @@ async def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSess
     entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
     name = socket.path_params["name"]
     if entrance.ticket:
-        manager.tickets.redeem(entrance.ticket, name)
-        return manager.find(name), None
+        return manager.enter(name, entrance.ticket), None
     return await manager.reenter(name, entrance.resume), entrance.last_serial
 
 

@@ -33,7 +33,7 @@ from seko_serve.live.session import Capture, LiveSession
 from seko_serve.logs import exception_fields
 from seko_serve.protocol import JOIN, Control
 from seko_serve.security.keys import ApiKeys, digest
-from seko_serve.security.tokens import ResumeTokens, Tickets
+from seko_serve.security.tokens import ResumeTokens
 from seko_serve.settings import Settings
 from seko_serve.store.base import DamagedError, StoreError, TakenError, VainError
 from seko_serve.store.saved import Record, Saved, new_session
@@ -95,7 +95,6 @@ class SessionManager:
 
     def __init__(self, settings: Settings, device: Device, leases: Leases | None = None) -> None:
         self.settings, self.device, self._leases = settings, device, leases or NoLeases()
-        self.tickets = Tickets(time.monotonic)
         self.sessions: dict[str, LiveSession] = {}
         self.stopping = self.closed = False
         self._tenants = ApiKeys(settings.keys).tenants
@@ -264,6 +263,17 @@ class SessionManager:
     def waits(self, tenant: str, queue_token: str) -> bool:
         """Return whether a request of a tenant with this token waits in the queue."""
         return self.admission.waits(tenant, digest(queue_token))
+
+    def enter(self, name: str, ticket: str) -> LiveSession:
+        """Return the session to which a ticket belongs, and use the ticket up; ServeError if there is no such session
+        any more, or the ticket is not its own. The error does not tell which, as anybody may ask."""
+        session = self.sessions.get(name)
+        if session is None or not session.ticket.redeem(ticket):
+            raise ServeError(
+                "unauthorized",
+                "the ticket is unknown or used, or its session has ended because nobody came; open another session",
+            )
+        return session
 
     async def reenter(self, name: str, token: str) -> LiveSession:
         """Return the session to which a resume token belongs; a saved session without a row takes a row of the pool

@@ -28,7 +28,7 @@ from seko_serve.live.encoding import ChunkEncoder, MadeChunk
 from seko_serve.live.viewer import Viewer
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Codec, Control, message
-from seko_serve.security.tokens import ResumeTokens
+from seko_serve.security.tokens import ResumeTokens, Ticket
 
 MAX_WAITING = 256  # controls that wait for the next chunk
 MAX_ENCODING = 2  # chunks of a session that are made and not encoded; the runtime keeps the frames of four
@@ -89,6 +89,8 @@ class LiveSession:
         Whether the session may be saved.
     viewer : Viewer
         The session's socket, the messages sent to it, and the viewer's clock.
+    ticket : Ticket
+        The ticket with which a client opens the first socket.
     tokens : ResumeTokens
         The tokens with which a client reconnects after a lost socket.
     """
@@ -107,7 +109,7 @@ class LiveSession:
         save: Callable[[LiveSession, Capture], None] | None = None,
     ) -> None:
         self.name, self.tenant, self.content = name, tenant, content
-        self.viewer, self.tokens = Viewer(content.rate, loop), ResumeTokens()
+        self.viewer, self.ticket, self.tokens = Viewer(content.rate, loop), Ticket(), ResumeTokens()
         self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake)
         self._wake, self._metrics = wake, metrics
         self.savable, self._save = save is not None, save

@@ -1,5 +1,6 @@
 """Secrets that a server issues: tickets and resume tokens, with which a client opens a session's socket, and links,
-with which a client sends one request without an API key. The server keeps only their hashes."""
+with which a client sends one request without an API key. The server keeps only their hashes, each with what it stands
+for: those of a session in the session, and links by tenant."""
 
 from __future__ import annotations
 
@@ -7,26 +8,45 @@ import hmac
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from seko_serve.errors import ServeError
 from seko_serve.security.keys import digest
 
-TICKET_S = 30.0
-MOST_OPEN = 10_000  # tickets, and links, at a time; the oldest one goes first
+LINK_S = 30.0
+MOST_LINKS = 10_000  # of a tenant at a time; its oldest one goes first
 MOST_TOKENS = 4  # of a session that a client may hold
 _BYTES = 24
-MeaningT = TypeVar("MeaningT")
+
+
+class Ticket:
+    """The ticket of one session, which opens the session's first socket, once. The ticket ends with the session: until
+    its lease is over, a session that nobody has entered yet has no other entrance."""
+
+    def __init__(self) -> None:
+        self._hash: str | None = None
+
+    def issue(self) -> str:
+        """Return a new ticket; an older one becomes invalid."""
+        ticket = secrets.token_urlsafe(_BYTES)
+        self._hash = digest(ticket)
+        return ticket
+
+    def redeem(self, ticket: str) -> bool:
+        """Return whether a ticket is the session's, and use it up."""
+        right = self._hash is not None and hmac.compare_digest(digest(ticket), self._hash)
+        if right:
+            self._hash = None
+        return right
 
 
 @dataclass(frozen=True)
-class _Secret(Generic[MeaningT]):
-    meaning: MeaningT
+class _Link:
+    purpose: str
     expires: float
 
 
-class _Secrets(Generic[MeaningT]):
-    """Secrets, each stored with an object. Each secret can be taken once, within `TICKET_S` seconds.
+class Links:
+    """The links of a server: each stands for a tenant's API key in one request, once, within `LINK_S` seconds.
 
     Parameters
     ----------
@@ -36,88 +56,32 @@ class _Secrets(Generic[MeaningT]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open: dict[str, _Secret[MeaningT]] = {}  # by the secret's hash, the oldest first
-
-    def issue(self, meaning: MeaningT) -> str:
-        """Return a new secret. Secrets that are too old are forgotten; if there are `MOST_OPEN` secrets, the oldest
-        secret is forgotten, too."""
-        now = self._clock()
-        for hashed in list(self._open):
-            if len(self._open) < MOST_OPEN and self._open[hashed].expires > now:
-                break
-            del self._open[hashed]
-        secret = secrets.token_urlsafe(_BYTES)
-        self._open[digest(secret)] = _Secret(meaning, now + TICKET_S)
-        return secret
-
-    def revoke(self, meaning: MeaningT) -> None:
-        """Forget all secrets that stand for something."""
-        self._open = {hashed: entry for hashed, entry in self._open.items() if entry.meaning != meaning}
-
-    def take(self, secret: str) -> MeaningT | None:
-        """Return the object that was stored with a secret, and forget the secret; None if the secret is unknown, was
-        taken, or is too old."""
-        entry = self._open.pop(digest(secret), None)
-        return None if entry is None or entry.expires <= self._clock() else entry.meaning
-
-
-class Tickets:
-    """The tickets of a server: each opens one socket of one session, once, within `TICKET_S` seconds.
-
-    Parameters
-    ----------
-    clock : callable
-        Function that returns the time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._secrets = _Secrets[str](clock)
-
-    def issue(self, session: str) -> str:
-        """Return a new ticket for a session; the session's older tickets become invalid."""
-        self._secrets.revoke(session)
-        return self._secrets.issue(session)
-
-    def redeem(self, ticket: str, session: str) -> None:
-        """Use a ticket to open a socket; ServeError if the ticket is not one of this session, was used, or is too
-        old."""
-        if self._secrets.take(ticket) != session:
-            raise ServeError(
-                "unauthorized", "the ticket is unknown, used, or older than 30 s; ask for another"
-            )
-
-
-@dataclass(frozen=True)
-class _Request:
-    tenant: str
-    purpose: str
-
-
-class Links:
-    """The links of a server: each stands for a tenant's API key in one request, once, within `TICKET_S` seconds.
-
-    Parameters
-    ----------
-    clock : callable
-        Function that returns the time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._secrets = _Secrets[_Request](clock)
+        self._open: dict[str, dict[str, _Link]] = {}  # by tenant and by the ticket's hash, the oldest first
 
     def issue(self, tenant: str, purpose: str) -> str:
-        """Return a new ticket that stands for the tenant's API key in one request of this purpose."""
-        return self._secrets.issue(_Request(tenant, purpose))
+        """Return a new ticket that stands for the tenant's API key in one request of this purpose. If the tenant has
+        `MOST_LINKS` links, its oldest one becomes invalid; other tenants' links stay."""
+        now, own = self._clock(), self._open.setdefault(tenant, {})
+        for hashed in list(own):
+            if len(own) < MOST_LINKS and own[hashed].expires > now:
+                break
+            del own[hashed]
+        ticket = secrets.token_urlsafe(_BYTES)
+        own[digest(ticket)] = _Link(purpose, now + LINK_S)
+        return ticket
 
     def redeem(self, ticket: str, purpose: str) -> str:
         """Use a ticket for a request of this purpose, and return the tenant; ServeError if the ticket is for another
         purpose, was used, or is too old."""
-        request = self._secrets.take(ticket)
-        if request is None or request.purpose != purpose:
-            raise ServeError(
-                "unauthorized", "the link's ticket is unknown, used, or older than 30 s; ask for another link"
-            )
-        return request.tenant
+        hashed = digest(ticket)
+        for tenant, own in self._open.items():
+            link = own.pop(hashed, None)
+            if link is not None and link.purpose == purpose and link.expires > self._clock():
+                return tenant
+        raise ServeError(
+            "unauthorized",
+            f"the link's ticket is unknown, used, or older than {LINK_S:g} s; ask for another link",
+        )
 
 
 class ResumeTokens:
