@@ -19,7 +19,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from seko_runtime import open_artifact
 from seko_runtime.media_files.pictures import load_image
-from seko_runtime.video.conditioning import KeyboardCamera
 
 PROMPTS = ("a red disc bouncing on a dark background", "a blue ring on a dark background")
 WORLD_PROMPT = "a purple disc and a cyan square on a dark background"
@@ -50,13 +49,10 @@ def world(artifact: Path, picture: Path) -> Iterator[tuple[Frames, str]]:
         open_artifact(artifact) as opened,
         opened.open_session(prompt=WORLD_PROMPT, image=load_image(picture)) as session,
     ):
-        stream = opened.manifest.workload.stream
-        camera = KeyboardCamera(stream.height, stream.width, stream.chunk_frames)
         for key in KEYS:
-            camera.press(key)
+            session.controls["camera"].take({"held": [key]})
             for _ in range(CHUNKS // len(KEYS)):
-                yield session.run_chunk(camera=camera).video()[0], f"key {key}"
-            camera.release(key)
+                yield session.run_chunk().video()[0], f"key {key}"
 
 
 def captioned(frames: Frames, caption: str) -> list[Image.Image]:

@@ -15,7 +15,6 @@ from seko_runtime.sessions.loaded import Loaded, TokenIds
 from seko_runtime.sessions.rank_place import ALONE, RankPlace
 from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.chunk import Chunk, SessionStats
-from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import VideoManifest
@@ -82,16 +81,15 @@ class Stacked:
     def closed(self) -> bool:
         return self.pool.closed
 
-    def run_chunk(
-        self, inputs: Mapping[str, Any] | None = None, *, camera: Camera | None = None
-    ) -> StackedChunk:
+    def run_chunk(self, inputs: Mapping[str, Any] | None = None) -> StackedChunk:
         """Make the next chunk of every row; inputs are [*shape] for all, or [B, *shape]."""
+        each = None if inputs is None else [_of_row(self.manifest, inputs, row) for row in self._all]
+        return StackedChunk(self.pool.run(self.sessions, each))
 
-        def run(inputs: Any) -> StackedChunk:
-            each = None if inputs is None else [_of_row(self.manifest, inputs, row) for row in self._all]
-            return StackedChunk(self.pool.run(self.sessions, each))
-
-        return steered(run, inputs, camera)
+    def take(self, control: str, event: Mapping[str, Any]) -> None:
+        """Give an event to a control of every row."""
+        for session in self.sessions:
+            session.controls[control].take(event)
 
     def stream(
         self,

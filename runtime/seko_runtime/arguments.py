@@ -1,6 +1,5 @@
-"""Checks of arguments that are numbers, flags, paths or lists; an error message shows the argument, whatever its type.
-
-Arrays are checked where their shapes are known; see `video.inputs`.
+"""Checks of arguments that are numbers, flags, paths, lists or arrays; an error message shows the argument, whatever
+its type. Shapes of arrays are checked where they are known.
 """
 
 from __future__ import annotations
@@ -12,9 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from seko_runtime.errors import UsageError
 
 SHOWN_LETTERS = 40
+# Largest magnitude of an input's numbers; real inputs are far smaller. The square of 1e20 overflows float32; a norm
+# turns the overflow into NaN, which a picture shows as black without an error.
+LARGEST = 1e6
 
 
 def shown(value: object) -> str:
@@ -125,3 +130,35 @@ def items_of(value: object, refusal: str) -> list[Any]:
     if listed or (isinstance(shape, tuple) and shape and isinstance(value, Collection)):
         return [*cast(Any, value)]
     raise UsageError(refusal)
+
+
+def as_array(value: object, what: str) -> NDArray[Any]:
+    """Return a value as a numpy array; UsageError if that is impossible, as for a ragged list or a tensor on a
+    device."""
+    try:
+        array: NDArray[Any] = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as fault:
+        raise UsageError(f"{what} is no array: {fault}") from None
+    return array
+
+
+def check_magnitude(array: Any, what: str) -> None:
+    """Raise a UsageError unless all numbers of an array are finite and at most `LARGEST` in magnitude.
+
+    Parameters
+    ----------
+    array : array or tensor
+        Real numbers of any shape, on the host.
+    what : str
+        Name of the array in the message.
+    """
+    if not math.prod(array.shape):
+        return
+    largest = max(float(array.max()), -float(array.min()))  # numpy's min and max are NaN if any number is
+    if not math.isfinite(largest):
+        raise UsageError(f"{what} holds a number that is not finite")
+    if largest > LARGEST:
+        raise UsageError(
+            f"{what} holds a number of magnitude {largest:.3g}, expected at most {LARGEST:g}: a model computes no "
+            "video of such numbers, only NaN"
+        )

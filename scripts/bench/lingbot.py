@@ -29,7 +29,6 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.registry import presets
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.resolve import resolve_build
-from seko_runtime.video.conditioning import KeyboardCamera
 from seko_runtime.video.session import Session
 
 V1, V2, TINY = "lingbot-v1-fast", "lingbot-v2-fast", "lingbot-tiny"
@@ -80,20 +79,18 @@ class Bench(FullModelBench):
         return self.options.work / "-".join(map(str, parts))
 
 
-def keyboard(config: VideoBuild) -> KeyboardCamera:
-    """Return a camera whose keys are held."""
-    s = config.workload.stream
-    camera = KeyboardCamera(s.height, s.width, s.chunk_frames)
-    camera.press("wl")
-    return camera
+def steer(session: Session, keys: str = "wl") -> None:
+    """Hold keys of the session's camera."""
+    session.controls["camera"].take({"held": [*keys]})
 
 
 def steady(session: Session, config: VideoBuild, chunks: int) -> dict[str, float]:
     """Fill the cache, then return the spread of the milliseconds of some chunks."""
-    camera, s = keyboard(config), config.workload.stream
+    steer(session)
+    s = config.workload.stream
     for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
-        session.run_chunk(camera.next_chunk())
-    return spread(chunk_times(lambda: session.run_chunk(camera.next_chunk()), chunks))
+        session.run_chunk()
+    return spread(chunk_times(lambda: session.run_chunk(), chunks))
 
 
 def chunk(bench: Bench) -> None:
@@ -135,13 +132,13 @@ def share(bench: Bench) -> None:
     config, clock = bench.config(), _Clock(bench.on_gpu)
     bench.compile([config])
     with bench.opened(config, captured=False, wrap=clock.around) as session:
-        camera = keyboard(config)
-        session.run_chunk(camera.next_chunk())
+        steer(session)
+        session.run_chunk()
         totals = []
         for _ in range(3):
             clock.calls.clear()
             clock.on = True
-            session.run_chunk(camera.next_chunk())
+            session.run_chunk()
             clock.on = False
             totals.append(clock.total_ms())
     spent = statistics.median(totals)
@@ -155,20 +152,19 @@ def key(bench: Bench) -> None:
     config = bench.config().changed(vae=vae)
     bench.compile([config])
     with bench.opened(config) as session:
-        camera = keyboard(config)
+        steer(session)
         s = config.workload.stream
         for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
-            session.run_chunk(camera.next_chunk()).video()
+            session.run_chunk().video()
         latencies = []
         for number in range(bench.options.latencies):
-            camera.release("jl")
             began = time.perf_counter()
-            camera.press("jl"[number % 2])
-            frames = session.run_chunk(camera.next_chunk()).video()
+            steer(session, "w" + "jl"[number % 2])
+            frames = session.run_chunk().video()
             latencies.append(1e3 * (time.perf_counter() - began))
             if bench.elapsed > bench.options.seconds:
                 break
-        alone = spread(chunk_times(lambda: _to_latents(session, camera), min(5, bench.options.chunks)))
+        alone = spread(chunk_times(lambda: _to_latents(session), min(5, bench.options.chunks)))
     figures = spread(latencies)
     chunk_ms = bench.chunk_ms.get("chunk", alone["median"])
     bench.row("lingbot_key_to_frame", config, figures["p99"] / chunk_ms, "p99, keys to frames / chunk",
@@ -184,7 +180,8 @@ def fits(bench: Bench) -> None:
     bench.compile([config])
     with bench.opened(config) as session:
         times = steady(session, config, 2)
-        latents = session.run_chunk(keyboard(config).next_chunk()).to_host()
+        steer(session)
+        latents = session.run_chunk().to_host()
         if not bool((abs(latents) < 1e3).all()):
             raise ValueError(f"latents up to {abs(latents).max()}: expected numbers near 1")
         sizes = {buffer.name: buffer.nbytes for buffer in session.manifest.buffers}
@@ -241,8 +238,8 @@ def _need_chunk(bench: Bench) -> None:
         chunk(bench)
 
 
-def _to_latents(session: Session, camera: KeyboardCamera) -> None:
-    session.run_chunk(camera.next_chunk())
+def _to_latents(session: Session) -> None:
+    session.run_chunk()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scripts.train_sample.shapes import BACKGROUNDS, COLOURS, SHAPES, SIDE, colour_table, signed_distance
-from seko_runtime.video.conditioning import KeyboardCamera
+from seko_runtime.controls.camera import CameraControl
 
 PLAIN = [name for name in BACKGROUNDS if "gradient" not in name]
 STEP = 8.0  # pixels that a latent frame of `w` or `d` moves the view
@@ -163,7 +163,11 @@ def draw_keys(frames: int, rng: random.Random) -> list[frozenset[str]]:
 
 def walk(keys: Sequence[frozenset[str]] | str, frames: int) -> NDArray[np.float32]:
     """Return the poses [F, 3, 4] of the first ``frames`` latent frames, each in the one before."""
-    camera = KeyboardCamera(SIDE, SIDE, frames, keys=keys)
+    camera = CameraControl.without_artifact(SIDE, SIDE, frames)
+    text = (
+        keys if isinstance(keys, str) else ",".join(f"{''.join(sorted(step)) or 'none'}-1" for step in keys)
+    )
+    camera.take({"keys": text})
     return camera.next_chunk()["camera"]
 
 

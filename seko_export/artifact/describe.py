@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def describe(
         if machine.archs
         else environment.resolve_target("cpu" if cpu else "auto")
     )
-    return workload.manifest(
+    manifest: Manifest = workload.manifest(
         name=workload.artifact_name(config, target.arch),
         backend=backend.name,
         target=Target(
@@ -96,3 +96,4 @@ def describe(
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
     )
+    return replace(manifest, controls=workload.controls(config, manifest))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # presets are read before torch is imported
     from seko_export.checkpoints.sources import OpenedFiles
     from seko_export.config.video import VideoBuild
     from seko_export.families.recognition import Recognised
+    from seko_runtime.format.manifest import ControlSpec
+    from seko_runtime.video.manifest import VideoManifest
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,15 @@ class VideoFamily(Family["VideoBuild"]):
         """
         del config, chunk
         return {}
+
+    def controls(self, config: VideoBuild, manifest: VideoManifest) -> tuple[ControlSpec, ...]:
+        """Return what a person steers a session with: kind, inputs and parameters such as bindings of each control.
+
+        By default these are the runtime's controls for the kinds of the build's inputs. A family with keys or kinds of
+        its own overrides the method; ``manifest`` is the build's, complete but for the controls.
+        """
+        del config
+        return manifest.control_specs
 
     @abstractmethod
     def cache_probe(self, config: VideoBuild) -> CacheProbe:

@@ -15,7 +15,7 @@ from seko_export.engines.kernel_table import write_kernel_table
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import MediaTensors
-from seko_export.families.registry import family_of, graph_of
+from seko_export.families.registry import family_of, graph_of, video_family_of
 from seko_export.goldens.placement import device_bytes
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
@@ -31,7 +31,7 @@ from seko_export.video.recording import GOLDEN_PROMPT, Record, record
 from seko_export.workloads.base import UNVERIFIED, BuildResult, ExportWorkload, Need, Recording
 from seko_runtime import open_artifact
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.manifest import ControlSpec, Manifest
 from seko_runtime.video.artifact import video_artifact
 from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video, start_pictures
 from seko_runtime.video.manifest import Golden, VideoManifest, VideoWorkload
@@ -114,6 +114,10 @@ class VideoExport(ExportWorkload[VideoBuild]):
             "dtype": str(config.target.dtype).split(".")[1],
             **{name: asdict(model) for name, model in around.items() if model is not None},
         }
+
+    def controls(self, config: VideoBuild, manifest: Manifest) -> tuple[ControlSpec, ...]:
+        """Return the controls that the family declares."""
+        return video_family_of(config).controls(config, cast(VideoManifest, manifest))
 
     def artifact_name(self, config: VideoBuild, arch: str) -> str:
         """Return the artifact's default name, from model, cache format and target machine."""

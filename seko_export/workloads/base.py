@@ -19,7 +19,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.families.base import MediaTensors
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
-from seko_runtime.format.manifest import Manifest, Workload
+from seko_runtime.format.manifest import ControlSpec, Manifest, Workload
 
 if TYPE_CHECKING:  # backends refer to workloads and are read before torch is imported
     from torch import Tensor
@@ -128,6 +128,11 @@ class ExportWorkload(ABC, Generic[Build]):
     def describe_model(self, config: Build) -> Mapping[str, object]:
         """Return the object ``model`` of the manifest, which describes the model for people and tools."""
         return asdict(config.model)
+
+    def controls(self, config: Build, manifest: Manifest) -> tuple[ControlSpec, ...]:
+        """Return what a person steers a session with, for the manifest, which is complete but for this."""
+        del config
+        return manifest.control_specs
 
     def artifact_name(self, config: Build, arch: str) -> str:
         """Return the ``name`` of the manifest; ``arch`` is the kind of machine for which the build is made."""

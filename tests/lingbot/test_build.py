@@ -13,7 +13,7 @@ from seko_export.build_steps import build_artifact
 from seko_export.video.recording import golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning import KeyboardCamera
+from tests.cameras import camera_of, chunk_of
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint, weights_of
 from tests.stacked import eager_session, open_stacked
 from tests.tolerances import relative_error
@@ -48,10 +48,11 @@ def test_it_is_built_verified_and_replayed(
         assert all(error.within for error in artifact.verify())
         with pytest.raises(UsageError, match="input 'condition' is required per session"):
             open_stacked(artifact, seeds=[3], inputs={})
-        keys = KeyboardCamera(
-            config.workload.stream.height, config.workload.stream.width, 2, keys="iw-9,wl-9,none-9"
-        )
-        steps = [keys.next_chunk() for _ in range(CHUNKS)]
+        (declared,) = (spec for spec in artifact.manifest.controls or () if spec.kind == "camera")
+        assert declared.inputs == {"poses": "camera", "intrinsics": "intrinsics"}
+        assert declared.parameters["keys"]["KeyW"] == "ahead"
+        keys = camera_of(artifact.manifest, "iw-9,wl-9,none-9")
+        steps = [chunk_of(keys) for _ in range(CHUNKS)]
         with open_stacked(artifact, seeds=[3], text=text, inputs={"condition": table}) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seko_runtime.controls.camera import KEYS as CODES
+from seko_runtime.controls.camera import KeySettings
+from seko_runtime.controls.key_text import key_letters, key_steps
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning import CameraPath, KeyboardCamera, KeySettings, key_rows
-from seko_runtime.video.conditioning.keyboard import KEYS
+from tests.cameras import LETTERS as KEYS
+from tests.cameras import camera as camera_at
+from tests.cameras import chunk_of, text_of
 
 # One rounding to float32 of numbers up to about 4, beside float64's own.
 ROUNDED = 5e-7
-SIZE = {"height": 64, "width": 96}
 
 rows = st.lists(st.frozensets(st.sampled_from(KEYS), max_size=4), min_size=9, max_size=60)
 tuned = st.builds(
@@ -72,10 +78,10 @@ def relative_by_formula(latent_poses: np.ndarray, unit: float) -> np.ndarray:
 @given(rows, tuned, st.integers(1, 4))
 @settings(max_examples=60)
 def test_keys_give_the_cameras_of_the_formulas(keys, how, chunk_frames) -> None:
-    camera = KeyboardCamera(64, 96, chunk_frames, how, keys=keys)
+    camera = camera_at(64, 96, chunk_frames, keys, **asdict(how))
     latents = len(keys) // how.steps_per_frame + 1
     chunks = latents // chunk_frames
-    tables = [camera.next_chunk()["camera"] for _ in range(chunks)]
+    tables = [chunk_of(camera)["camera"] for _ in range(chunks)]
     poses = poses_by_formula(keys, how)[:: how.steps_per_frame]
     wanted = relative_by_formula(poses, how.move * how.steps_per_frame)[: chunks * chunk_frames]
     if chunks:
@@ -91,47 +97,47 @@ def test_a_stream_of_keys_is_the_stream_of_the_poses_that_they_make(keys, chunk_
     poses = poses_by_formula(keys, how)
     if (len(poses) - 1) // 4 + 1 < chunk_frames:
         return
-    path = CameraPath(poses, focal, chunk_frames=chunk_frames, unit=how.length, **SIZE)
-    camera = KeyboardCamera(64, 96, chunk_frames, how, intrinsics=focal, keys=keys)
-    for number in range(len(path)):
-        by_keys, by_poses = camera.next_chunk(), path.chunk(number)
+    path = camera_at(64, 96, chunk_frames)
+    path.take({"path": poses, "intrinsics": focal, "unit": how.length})
+    camera = camera_at(64, 96, chunk_frames)
+    camera.take({"keys": text_of(keys), "intrinsics": focal})
+    assert path.chunks is not None
+    for _ in range(path.chunks):
+        by_keys, by_poses = chunk_of(camera), chunk_of(path)
         assert np.abs(by_keys["camera"] - by_poses["camera"]).max() <= ROUNDED
         assert np.array_equal(by_keys["intrinsics"], by_poses["intrinsics"])
 
 
 def test_a_straight_walk_moves_by_one_and_a_camera_at_rest_stays() -> None:
-    for how in (KeySettings(), KeySettings(steps_per_frame=1, yaw=6.0, pitch=4.0)):
-        camera = KeyboardCamera(64, 96, 3, how)
-        first = camera.next_chunk()["camera"]
+    for how in ({}, {"steps_per_frame": 1, "yaw": 6.0, "pitch": 4.0}):
+        camera = camera_at(64, 96, 3, **how)
+        first = chunk_of(camera)["camera"]
         assert np.array_equal(first, np.tile(np.eye(4, dtype=np.float32)[:3], (3, 1, 1)))
-        camera.press("w")
-        walk = camera.next_chunk()["camera"]
+        camera.take({"held": ["KeyW"]})
+        walk = chunk_of(camera)["camera"]
         assert np.allclose(walk[:, :, 3], [0, 0, 1], atol=ROUNDED)
-        camera.press("d")
-        assert np.allclose(
-            np.linalg.norm(camera.next_chunk()["camera"][:, :, 3], axis=1), 2**0.5, atol=ROUNDED
-        )
-        camera.release("wd")
-        assert np.array_equal(camera.next_chunk()["camera"], first)
+        camera.take({"held": ["KeyW", "KeyD"]})
+        assert np.allclose(np.linalg.norm(chunk_of(camera)["camera"][:, :, 3], axis=1), 2**0.5, atol=ROUNDED)
+        camera.take({"held": []})
+        assert np.array_equal(chunk_of(camera)["camera"], first)
 
 
 def test_a_key_that_was_tapped_between_two_chunks_counts_for_one_latent_frame() -> None:
-    camera = KeyboardCamera(64, 96, 3)
-    camera.next_chunk()
-    camera.press("w")
-    camera.release("w")
-    moved = camera.next_chunk()["camera"][:, 2, 3]
+    camera = camera_at(64, 96, 3)
+    chunk_of(camera)
+    camera.take({"held": ["KeyW"]})
+    camera.take({"held": []})
+    moved = chunk_of(camera)["camera"][:, 2, 3]
     assert np.allclose(moved, [1, 0, 0], atol=ROUNDED)
-    assert not camera.next_chunk()["camera"][:, :, 3].any()
+    assert not chunk_of(camera)["camera"][:, :, 3].any()
 
 
 @given(rows, st.integers(1, 3))
 @settings(max_examples=30)
 def test_it_never_looks_further_up_than_the_limit(keys, chunk_frames) -> None:
-    how = KeySettings(pitch=30.0, pitch_limit=40.0)
-    camera = KeyboardCamera(64, 96, chunk_frames, how, keys=keys)
-    while camera.steps_left:
-        camera.next_chunk()
+    camera = camera_at(64, 96, chunk_frames, keys, pitch=30.0, pitch_limit=40.0)
+    while camera.chunks:
+        chunk_of(camera)
         assert abs(np.degrees(np.arcsin(camera.pose[1, 2]))) <= 40.0 + 1e-9
 
 
@@ -139,9 +145,9 @@ def test_a_step_that_would_pass_the_limit_does_not_turn_the_camera() -> None:
     """Steps of 2 degrees end at 84 below a limit of 85, whichever way; a walk after that is the authors'."""
     for key, sign in (("i", -1.0), ("k", 1.0)):
         keys = [frozenset(key)] * 60 + [frozenset({"w", key})] * 8 + [frozenset("d")] * 8
-        camera = KeyboardCamera(64, 96, 1, keys=keys)
-        while camera.steps_left:
-            camera.next_chunk()
+        camera = camera_at(64, 96, 1, keys)
+        while camera.chunks:
+            chunk_of(camera)
         wanted = poses_by_formula(keys, KeySettings())[-1]
         assert np.degrees(np.arcsin(camera.pose[1, 2])) == pytest.approx(sign * 84, abs=1e-9)
         assert np.abs(camera.pose - wanted).max() <= 1e-12
@@ -150,19 +156,19 @@ def test_a_step_that_would_pass_the_limit_does_not_turn_the_camera() -> None:
 def test_a_move_is_divided_by_a_millionth_more_than_its_length() -> None:
     """Steeply down, where the axis ahead is short over the ground: 5e-7 of a step of 0.05 are missing."""
     keys = [frozenset("k")] * 42 + [frozenset("w")] * 400
-    camera = KeyboardCamera(64, 96, 1, keys=keys)
-    while camera.steps_left:
-        camera.next_chunk()
+    camera = camera_at(64, 96, 1, keys)
+    while camera.chunks:
+        chunk_of(camera)
     walked, level = np.linalg.norm(camera.pose[:3, 3]), np.cos(np.radians(84))
     assert walked == pytest.approx(400 * 0.05 * level / (level + 1e-6), abs=1e-9)
     assert np.abs(camera.pose - poses_by_formula(keys, KeySettings())[-1]).max() <= 1e-12
 
 
 def test_a_long_turn_stays_a_rotation() -> None:
-    camera = KeyboardCamera(64, 96, 4)
-    camera.press("jwi")
+    camera = camera_at(64, 96, 4)
+    camera.take({"held": ["j", "w", "i"]})
     for _ in range(500):
-        poses = camera.next_chunk()["camera"]
+        poses = chunk_of(camera)["camera"]
     turned = poses[:, :, :3].astype(np.float64)
     assert np.abs(turned @ turned.swapaxes(1, 2) - np.eye(3)).max() <= ROUNDED
 
@@ -170,18 +176,36 @@ def test_a_long_turn_stays_a_rotation() -> None:
 @given(rows, st.integers(0, 6))
 @settings(max_examples=30)
 def test_a_state_goes_on_where_it_was_taken(keys, chunks) -> None:
-    camera, loaded = (KeyboardCamera(64, 96, 2, keys=keys) for _ in range(2))
-    camera.press("wl")
+    camera, loaded = camera_at(64, 96, 2, keys), camera_at(64, 96, 2)
+    camera.take({"held": ["w", "l"]})
     for _ in range(chunks):
-        camera.next_chunk()
-    camera.press("k")
-    camera.release("l")
+        chunk_of(camera)
+    camera.take({"held": ["w", "k"]})
     loaded.load(json.loads(json.dumps(camera.state())))
     for _ in range(3):
-        assert np.array_equal(camera.next_chunk()["camera"], loaded.next_chunk()["camera"])
+        assert np.array_equal(chunk_of(camera)["camera"], chunk_of(loaded)["camera"])
     camera.reset()
-    again = KeyboardCamera(64, 96, 2, keys=keys)
-    assert np.array_equal(camera.next_chunk()["camera"], again.next_chunk()["camera"])
+    again = camera_at(64, 96, 2)
+    again.take({"held": ["w", "k"]})
+    assert np.array_equal(chunk_of(camera)["camera"], chunk_of(again)["camera"])
+
+
+def test_nothing_moves_until_the_chunk_is_on_its_way() -> None:
+    """A chunk may be asked for twice, and an event between the two counts; a tap is not lost by the first."""
+    camera, plain = camera_at(64, 96, 3), camera_at(64, 96, 3)
+    for control in (camera, plain):
+        chunk_of(control)
+    camera.take({"held": ["KeyW"]})
+    camera.take({"held": []})
+    before = camera.state()
+    first = camera.next_chunk()["camera"]
+    assert np.array_equal(camera.next_chunk()["camera"], first)
+    assert camera.state() == before
+    camera.take({"held": ["KeyD"]})
+    plain.take({"held": ["KeyW"]})
+    plain.take({"held": ["KeyD"]})
+    assert not np.array_equal(camera.next_chunk()["camera"], first)
+    assert np.array_equal(chunk_of(camera)["camera"], chunk_of(plain)["camera"])
 
 
 @pytest.mark.parametrize(
@@ -191,28 +215,33 @@ def test_a_state_goes_on_where_it_was_taken(keys, chunks) -> None:
         {"yaw": float("nan")},
         {"pitch": 1.5},  # beyond the limit, from where no step would turn it back
         {"held": "x"},
-        {"steps_left": 3},
+        {"steps": [["up"]]},
+        {"poses": [[[0], None]]},
         {"begun": 1},
         {"place": None},
     ],
 )
 def test_states_of_others_are_refused(change) -> None:
-    camera = KeyboardCamera(64, 96, 2)
-    with pytest.raises(UsageError):
+    camera = camera_at(64, 96, 2)
+    with pytest.raises(UsageError, match="no state of a camera"):
         camera.load(camera.state() | change)
     with pytest.raises(UsageError, match="no state"):
         camera.load({})
 
 
+def steps_of(text: str) -> list[frozenset[str]]:
+    return key_steps(text, {letter: letter for letter in key_letters(CODES)})
+
+
 def test_key_strings() -> None:
-    walk = key_rows("w-10, iw-15,none-5")
+    walk = steps_of("w-10, iw-15,none-5")
     assert walk == [frozenset("w")] * 10 + [frozenset("iw")] * 15 + [frozenset()] * 5
     for same in (
         "W-10,Iw-15,NONE-5",
         "w-10,iw-15,None-5".replace(",", "\N{FULLWIDTH COMMA}"),
         " w - 1 0 ,\tIW-15\n,none-5 ",
     ):
-        assert key_rows(same) == walk
+        assert steps_of(same) == walk
 
 
 @pytest.mark.parametrize(
@@ -235,7 +264,7 @@ def test_key_strings() -> None:
 )
 def test_key_strings_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match="keys"):
-        key_rows(text)
+        steps_of(text)
 
 
 @given(st.integers(9, 40), st.integers(1, 3), st.integers(0, 2**31))
@@ -248,21 +277,25 @@ def test_a_path_is_the_formulas(count: int, chunk_frames: int, seed: int) -> Non
     world[:3, :3], world[:3, 3] = turn("x", 20) @ turn("y", 77), [3, -2, 5]
     poses = world @ poses_by_formula(keys, KeySettings(yaw=7.0, move=0.3))
     focal = random.uniform(200, 600, (count, 4))
-    path = CameraPath(poses, focal, chunk_frames=chunk_frames, **SIZE)
+    path = camera_at(64, 96, chunk_frames)
+    path.take({"path": poses, "intrinsics": focal})
     latents = ((count - 1) // 4 + 1) // chunk_frames * chunk_frames
     wanted = relative_by_formula(poses[: 4 * latents : 4][:latents], 1.0)
     longest = np.linalg.norm(wanted[:, :, 3], axis=1).max()
     wanted[:, :, 3] /= longest or 1.0
-    cameras = np.concatenate([path.chunk(number)["camera"] for number in range(len(path))])
-    assert np.abs(cameras - wanted).max() <= ROUNDED
+    chunks = [chunk_of(path) for _ in range(latents // chunk_frames)]
+    assert np.abs(np.concatenate([chunk["camera"] for chunk in chunks]) - wanted).max() <= ROUNDED
     fx, fy, cx, cy = focal[0]
     at_size = np.array([fx * 96 / 832, fy * 64 / 480, cx * 96 / 832, cy * 64 / 480], np.float32)
-    assert all(np.array_equal(row, at_size) for row in path.chunk(0)["intrinsics"])
-    own = CameraPath(poses, focal, chunk_frames=chunk_frames, own_intrinsics=True, **SIZE)
-    last = own.chunk(len(own) - 1)["intrinsics"][-1]
+    assert all(np.array_equal(row, at_size) for row in chunks[0]["intrinsics"])
+    own = camera_at(64, 96, chunk_frames)
+    own.take({"path": poses, "intrinsics": focal, "own_intrinsics": True})
+    last = [chunk_of(own) for _ in chunks][-1]["intrinsics"][-1]
     assert np.allclose(last[0], focal[4 * (latents - 1), 0] * 96 / 832, rtol=1e-6)
     with pytest.raises(UsageError, match="give more poses"):
-        path.chunk(len(path))
+        path.next_chunk()
+    path.take({"held": []})
+    assert not path.next_chunk()["camera"][:, :, 3].any()  # a person may go on from there
 
 
 @pytest.mark.parametrize(
@@ -280,7 +313,7 @@ def test_a_path_is_the_formulas(count: int, chunk_frames: int, seed: int) -> Non
 )
 def test_paths_that_cannot_be(poses, intrinsics) -> None:
     with pytest.raises(UsageError):
-        CameraPath(poses, intrinsics, chunk_frames=2, **SIZE)
+        camera_at(64, 96, 2).take({"path": poses, "intrinsics": intrinsics})
 
 
 @pytest.mark.parametrize(
@@ -297,5 +330,39 @@ def test_paths_that_cannot_be(poses, intrinsics) -> None:
 def test_settings_that_cannot_be(change) -> None:
     with pytest.raises(UsageError):
         KeySettings(**change)
-    with pytest.raises(UsageError, match="'q' is not known"):
-        KeyboardCamera(64, 96, 2).press("q")
+    with pytest.raises(UsageError):
+        camera_at(64, 96, 2).take({"settings": change})
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"held": ["q"]}, "'q' is not known"),
+        ({"held": 3}, "keys are 3, expected some of"),
+        ({"held": {"w": 1}}, "keys are {'w': 1}, expected some of"),
+        ({"keys": 7}, "keys are 7, expected a text such as w-10"),
+        ({}, "has the fields [], expected one of held"),
+        ({"held": [], "keys": "w-1"}, "expected one of held"),
+        ({"held": [], "fog": 1}, "has the unknown field 'fog', expected held"),
+        (7, "an event of a camera is 7"),
+        ({"poses": [np.eye(4)] * 257}, "poses are 257, at most 256"),
+        ({"settings": {"speed": 1}}, "unknown field 'speed'"),
+    ],
+)
+def test_events_that_cannot_be(event: Any, words: str) -> None:
+    camera = camera_at(64, 96, 2)
+    before = camera.state()
+    with pytest.raises(UsageError, match=re.escape(words)):
+        camera.take(event)
+    assert camera.state() == before
+
+
+def test_keys_that_steer_nothing_are_held_without_effect_and_others_wait() -> None:
+    camera = camera_at(64, 96, 2)
+    camera.take({"held": ["Space", "ShiftLeft"]})
+    chunk_of(camera)
+    assert np.array_equal(chunk_of(camera)["camera"], np.tile(np.eye(4, dtype=np.float32)[:3], (2, 1, 1)))
+    for _ in range(16):
+        camera.take({"poses": [np.eye(4)] * 256})
+    with pytest.raises(UsageError, match="4096 poses wait, at most 4096 do"):
+        camera.take({"poses": [np.eye(4)]})

@@ -19,7 +19,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.families.lingbot import camera
-from seko_runtime.video.conditioning import CameraPath, KeyboardCamera, KeySettings
+from tests.cameras import camera as camera_at
+from tests.cameras import chunk_of
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
 from tests.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
@@ -167,18 +168,19 @@ def test_a_stream_past_the_wrap(theirs: SimpleNamespace, cam_utils: SimpleNamesp
 
 def test_poses_and_rays(cam_utils: SimpleNamespace) -> None:
     """The authors' functions, from poses in the world to a pixel's ray."""
-    keys = KeyboardCamera(64, 96, 5, KeySettings(steps_per_frame=1, yaw=7.0), keys="wi-2,dl-3,sj-4")
+    keys = camera_at(64, 96, 1, "wi-2,dl-3,sj-4", steps_per_frame=1, yaw=7.0)
     every = []
     for _ in range(9):
+        keys.advance()
         every.append(keys.pose)
-        keys._step(keys._queue.popleft())
     poses = np.array(every)
     focal = np.array([480.0, 470.0, 400.0, 230.0])
-    path = CameraPath(poses.repeat(4, 0)[:33], focal, height=64, width=96, chunk_frames=3)
+    path = camera_at(64, 96, 3)
+    path.take({"path": poses.repeat(4, 0)[:33], "intrinsics": focal})
     wanted = cam_utils.compute_relative_poses(torch.from_numpy(poses), framewise=True)
     at_size = cam_utils.get_Ks_transformed(torch.from_numpy(focal)[None], 480, 832, 64, 96, 64, 96)
-    for number in range(len(path)):
-        chunk = {name: torch.from_numpy(value) for name, value in path.chunk(number).items()}
+    for number in range(3):
+        chunk = {name: torch.from_numpy(value) for name, value in chunk_of(path).items()}
         part = wanted[3 * number : 3 * number + 3]
         assert relative_error(chunk[camera.POSES], part[:, :3]) <= BAR
         assert relative_error(chunk[camera.INTRINSICS], at_size.expand(3, 4)) <= BAR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,15 +34,16 @@ from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
 from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, fit_conditioning
-from seko_runtime.errors import UsageError
+from seko_runtime.cli.controls import fed_controls, read_controls
+from seko_runtime.controls import Controls
+from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import Weight
-from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.session import Session
 from tests.asked import resolved
+from tests.cameras import camera, chunk_of
 from tests.export.vae_oracle import SMALL
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
@@ -159,40 +161,30 @@ def test_a_picture_and_its_input_exclude_each_other(weights) -> None:
 
 def test_a_camera_is_taken_by_each_chunk(weights) -> None:
     """As its inputs would be; a chunk that fails leaves it where it was."""
-    cameras = [KeyboardCamera(32, 48, 2, keys="w-9,jl-9") for _ in range(2)]
+    alone = camera(32, 48, 2, "w-9,jl-9")
     with opened(weights, image=PICTURE) as session:
-        chunks = [session.run_chunk(camera=cameras[0]).to_host().copy() for _ in range(2)]
-        before = cameras[0].state()
-        with pytest.raises(UsageError, match="the input 'camera' and a camera"):
-            session.run_chunk({"camera": np.zeros((2, 3, 4), np.float32)}, camera=cameras[0])
+        session.take("camera", {"keys": "w-9,jl-9"})
+        chunks = [session.run_chunk().to_host().copy() for _ in range(2)]
+        controls = session.sessions[0].controls
+        before = controls.state()
+        with pytest.raises(UsageError, match="the input 'camera' and events of the control 'camera'"):
+            session.run_chunk({"camera": np.zeros((2, 3, 4), np.float32)})
         with pytest.raises(UsageError, match="input 'fog' does not exist"):
-            session.run_chunk({"fog": np.zeros(1, np.float32)}, camera=cameras[0])
-        assert cameras[0].state() == before
-        with pytest.raises(UsageError, match="camera is a dict, expected a KeyboardCamera or CameraPath"):
-            session.run_chunk(camera={})  # type: ignore[arg-type]
+            session.run_chunk({"fog": np.zeros(1, np.float32)})
+        with pytest.raises(UsageError, match="no control 'fog'; its controls: 'camera'"):
+            controls["fog"]
+        assert controls.state() == before
     with opened(weights, image=PICTURE) as session:
+        with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
+            session.run_chunk()
         for latents in chunks:
-            assert np.array_equal(session.run_chunk(cameras[1].next_chunk()).to_host(), latents)
-
-
-def test_a_path_goes_on_from_its_state() -> None:
-    path = CameraPath(np.tile(np.eye(4), (33, 1, 1)), [500, 500, 24, 16], height=32, width=48, chunk_frames=2)
-    path.next_chunk()
-    state = path.state()
-    assert np.array_equal(path.next_chunk()["camera"], path.chunk(1)["camera"])
-    path.load(state)
-    assert path.state() == {"next_chunk": 1}
-    path.reset()
-    assert path.state() == {"next_chunk": 0}
-    for odd in ({}, {"next_chunk": len(path) + 1}, {"next_chunk": True}):
-        with pytest.raises(UsageError, match="does not fit this camera's path"):
-            path.load(odd)
+            assert np.array_equal(session.run_chunk(chunk_of(alone)).to_host(), latents)
 
 
 def test_sessions_get_cameras_of_their_own_as_the_page_says(weights, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's second snippet, run: each session's video is that of the camera that steered it."""
     page = (Path(__file__).parents[2] / "docs" / "world-models.md").read_text(encoding="utf-8")
-    (snippet,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in block]
+    (snippet,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "open_pool" in block]
     config = lingbot_config(vae=SMALL, layout={"batch": 2})
     tables = weights | config.workload.schedule.tables(config.workload.stream)
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
@@ -217,9 +209,8 @@ def test_sessions_get_cameras_of_their_own_as_the_page_says(weights, monkeypatch
         for row, keys in enumerate(("w", "sj")):
             opening = {"seeds": [0, 1], "text": text, "image": PICTURE}
             with stacked_session(manifest, engines, tables, CpuMemory(), **opening) as session:
-                camera = KeyboardCamera(32, 48, 2)
-                camera.press(keys)
-                alike = session.run_chunk(camera=camera).video()
+                session.take("camera", {"held": [*keys]})
+                alike = session.run_chunk().video()
             assert np.array_equal(variables["frames"][row][0], alike[row])
             assert not np.array_equal(variables["frames"][1 - row][0], alike[1 - row])
 
@@ -228,30 +219,40 @@ def asked(**changes: object) -> argparse.Namespace:
     return argparse.Namespace(**{"keys": None, "poses": None, "intrinsics": None, "chunks": None, **changes})
 
 
+def fed(options: argparse.Namespace, manifest: VideoManifest, files: dict[str, Any]) -> Controls:
+    (controls,) = fed_controls(options, manifest, read_controls(options), files)
+    return controls
+
+
 def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
     """Keys and poses to every chunk's arrays, as many chunks as they fill if none were asked for."""
     manifest = manifest_of(lingbot_config(vae=SMALL), weights)
     options = asked(keys="w-9,jl-12")
-    inputs = camera_inputs(options, manifest, {})
-    camera = KeyboardCamera(32, 48, 2, keys="w-9,jl-12")
+    controls, alone = fed(options, manifest, {}), camera(32, 48, 2, "w-9,jl-12")
     assert options.chunks == 4  # 21 steps, so frame 0 and 6 more
-    for number in range(options.chunks):
-        for name, value in camera.next_chunk().items():
-            assert np.array_equal(inputs[name][number], value)
+    for _ in range(options.chunks):
+        inputs = controls.inputs(None)
+        assert inputs is not None
+        for name, value in chunk_of(alone).items():
+            assert np.array_equal(inputs[name], value)
+        controls.advance()
     np.save(tmp_path / "poses.npy", np.tile(np.eye(4), (17, 1, 1)))
     np.save(tmp_path / "intrinsics.npy", np.array([500.0, 500, 416, 240]))
     files = {name: tmp_path / f"{name}.npy" for name in ("poses", "intrinsics")}
     options = asked(**files)
-    assert camera_inputs(options, manifest, {})["camera"].shape == (2, 2, 3, 4)
-    assert options.chunks == 2
+    assert fed(options, manifest, {})["camera"].chunks == options.chunks == 2
     recorded = [
-        camera_inputs(asked(intrinsics=files["intrinsics"], **path), manifest, {})["intrinsics"]
+        fed(asked(intrinsics=files["intrinsics"], **path), manifest, {})["camera"].next_chunk()["intrinsics"]
         for path in ({"keys": "w-5"}, {"poses": files["poses"]})
     ]
-    assert np.array_equal(recorded[0][0], recorded[1][0])  # in pixels of one size, whatever moves the camera
-    assert np.allclose(recorded[0][0, 0], [500 * 48 / 832, 500 * 32 / 480, 24, 16])
+    assert np.array_equal(*recorded)  # in pixels of one size, whatever moves the camera
+    assert np.allclose(recorded[0][0], [500 * 48 / 832, 500 * 32 / 480, 24, 16])
+    (tmp_path / "walk.json").write_text(json.dumps([{"keys": "w-9"}, {"held": ["KeyW"]}]), encoding="utf-8")
+    options = asked(control=[f"camera={tmp_path / 'walk.json'}"])
+    assert fed(options, manifest, {})["camera"].active
+    assert options.chunks == 2
     options = asked()
-    assert camera_inputs(options, manifest, {}) == {}
+    assert not fed(options, manifest, {})["camera"].active
     assert options.chunks == 4
     for odd, arrays, words in (
         (asked(keys="w-3", **files), {}, "give one"),
@@ -260,12 +261,23 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
         (asked(keys="w-3"), {"camera": PICTURE}, "--input camera contradicts --keys"),
         (asked(chunks=3, **files), {}, "give more poses"),
         (asked(keys="q-3"), {}, "keys 'q-3'"),
+        (asked(control=["camera"]), {}, r"--control 'camera': expected NAME=FILE\.json"),
+        (asked(control=[f"fog={tmp_path / 'walk.json'}"]), {}, "no control 'fog'; its controls: 'camera'"),
+        (asked(control=[f"camera={tmp_path / 'none.json'}"]), {}, "none.json cannot be read"),
+        (asked(control=[f"camera={files['poses']}"]), {}, "holds no events"),
     ):
-        with pytest.raises(UsageError, match=words):
-            camera_inputs(odd, manifest, arrays)
-    still = replace(manifest, inputs=())
+        with pytest.raises(SekoRuntimeError, match=words):
+            fed(odd, manifest, arrays)
+    still = replace(manifest, inputs=(), controls=None)
     with pytest.raises(UsageError, match="--keys: this artifact's model has no camera"):
-        camera_inputs(asked(keys="w-3"), still, {})
+        fed(asked(keys="w-3"), still, {})
+
+
+def test_an_artifact_without_the_field_has_the_controls_of_its_inputs(weights) -> None:
+    manifest = manifest_of(lingbot_config(vae=SMALL), weights)
+    assert manifest.controls
+    assert replace(manifest, controls=None).control_specs == manifest.controls
+    assert not replace(manifest, controls=()).control_specs
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from seko_export.build_steps import build_artifact
 from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
-from seko_runtime.video.conditioning import KeyboardCamera
 from tests.export.media_files import VAE, write_vae
 from tests.lingbot.streams import lingbot_config, random_checkpoint
 from tests.stacked import open_stacked
@@ -55,12 +54,11 @@ def test_a_walk_from_a_picture(
     assert json.loads(printed.out.splitlines()[-1])["chunks"] == 3
     assert "input" not in printed.err  # nothing is the golden's
     with open_artifact(artifact) as opened:
-        s = opened.manifest.workload.stream
-        camera = KeyboardCamera(s.height, s.width, s.chunk_frames, keys=KEYS)
         with open_stacked(opened, seeds=[0], image=picture) as session:
-            wanted = np.stack([session.run_chunk(camera=camera).to_host() for _ in range(3)])
+            session.take("camera", {"keys": KEYS})
+            wanted = np.stack([session.run_chunk().to_host() for _ in range(3)])
         with open_stacked(opened, seeds=[0], image=picture[::-1].copy()) as session:
-            camera.reset()
-            other = session.run_chunk(camera=camera).to_host()
+            session.take("camera", {"keys": KEYS})
+            other = session.run_chunk().to_host()
     assert np.array_equal(np.load(out), wanted)
     assert not np.array_equal(other, wanted[0])

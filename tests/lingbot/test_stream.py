@@ -15,8 +15,9 @@ from torch import Tensor
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.video.recording import golden_text
-from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
+from seko_runtime.controls.camera import CameraControl
 from seko_runtime.video.pool import Pool
+from tests.cameras import camera, chunk_of
 from tests.eager_pool import eager_pool
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint, weights_of
 from tests.stacked import eager_session
@@ -31,14 +32,14 @@ SEEDS = (3, 8)
 Steps = Sequence[Mapping[str, Any]]
 
 
-def keyboard(config: VideoBuild, keys: str, **more: object) -> KeyboardCamera:
+def keyboard(config: VideoBuild, keys: str, chunk_frames: int = 0) -> CameraControl:
     s = config.workload.stream
-    return KeyboardCamera(s.height, s.width, s.chunk_frames, keys=keys, **more)
+    return camera(s.height, s.width, chunk_frames or s.chunk_frames, keys)
 
 
 def by_keys(config: VideoBuild, keys: str) -> Steps:
-    camera = keyboard(config, keys)
-    return [camera.next_chunk() for _ in range(CHUNKS)]
+    control = keyboard(config, keys)
+    return [chunk_of(control) for _ in range(CHUNKS)]
 
 
 def table_of(config: VideoBuild) -> np.ndarray:
@@ -68,16 +69,15 @@ def test_keys_make_the_stream_of_the_poses_that_they_make() -> None:
     """The keyboard's own poses, one for each video frame, given as a recorded path with the same unit of length."""
     config = lingbot_config()
     steps = by_keys(config, KEYS[0])
-    camera, poses = keyboard(config, KEYS[0]), []
-    for _ in range(4 * config.workload.stream.chunk_frames * CHUNKS):
-        poses.append(camera.pose)
-        camera._step(camera._queue.popleft() if camera._queue else frozenset())
     s = config.workload.stream
+    each, poses = camera(s.height, s.width, 1, KEYS[0], steps_per_frame=1), []
+    for _ in range(4 * s.chunk_frames * CHUNKS):
+        each.advance()
+        poses.append(each.pose)
     usual = np.array([500, 500, s.width / 2, s.height / 2]) / np.array([s.width / 832, s.height / 480] * 2)
-    path = CameraPath(
-        poses, usual, height=s.height, width=s.width, chunk_frames=s.chunk_frames, unit=camera.settings.length
-    )
-    by_poses = [path.chunk(number) for number in range(CHUNKS)]
+    path = keyboard(config, "")
+    path.take({"path": poses, "intrinsics": usual, "unit": path.settings.length})
+    by_poses = [chunk_of(path) for _ in range(CHUNKS)]
     wanted = alone(config, steps)
     assert_alike(alone(config, by_poses), wanted)
     resting = [steps[0]] * CHUNKS  # the same start, and a camera that stays there
@@ -181,21 +181,20 @@ def test_a_stream_goes_on_from_a_snapshot_with_its_keys(tmp_path: Path) -> None:
     config, text = lingbot_config(), golden_text(lingbot_config()).numpy()
     with opened(config) as pool:
         session = pool.open_session(seed=SEEDS[0], text=text, inputs={"condition": table_of(config)})
-        camera = keyboard(config, KEYS[0])
-        first = session.run_chunk(camera.next_chunk()).to_host().copy()
-        camera.press("wl")
-        session.run_chunk(camera.next_chunk())
+        session.controls["camera"].take({"keys": KEYS[0]})
+        first = session.run_chunk().to_host().copy()
+        session.controls["camera"].take({"held": ["w", "l"]})
+        session.run_chunk()
         session.save(tmp_path / "stream")
-        state = camera.state()
-        wanted = [session.run_chunk(camera.next_chunk()).to_host().copy() for _ in range(2)]
+        state = session.controls.state()
+        wanted = [session.run_chunk().to_host().copy() for _ in range(2)]
         again = pool.restore(tmp_path / "stream")
-        other = keyboard(config, KEYS[0])
-        other.load(state)
+        again.controls.load(state)
         for latents in wanted:
-            assert np.array_equal(again.run_chunk(other.next_chunk()).to_host(), latents)
+            assert np.array_equal(again.run_chunk().to_host(), latents)
         session.restart()
-        camera.reset()
-        assert np.array_equal(session.run_chunk(camera.next_chunk()).to_host(), first)
+        session.controls["camera"].take({"keys": KEYS[0]})
+        assert np.array_equal(session.run_chunk().to_host(), first)
         session.close()
         again.close()
 

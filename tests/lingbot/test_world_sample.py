@@ -21,7 +21,6 @@ from seko_export.media.viewer import VIEWER_FILE, read_viewer
 from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
 from seko_runtime.media_files.pictures import load_image
-from seko_runtime.video.conditioning import KeyboardCamera
 from tests.asked import resolved
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import weights_of
@@ -66,14 +65,14 @@ def videos(vae, walks, table) -> dict[str, Tensor]:
         config, load_checkpoint(build.checkpoint, config.model, LoadOptions(dtype=torch.float32))
     )
     for key in ("w", "d", SWITCH):
-        camera = KeyboardCamera(96, 96, 3, keys=f"{key}-{STEPS}")
         latents = []
         with eager_session(config, weights, before, [5]) as session:
             session.set_inputs({"condition": table.numpy()})
+            session.take("camera", {"keys": f"{key}-{STEPS}"})
             for chunk in range(CHUNKS):
                 if key == SWITCH and chunk == CHUNKS - 1:
                     session.set_text(after.numpy(), recache=True)
-                latents.append(torch.from_numpy(session.run_chunk(camera=camera).to_host().copy()))
+                latents.append(torch.from_numpy(session.run_chunk().to_host().copy()))
         videos_of[key] = vae.decode(torch.cat(latents, -3).view(1, 16, -1, 12, 12))
     return videos_of
 

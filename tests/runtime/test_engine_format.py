@@ -105,10 +105,6 @@ def test_the_examples_are_as_the_runtime_and_the_schema_read_them() -> None:
     ]
     assert refs
     assert all(REF_PATTERN.fullmatch(ref) for ref in refs)
-    for lines in re.findall(
-        r'^    ("inputs": \[\{"name": "camera".*?\])$', PAGE, flags=re.MULTILINE | re.DOTALL
-    ):
-        parse_video_manifest(json.dumps(example | json.loads(f"{{{lines}}}")).encode())
 
 
 def test_errors_and_exit_codes() -> None:

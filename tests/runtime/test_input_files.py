@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from seko_runtime.cli.audio import read_audio
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
+from seko_runtime.controls import controls_of
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.manifest import VideoManifest
@@ -41,7 +42,9 @@ def fit_conditioning(
     manifest: VideoManifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS
 ) -> RunInputs:
     needed = {"camera": numbers(CHANNELS), "place": numbers(CHANNELS)}
-    return fit_inputs({**needed, **arrays}, argparse.Namespace(chunks=chunks, image=None), manifest)
+    return fit_inputs(
+        {**needed, **arrays}, argparse.Namespace(chunks=chunks, image=None), manifest, [controls_of(manifest)]
+    )
 
 
 def numbers(*shape: int) -> NDArray[np.float32]:
@@ -90,8 +93,9 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_a_required_input_without_a_golden_must_be_given(manifest: VideoManifest) -> None:
+    manifest = toy.changed(manifest, golden=None)
     with pytest.raises(UsageError, match=r"'camera' is required per chunk: give --input camera=FILE\.npy"):
-        fit_inputs({}, argparse.Namespace(chunks=1, image=None), toy.changed(manifest, golden=None))
+        fit_inputs({}, argparse.Namespace(chunks=1, image=None), manifest, [controls_of(manifest)])
 
 
 @pytest.mark.parametrize("option", ["camera", "=file.npy", "camera="])

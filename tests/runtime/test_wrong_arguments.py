@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -15,9 +14,8 @@ import pytest
 import torch
 
 import seko_runtime
+from seko_runtime.controls.camera import CameraControl
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.video.conditioning.camera_path import CameraPath
-from seko_runtime.video.conditioning.keyboard import KeyboardCamera, KeySettings, key_rows
 from seko_runtime.video.conditioning.speaker_masks import speaker_masks
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 
@@ -122,7 +120,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "artifact.chunk_error video": lambda at, x: at.artifact.chunk_error(0, at.latents, video=x),
     # a session
     "session.run_chunk inputs": lambda at, x: at.session.run_chunk(x),
-    "session.run_chunk camera": lambda at, x: at.session.run_chunk(camera=x),
+    "session.controls": lambda at, x: at.session.controls[x],
+    "session.controls.load": lambda at, x: at.session.controls.load(x),
     "session.stream prompt": lambda at, x: next(at.session.stream(x, chunks=1)),
     "session.stream chunks": lambda at, x: next(at.session.stream(chunks=x), None),
     "session.stream recache": lambda at, x: next(at.session.stream("red", chunks=1, recache=x)),
@@ -163,7 +162,6 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pool.restore lease_s": lambda at, x: at.pool.restore(at.saved, lease_s=x).close(),
     "pool.restore tenant": lambda at, x: at.pool.restore(at.saved, tenant=x).close(),
     "pooled.run_chunk inputs": lambda at, x: at.pooled.run_chunk(x),
-    "pooled.run_chunk camera": lambda at, x: at.pooled.run_chunk(camera=x),
     "pooled.stream inputs": lambda at, x: next(at.pooled.stream(chunks=1, inputs=x), None),
     "pooled.set_prompt": lambda at, x: at.pooled.set_prompt(x),
     "pooled.set_text": lambda at, x: at.pooled.set_text(x),
@@ -188,33 +186,32 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "voice.push last": lambda at, x: at.voice.push(np.zeros(0, np.float32), last=x),
     "voice.push at": lambda at, x: at.voice.push(np.zeros(0, np.float32), at=x),
     # cameras
+    "camera.take": lambda at, x: at.camera.take(x),
     **{
-        f"KeyboardCamera {name}": lambda _, x, name=name: KeyboardCamera(**SIZE | {name: x}).next_chunk()
-        for name in (*SIZE, "settings", "intrinsics", "keys")
+        f"camera.take {name}": lambda at, x, name=name: at.camera.take({name: x})
+        for name in ("held", "keys", "poses", "path", "intrinsics", "settings", "fog")
     },
-    "keyboard.press": lambda at, x: at.keyboard.press(x),
-    "keyboard.release": lambda at, x: at.keyboard.release(x),
-    "keyboard.load": lambda at, x: at.keyboard.load(x),
     **{
-        f"keyboard.load {name}": lambda at, x, name=name: at.keyboard.load(at.keyboard.state() | {name: x})
-        for name in ("place", "yaw", "pitch", "held", "pulses", "steps_left", "begun")
+        f"camera.take {event} {name}": lambda at, x, event=event, name=name: at.camera.take(
+            {event: POSES, "intrinsics": INTRINSICS} | {name: x}
+        )
+        for event, name in (
+            *(("poses", "intrinsics"), ("path", "intrinsics"), ("path", "unit"), ("path", "own_intrinsics")),
+        )
     },
-    "key_rows": lambda _, x: key_rows(x),
     **{
-        f"KeySettings {name}": lambda _, x, name=name: KeyboardCamera(
-            **SIZE, settings=KeySettings(**{name: x}), keys="w-1"
-        ).next_chunk()
+        f"camera settings {name}": lambda at, x, name=name: at.camera.take({"settings": {name: x}})
         for name in ("steps_per_frame", "move", "yaw", "pitch", "pitch_limit", "unit")
     },
+    "camera.load": lambda at, x: at.camera.load(x),
     **{
-        f"CameraPath {name}": lambda _, x, name=name: CameraPath(
-            **{"poses": POSES, "intrinsics": INTRINSICS} | SIZE | {name: x}
-        ).next_chunk()
-        for name in ("poses", "intrinsics", *SIZE, "unit", "own_intrinsics")
+        f"camera.load {name}": lambda at, x, name=name: at.camera.load(at.camera.state() | {name: x})
+        for name in CameraControl.without_artifact(**SIZE).state()
     },
-    "path.chunk": lambda at, x: at.path.chunk(x),
-    "path.load": lambda at, x: at.path.load(x),
-    "path.load next_chunk": lambda at, x: at.path.load({"next_chunk": x}),
+    **{
+        f"camera {name}": lambda _, x, name=name: CameraControl.without_artifact(**SIZE | {name: x})
+        for name in SIZE
+    },
     "speaker_masks": lambda at, x: speaker_masks(x, at.speaking),
     "speaker_masks picture": lambda at, x: speaker_masks([x] * 2, at.speaking),
     "pool.check_prompt": lambda at, x: at.pool.check_prompt(x),
@@ -246,7 +243,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
         steering = opened.enter_context(toy_inputs.open_pool())
         at.steered = opened.enter_context(steering.open_session(text=toy.toy_text(), inputs=inputs))
         at.voice = Voice(AudioWindows("audio", 1, 1, 1000, 4, False))
-        at.keyboard, at.path = KeyboardCamera(**SIZE), CameraPath(POSES, INTRINSICS, **SIZE)
+        at.camera = CameraControl.without_artifact(**SIZE)
         at.speaking = toy_whole.whole_manifest()
         yield at
 
@@ -294,24 +291,6 @@ def test_a_prompt_is_a_text(world: SimpleNamespace, prompts: Any) -> None:
             call(prompts)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "words"),
-    [
-        ("height", float("nan"), "height is nan, expected a whole number, 1 to"),
-        ("width", "24", "width is '24', expected a whole number"),
-        ("chunk_frames", 2**70, "chunk_frames is 1180591620717411303424, expected 1 to"),
-        ("keys", 7, "keys are 7, expected a text such as w-10"),
-        ("keys", {"w": 1}, "keys are {'w': 1}, expected a text such as w-10"),
-        ("keys", [{"w": 1}], "keys are {'w': 1}, expected some of w, a, s"),
-        ("keys", [3], "keys are 3, expected some of w, a, s"),
-    ],
-)
-def test_what_a_keyboards_camera_cannot_be_made_of(argument: str, value: object, words: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(words)):
-        KeyboardCamera(**SIZE | {argument: value})
-    KeyboardCamera(**SIZE, keys=(row for row in [{"w"}, "iw", ()])).next_chunk()
-
-
 def test_a_prompt_of_numbers_that_overflow_is_refused(world: SimpleNamespace) -> None:
     """The squares of 1e38 are infinite, and NaN decodes to black pictures without a word."""
     text = toy.toy_text()
@@ -332,12 +311,12 @@ def test_pictures_cameras_and_voices_of_numbers_that_overflow_are_refused(world:
         (lambda: world.artifact.open_session(conditioning_latents=latents), "conditioning_latents holds"),
         (lambda: world.voice.push(np.full(9, 1e38, np.float32)), "audio holds"),
         (
-            lambda: CameraPath(shaken, INTRINSICS, unit=1.0, **SIZE).next_chunk(),
+            lambda: world.camera.take({"path": shaken, "intrinsics": INTRINSICS, "unit": 1.0}),
             "movement, in its unit, holds",
         ),
-        (lambda: CameraPath(POSES, INTRINSICS * 1e38, **SIZE), "intrinsics holds"),
-        (lambda: KeyboardCamera(**SIZE, intrinsics=INTRINSICS * 1e38), "intrinsics holds"),
-        (lambda: KeySettings(move=1e38), r"move is 1e\+38"),
+        (lambda: world.camera.take({"path": POSES, "intrinsics": INTRINSICS * 1e38}), "intrinsics holds"),
+        (lambda: world.camera.take({"intrinsics": INTRINSICS * 1e38}), "intrinsics holds"),
+        (lambda: world.camera.take({"settings": {"move": 1e38}}), r"move is 1e\+38"),
         (lambda: world.steered.run_chunk({"camera": np.full(4, 1e38, np.float32)}), "input 'camera' holds"),
     ]
     for call, words in refused:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seko_runtime.video.conditioning import KeyboardCamera
-from seko_runtime.video.conditioning.poses import framewise
+from seko_runtime.controls.poses import framewise
 from seko_runtime.video.fitting import cover_pictures
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Codec, Media
+from tests.cameras import camera_of, chunk_of
 from tests.runtime import toy_pool, toy_whole
 
 from .conftest import Starter
@@ -156,12 +156,12 @@ def test_keys_and_poses_steer_as_the_runtime_does(start: Starter) -> None:
         await client.close()
         with world_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
             s = session.manifest.workload.stream
-            camera, frames = KeyboardCamera(s.height, s.width, s.chunk_frames), []
+            camera, frames = camera_of(session.manifest), []
             wanted = framewise(np.stack(poses))
             for number in range(9):
                 if number == pressed:
-                    camera.press("wl")
-                inputs = dict(camera.next_chunk())
+                    camera.take({"held": ["w", "l"]})
+                inputs = chunk_of(camera)
                 at = (number - followed) * s.chunk_frames
                 if 0 <= at < len(poses):
                     inputs["camera"] = wanted[at : at + s.chunk_frames].astype(np.float32)

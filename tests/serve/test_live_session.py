@@ -24,27 +24,14 @@ from tests.runtime import toy_pool
 from .toys import world_opener
 
 
-class Camera:
-    """Counts how often it was moved."""
-
-    def __init__(self) -> None:
-        self.moves = 0
-
-    def next_chunk(self) -> dict[str, object]:
-        self.moves += 1
-        return {"move": self.moves}
-
-
 class Row:
     """Notes what the pool is asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[object] = []
         self.dues: list[float] = []
 
-    def request_chunk(self, due: float, inputs: object) -> None:
+    def request_chunk(self, due: float) -> None:
         self.dues.append(due)
-        self.asked.append(inputs)
 
 
 @pytest.fixture
@@ -57,21 +44,6 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveSession]:
         monkeypatch.setattr(session._encoder, "_encode_all", lambda: None)
         yield session
     loop.close()
-
-
-def test_a_session_that_is_served_later_moves_its_camera_once_a_chunk(
-    session: LiveSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where more sessions are ready than a call carries, some ask again before their chunk is made."""
-    camera: Any = Camera()
-    row: Any = session._row
-    monkeypatch.setattr(session.content, "_camera", camera)
-    for asked in (1, 3, 2):  # times until the pool makes the chunk
-        for _ in range(asked):
-            session.request(0.0)
-        session.accept_chunk(object(), 1.0)
-    assert camera.moves == 3
-    assert row.asked == [{"move": 1}, *[{"move": 2}] * 3, *[{"move": 3}] * 2]
 
 
 def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(session: LiveSession) -> None:

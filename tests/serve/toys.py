@@ -18,8 +18,19 @@ from tests.runtime.toy import CHANNELS, CHUNK, COLUMNS, ROWS
 
 VOICE = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", "chunk", "caller", "required", PLAIN)
 CAMERA = (
-    InputSpec("camera", (CHUNK, 3, 4), "float32", "input.camera", "chunk", "caller", "required"),
-    InputSpec("intrinsics", (CHUNK, 4), "float32", "input.intrinsics", "chunk", "caller", "required"),
+    InputSpec(
+        "camera", (CHUNK, 3, 4), "float32", "input.camera", "chunk", "caller", "required", "camera_poses"
+    ),
+    InputSpec(
+        "intrinsics",
+        (CHUNK, 4),
+        "float32",
+        "input.intrinsics",
+        "chunk",
+        "caller",
+        "required",
+        "camera_intrinsics",
+    ),
 )
 Added = Callable[[list[torch.Tensor]], torch.Tensor]
 

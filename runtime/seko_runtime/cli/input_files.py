@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.cli.output import note
+from seko_runtime.controls import Controls
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.arrays import load_array
@@ -36,13 +37,23 @@ class RunInputs:
         Inputs that are set once for a session or prompt, [rows, *shape].
     changing : mapping of str to sequence of numpy.ndarray
         Inputs that change with each chunk or pass, [rows, *shape] for each chunk of the run.
+    controls : sequence of Controls
+        The controls of each session.
     voices : numpy.ndarray or None
         Voices of ``--audio``, float32 [speakers, N]. A run with voices uses none of the recorded inputs.
     """
 
     steady: Mapping[str, NDArray[Any]]
     changing: Mapping[str, Sequence[NDArray[Any]]]
+    controls: Sequence[Controls]
     voices: NDArray[np.float32] | None = None
+
+    @property
+    def controlled(self) -> set[str]:
+        """Names of the inputs that controls with events give."""
+        return {
+            name for control in self.controls[0].values() if control.active for name in control.input_names
+        }
 
     def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
         """Return the model inputs of chunk ``number`` by name."""
@@ -72,6 +83,7 @@ def fit_inputs(
     arrays: Mapping[str, NDArray[Any]],
     options: argparse.Namespace,
     manifest: VideoManifest,
+    controls: Sequence[Controls],
     voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
     """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the golden
@@ -89,9 +101,9 @@ def fit_inputs(
         if name not in specs:
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
-    picture_input = input_of_picture(manifest, options.image)
+    given = RunInputs({}, {}, controls).controlled | {input_of_picture(manifest, options.image)}
     for name, spec in specs.items():
-        if name in arrays or name == picture_input or (voices is not None and spec.kind in AUDIO_KINDS):
+        if name in arrays or name in given or (voices is not None and spec.kind in AUDIO_KINDS):
             continue
         if voices is None and manifest.workload.golden is not None:
             note(
@@ -113,6 +125,7 @@ def fit_inputs(
             for name, array in arrays.items()
             if name not in steady
         },
+        controls,
         voices,
     )
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seko_runtime import __version__
+from seko_runtime.cli.controls import control_options
 from seko_runtime.cli.option_values import OptionParser
 from seko_runtime.cli.output import print_lines
+from seko_runtime.controls.base import ControlOption
 from seko_runtime.errors import UsageError
 
 SUMMARIES = {
@@ -71,6 +73,15 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def _of_control(option: ControlOption) -> Option:
+    settings: dict[str, Any] = {"metavar": option.metavar, "help": option.help}
+    if option.file:
+        settings["type"] = Path
+    if option.repeatable:
+        settings["action"] = "append"
+    return _option(option.name, group=option.heading, **settings)
 
 
 _ALL = " ".join(SUMMARIES)
@@ -176,26 +187,14 @@ OPTIONS = (
         metavar="FILE",
         help="with several speakers: a picture, bright where one is in the portrait; one for each --audio, in order",
     ),
+    *map(_of_control, control_options()),
     _option(
-        "--keys",
+        "--control",
         group=INPUTS,
-        metavar="KEYS",
-        help="steer the camera with keys w a s d i j k l: w-10,iw-15,none-5 holds w for 10 video frames, then i and w "
-        "for 15, then none for 5",
-    ),
-    _option(
-        "--poses",
-        group=INPUTS,
-        type=Path,
-        metavar="FILE.npy",
-        help="a recorded camera: [N, 4, 4], camera to world",
-    ),
-    _option(
-        "--intrinsics",
-        group=INPUTS,
-        type=Path,
-        metavar="FILE.npy",
-        help="focal lengths x, y and centre x, y, [4] or [N, 4], in pixels of a picture of 480x832",
+        action="append",
+        metavar="NAME=FILE.json",
+        help="events that a control of the artifact takes before the first chunk: an object, or an array of them; "
+        "repeatable",
     ),
     _option(
         "--input",

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.cli.audio import as_portrait, fit_audio, mask_inputs, read_audio, read_masks
-from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import (
     Conditioning,
     PromptAt,
@@ -23,6 +22,7 @@ from seko_runtime.cli.conditioning import (
     start_inputs,
     with_own_picture,
 )
+from seko_runtime.cli.controls import fed_controls, read_controls
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.parser import INPUTS, MEDIA, SPEECH, VIDEO, used_options
@@ -61,17 +61,17 @@ def run(options: argparse.Namespace) -> Report:
         read_inputs(options.input),
         read_audio(options.audio),
     )
-    masks = read_masks(options.mask)
+    masks, events = read_masks(options.mask), read_controls(options)
     manifest = video_manifest(read_manifest(options.artifact, trust=options.trust)[0])
     conditions = with_own_picture(conditions, options, manifest, arrays)
     fit_audio(voices, options, manifest, arrays)
     conditions = as_portrait(conditions, options, manifest)
     arrays |= mask_inputs(masks, manifest, arrays)
-    arrays |= camera_inputs(options, manifest, arrays)
+    controls = fed_controls(options, manifest, events, arrays)
     conditioning = fit_conditioning(conditions, options, manifest)
     arrays |= start_inputs(conditions, options, manifest, arrays)
     arrays_with_portrait: Any = with_portrait(manifest, arrays, conditioning.reference)
-    inputs = fit_inputs(arrays_with_portrait, options, manifest, voices)
+    inputs = fit_inputs(arrays_with_portrait, options, manifest, controls, voices)
     if not streams:
         return _run(options, manifest, conditioning, inputs, None)
     with stdout_for_video() as descriptor:
@@ -178,6 +178,7 @@ class _Job:
                 self.sessions.set_prompt(due.prompt, recache=due.recache)
                 self.compared = frozenset()
             recorded = {} if self.inputs.voices is not None else self.artifact.golden_inputs(number, None)
+            recorded = {name: array for name, array in recorded.items() if name not in self.inputs.controlled}
             chunk = self.sessions.run_chunk(recorded | self.inputs.of_chunk(number))
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
@@ -253,7 +254,7 @@ def _beginnings(
         steady |= {name: array[row] for name, array in inputs.steady.items()}
         text = None if conditioning.text is None else conditioning.text[row : row + 1]
         begun = artifact.beginning(row, text, prompt, image, conditioning.reference, steady)
-        yield {"seed": seed, "image": image, **begun}
+        yield {"seed": seed, "image": image, "controls": inputs.controls[row], **begun}
 
 
 def _video_frames(manifest: VideoManifest, number: int) -> int:

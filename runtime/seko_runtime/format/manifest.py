@@ -172,6 +172,29 @@ class InputSpec(TensorSpec):
 
 
 @dataclass(frozen=True)
+class ControlSpec:
+    """A control of the model: what a person steers a session with. The control of this kind computes inputs from a
+    person's events; see `seko_runtime.controls`.
+
+    Parameters
+    ----------
+    kind : str
+        The kind of the control, by which its class is found.
+    name : str
+        The control's name in this artifact.
+    inputs : mapping of str to str
+        Names of the model's inputs that the control fills, by the words of its kind.
+    parameters : mapping of str to object
+        Bindings, units and sizes, as the kind defines them.
+    """
+
+    kind: Name
+    name: Name
+    inputs: Annotated[Mapping[str, Name], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
+    parameters: Annotated[Mapping[str, object], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Weight(TensorSpec):
     """A tensor in a safetensors file of the artifact."""
 
@@ -315,11 +338,17 @@ class Manifest:
     pool: Pool | None = None
     ranks: Annotated[int, Within(1, 64)] = 1
     inputs: Annotated[tuple[InputSpec, ...], Limit("MAX_INPUTS", "inputs"), Mark.REQUIRED] = ()
+    controls: Annotated[tuple[ControlSpec, ...], Limit("MAX_INPUTS", "controls")] | None = None
 
     @property
     def caller_inputs(self) -> tuple[InputSpec, ...]:
         """The model inputs that the caller of a session supplies."""
         return tuple(spec for spec in self.inputs if spec.source == "caller")
+
+    @property
+    def control_specs(self) -> tuple[ControlSpec, ...]:
+        """The controls of the artifact; a workload may add those that an older manifest does not list."""
+        return self.controls or ()
 
     @property
     def offloads_cache(self) -> bool:

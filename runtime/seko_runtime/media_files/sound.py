@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import InputFileError
 from seko_runtime.media_files.containers import SOUND_FORMATS, opened, read_head, sound_format
-from seko_runtime.video.conditioning.voice import RATE
 
 MAX_SOUND_S = 7200
+VOICE_RATE = 16_000  # samples a second that models hear
 MIN_FILE_RATE = 4000  # samples a second: of a lower rate a small file would become very many samples
 
 
 def load_sound(
-    path: Path, option: str = "--audio", max_s: float = MAX_SOUND_S, *, rate: int = RATE
+    path: Path, option: str = "--audio", max_s: float = MAX_SOUND_S, *, rate: int = VOICE_RATE
 ) -> NDArray[np.float32]:
     """Read a voice from a sound file, float32 [N] in -1..1 at ``rate`` Hz.
 

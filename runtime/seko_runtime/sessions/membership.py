@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from seko_runtime.arguments import path_of
 from seko_runtime.errors import PoolFullError
@@ -205,6 +205,12 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         known = [session for member in list(self._members) if (session := member()) is not None]
         placed = [(session._row, session) for session in known]
         return {row: session for row, session in placed if row is not None}
+
+    def _inputs_of(self, sessions: Sequence[SessionT], inputs: Any) -> Any:
+        """Return the inputs of the next call of some sessions, one for each: what the caller gives, and what the
+        sessions add. In the base class they add nothing."""
+        del sessions
+        return inputs
 
     def _vacant_row(self) -> int:
         """Return the number of a free row of the pool, or raise a PoolFullError, whose message names no other session

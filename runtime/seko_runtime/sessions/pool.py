@@ -121,8 +121,9 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
                     f"{self._buckets[-1]} different ones"
                 )
             run = self._run_all if self._together else self._rows.run
-            results = run(rows, inputs)
+            results = run(rows, self._inputs_of(sessions, inputs))
             for session in sessions:
+                session._advance()
                 session.renew()
             return results
 
@@ -229,15 +230,16 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
             for row, session, request in chosen:
                 self._check_request(row, session, request)
             try:
-                results = self._rows.run(
-                    [row for row, _, _ in chosen], [request.inputs for _, _, request in chosen]
-                )
+                chosen_sessions = [session for _, session, _ in chosen]
+                inputs = self._inputs_of(chosen_sessions, [request.inputs for _, _, request in chosen])
+                results = self._rows.run([row for row, _, _ in chosen], inputs)
             except SekoRuntimeError as error:
                 if self._deliver_error([session for _, session, _ in chosen], error):
                     return None
                 raise
             for (_, session, _), result in zip(chosen, results, strict=True):
                 self._served(session, result)
+                session._advance()
                 session.renew()
             served = [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
             return QueuedCall(served, self._rows.calls_done(), variants[call.sessions[0]], call.bucket, began)
@@ -280,7 +282,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         """Check a session's request again before its call. If the row refuses it, drop the request and raise an error
         that names the session."""
         try:
-            self._rows.check([row], [request.inputs])
+            self._rows.check([row], self._inputs_of([session], [request.inputs]))
         except SekoRuntimeError as error:
             session._request = None
             raise type(error)(f"session {session.name!r}: {error}") from error

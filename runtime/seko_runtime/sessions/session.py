@@ -62,6 +62,9 @@ class SharedRows(Protocol):
     def close(self) -> None:
         """End the running sessions of the pool and free its memory."""
 
+    def _inputs_of(self, sessions: Sequence[Any], inputs: Any) -> Any:
+        """Return the inputs of the next call of some sessions: what the caller gives, and what the sessions add."""
+
     def _free_row(self, tenant: str | None) -> int:
         """Return the number of a free row, prepared for a tenant; PoolFullError if every row belongs to a session."""
 
@@ -101,6 +104,9 @@ class RowSession(Closing):
 
     def _ended(self) -> None:
         """Drop everything that the session holds besides its row; a hook for subclasses."""
+
+    def _advance(self) -> None:
+        """Note that a call with the session is queued; a hook for subclasses."""
 
     def pause(self) -> None:
         """Move the session's state to the host and free the session's row. All results of the session that were queued
@@ -176,7 +182,8 @@ class RowSession(Closing):
         """
         due = real_number(due, "due")
         with self._pool._call_lock.take():
-            self._pool._rows.check([self._running_row()], [inputs])
+            row = self._running_row()
+            self._pool._rows.check([row], self._pool._inputs_of([self], [inputs]))
             self._request = Request(due, next(self._pool._turns), inputs)
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import check_magnitude
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.executor.contract import RANK
@@ -29,7 +30,7 @@ from seko_runtime.video.contract import (
     video_contract,
 )
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.inputs import CallerInputs, check_magnitude
+from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.positions import Positions

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import items_of, mapping_of, shown
+from seko_runtime.arguments import as_array, check_magnitude, items_of, mapping_of, shown
 from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import InputSpec, TensorSpec
@@ -20,9 +19,6 @@ from seko_runtime.video.manifest import VideoManifest
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the name of the input
 Rows = Sequence[int]
-# Largest magnitude of an input's numbers; real inputs are far smaller. The square of 1e20 overflows float32; a norm
-# turns the overflow into NaN, and the decoder shows NaN as black pictures without an error.
-LARGEST = 1e6
 
 
 class CallerInputs:
@@ -210,7 +206,7 @@ class CallerInputs:
         return f"this artifact takes {', '.join(each) or 'no inputs of the caller'}"
 
 
-def check_call(rows: Rows, inputs: object) -> None:
+def check_call(rows: Sequence[object], inputs: object) -> None:
     """Raise a UsageError unless ``inputs`` has one mapping of inputs, or None, for each stream of the call."""
     each = items_of(
         inputs, f"inputs are a {type(inputs).__name__}, expected a list of a mapping for each session"
@@ -219,38 +215,6 @@ def check_call(rows: Rows, inputs: object) -> None:
         mapping_of(row_inputs, "inputs")
     if len(each) != len(rows):
         raise UsageError(f"{len(each)} inputs given for {len(rows)} sessions, expected one mapping each")
-
-
-def as_array(value: object, what: str) -> Array:
-    """Return a value as a numpy array; UsageError if that is impossible, as for a ragged list or a tensor on a
-    device."""
-    try:
-        array: Array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as fault:
-        raise UsageError(f"{what} is no array: {fault}") from None
-    return array
-
-
-def check_magnitude(array: Any, what: str) -> None:
-    """Raise a UsageError unless all numbers of an array are finite and at most `LARGEST` in magnitude.
-
-    Parameters
-    ----------
-    array : array or tensor
-        Real numbers of any shape, on the host.
-    what : str
-        Name of the array in the message.
-    """
-    if not math.prod(array.shape):
-        return
-    largest = max(float(array.max()), -float(array.min()))  # numpy's min and max are NaN if any number is
-    if not math.isfinite(largest):
-        raise UsageError(f"{what} holds a number that is not finite")
-    if largest > LARGEST:
-        raise UsageError(
-            f"{what} holds a number of magnitude {largest:.3g}, expected at most {LARGEST:g}: a model computes no "
-            "video of such numbers, only NaN"
-        )
 
 
 def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, shown, whole_number
+from seko_runtime.arguments import as_array, flag, shown, whole_number
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import TensorSpec
@@ -25,7 +25,7 @@ from seko_runtime.video.conditioning.squashed import with_squashed
 from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.device import VideoDevice
-from seko_runtime.video.inputs import Inputs, as_array, check_call
+from seko_runtime.video.inputs import Inputs, check_call
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.positions import Positions

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from seko_runtime.controls.derived import derived_controls
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.manifest import (
     UNKNOWN_WORD,
+    ControlSpec,
     Count,
     FilePath,
     InputSpec,
@@ -217,6 +219,13 @@ class VideoManifest(Manifest):
     """The manifest of a video artifact."""
 
     workload: VideoWorkload
+
+    @property
+    def control_specs(self) -> tuple[ControlSpec, ...]:
+        """The controls of the artifact; for a manifest without the field, those that its inputs make possible."""
+        if self.controls is not None:
+            return self.controls
+        return derived_controls(self.caller_inputs, self.workload.stream)
 
     @property
     def has_context(self) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import whole_number
+from seko_runtime.controls import Controls
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.session import SessionLeakWarning
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seed
-from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.inputs import Inputs, check_call
 from seko_runtime.video.row_numbers import stream_content
 from seko_runtime.video.rows import Beginning, VideoRows
 from seko_runtime.video.session import Session
@@ -68,6 +70,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         conditioning_latents: object = None,
         reference: object = None,
         inputs: Inputs | None = None,
+        controls: Controls | None = None,
         name: str = "",
         lease_s: float | None = None,
         tenant: str | None = None,
@@ -88,6 +91,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
             `reference_frames.set_reference`.
         inputs
             Model inputs that the caller supplies once for a session or prompt; see `Session.set_inputs`.
+        controls : Controls, optional
+            The controls of the session, of `controls_of`, which may have taken events before; default: new ones.
         name : str
             Name of the session in error messages; default: a number.
         lease_s : float, optional
@@ -108,7 +113,10 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         """
         seed = checked_seed(seed)
         beginning = Beginning(seed, prompt, text, image, conditioning_latents, reference, inputs)
-        return self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant)
+        session = self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant)
+        if controls is not None:
+            session.controls = controls
+        return session
 
     def check_prompt(self, prompt: str) -> None:
         """Raise the error that `open_session` would raise for a prompt. A sentence that is too long is an error; any
@@ -155,6 +163,11 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
             If one of the sessions has ended.
         """
         return self._run(sessions, inputs)
+
+    def _inputs_of(self, sessions: Sequence[Session], inputs: Any) -> list[Inputs | None]:
+        given = [None] * len(sessions) if inputs is None else inputs
+        check_call(sessions, given)
+        return [session.controls.inputs(own) for session, own in zip(sessions, given, strict=True)]
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of the KV cache buffers to the host; waits for the last call.

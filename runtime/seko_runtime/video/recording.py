@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import shown, whole_number
+from seko_runtime.arguments import as_array, shown, whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.golden import (
@@ -19,7 +19,6 @@ from seko_runtime.video.golden import (
     video_tensor,
     worst_cache_error,
 )
-from seko_runtime.video.inputs import as_array
 from seko_runtime.video.manifest import VideoManifest
 
 

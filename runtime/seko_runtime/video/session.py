@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, iterates, whole_number
+from seko_runtime.controls import Controls, controls_of
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import RowSession, SharedRows
 from seko_runtime.video.chunk import Chunk, SessionStats
-from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.rows import VideoRows
@@ -53,17 +53,31 @@ class Session(RowSession):
     def __init__(self, pool: SharedStreams, name: str, lease_s: float | None, tenant: str | None) -> None:
         super().__init__(pool, name, lease_s, tenant)
         self._ahead = QueuedChunks()  # chunks that `stream` has queued and not yielded yet
+        self.controls = controls_of(pool._rows.manifest)
 
-    def run_chunk(self, inputs: Inputs | None = None, *, camera: Camera | None = None) -> Chunk:
+    @property
+    def controls(self) -> Controls:
+        """The controls of the session, by name: what a person steers it with. ``session.controls[NAME].take(event)``
+        takes effect with the next chunk that is queued. `restart` resets the controls. A snapshot does not contain
+        their state: save `Controls.state` beside it."""
+        return self._controls
+
+    @controls.setter
+    def controls(self, controls: Controls) -> None:
+        controls.owned(self._pool._call_lock.take)
+        self._controls = controls
+
+    def _advance(self) -> None:
+        self._controls.advance()
+
+    def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
         """Make the next chunk of this session alone; see `Pool.run`.
 
         Parameters
         ----------
         inputs : mapping of str to array, optional
             Inputs that the caller supplies for this chunk, by name: [*shape] in the input's dtype (float32 for
-            bfloat16).
-        camera : Camera, optional
-            A `KeyboardCamera` or `CameraPath`, which provides the chunk's camera inputs.
+            bfloat16). The session's controls give the inputs that are left out.
 
         Returns
         -------
@@ -78,7 +92,7 @@ class Session(RowSession):
         SessionClosedError
             If the session is closed.
         """
-        return steered(lambda all_inputs: self._pool.run([self], [all_inputs])[0], inputs, camera)
+        return self._pool.run([self], [inputs])[0]
 
     def request_chunk(self, due: float, inputs: Inputs | None = None) -> None:
         """Request the next chunk by a due time; `Pool.serve_next` makes the chunk. A second request replaces the due
@@ -89,7 +103,8 @@ class Session(RowSession):
         due : float
             Time by which the chunk should be ready, in seconds of the pool's clock: `time.monotonic` by default.
         inputs : mapping, optional
-            Inputs that the caller supplies for the chunk, by name; see `run_chunk`.
+            Inputs that the caller supplies for the chunk, by name; see `run_chunk`. What the session's controls give is
+            asked for when the chunk is queued.
 
         Raises
         ------
@@ -346,6 +361,7 @@ class Session(RowSession):
         with self._pool._call_lock.take():
             row = self._running_row()
             self._pool._rows.restart(row, seed=seed, image=image, reference=reference)
+            self._controls.reset()
             self._ahead.clear()
 
     @property

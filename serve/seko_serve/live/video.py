@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -11,20 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime import Chunk, Pool, Session, VideoManifest
+from seko_runtime.controls import controls_of
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
 from seko_runtime.video.conditioning.squashed import squashed_input
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 from seko_runtime.video.contract import picture_input, start_pictures
 from seko_runtime.video.manifest import Viewer
 from seko_serve.errors import ServeError
-from seko_serve.live.camera import ViewersCamera
 from seko_serve.live.content import Opening
 from seko_serve.live.track import SoundTrack
 from seko_serve.live.voice import ViewersVoice, pcm_samples
 from seko_serve.media import sound, video
 from seko_serve.protocol import Codec, Control, Media
 
-CAMERA = "camera"  # name of the input
+# Messages that are events of a control: the event's name, which is also that of its field.
+EVENTS = {"keys": "held", "poses": "poses"}
 
 
 def picture_place(manifest: VideoManifest) -> str | None:
@@ -46,7 +46,7 @@ def described(manifest: VideoManifest) -> dict[str, object]:
         "fps": stream.fps,
         "takes": {
             "prompt": manifest.workload.text is not None,
-            "keys": any(spec.name == CAMERA for spec in manifest.caller_inputs),
+            "keys": controls_of(manifest).taking(EVENTS["keys"]) is not None,
             "image": "no" if place is None else "required" if needs_picture(manifest) else "may",
             "last_image": last_frame_input(manifest) is not None,
             "voice": 0 if windows is None else windows.speakers,
@@ -125,14 +125,12 @@ class VideoContent:
             raise ServeError("unsupported", "this artifact makes no video")
         self._table, self._fps = table, max(1, round(opening.fps))
         windows = AudioWindows.of(manifest)
-        takes_camera = any(spec.name == CAMERA for spec in manifest.caller_inputs)
-        self._camera = ViewersCamera(manifest.workload.stream) if takes_camera else None
+        self._controls = controls_of(manifest)
+        if (keys := self._controls.taking(EVENTS["keys"])) is not None:
+            keys.take({EVENTS["keys"]: []})  # until the viewer steers, nothing is held
         self._voice = None if windows is None else ViewersVoice(windows, opening.voice)
         self.frames: video.VideoEncoder | None = None
         self.sound: SoundTrack | None = None
-        self._inputs: Mapping[str, object] | None = None  # of the chunk that was asked for
-        self._asked = False
-        self._unmoved: ViewersCamera | None = None  # the camera before the chunk that was asked for
         self._beside = True  # whether chunks are decoded beside the next call
 
     @property
@@ -149,8 +147,12 @@ class VideoContent:
 
     def check(self, control: Control) -> None:
         """Raise a ServeError for a control that the artifact does not support."""
-        if control.type in ("keys", "poses") and self._camera is None:
-            raise ServeError("unsupported", f"this artifact has no camera: {control.type} steer nothing")
+        if control.type in EVENTS:
+            steered = self._controls.taking(EVENTS[control.type])
+            if steered is None:
+                raise ServeError(
+                    "unsupported", f"this artifact has no such control: {control.type} steer nothing"
+                )
         if control.type == "prompt" and self.manifest.workload.text is None:
             raise ServeError("unsupported", "this artifact takes no sentences")
         if control.type in ("audio", "audio_end") and self._voice is None:
@@ -211,6 +213,7 @@ class VideoContent:
             tenant=tenant,
             image=opening.image if place == "image" else None,
             reference=opening.image if place == "reference" else None,
+            controls=self._controls,
         )
         self._beside = row.decodes_beside
         if self._voice is not None:
@@ -233,10 +236,8 @@ class VideoContent:
             row.set_prompt(fields["text"], recache=fields.get("recache", False))
         elif control.type in ("restart", "seed"):
             self._restart(row, fields.get("seed") if control.type == "restart" else fields["value"])
-        elif control.type == "keys" and (camera := self._unmoved_camera()) is not None:
-            camera.hold(fields["held"])
-        elif control.type == "poses" and (camera := self._unmoved_camera()) is not None:
-            camera.follow(fields["poses"], fields.get("intrinsics"))
+        elif control.type in EVENTS and (steered := self._controls.taking(EVENTS[control.type])) is not None:
+            steered.take(fields)
         elif control.type == "audio" and self._voice is not None:
             self._voice.push(row, pcm_samples(fields["pcm16"], self._voice.windows.speakers))
             if fields.get("last", False):
@@ -249,19 +250,13 @@ class VideoContent:
         return self._voice is not None and self._voice.starved()
 
     def ask(self, row: Session, due: float) -> None:
-        """Request the session's next chunk from the pool. Repeated requests for the same chunk move the camera only
-        once, unless a control steered the camera or restarted the stream between the requests."""
-        if not self._asked:
-            self._unmoved = copy.deepcopy(self._camera)
-            self._inputs = None if self._camera is None else self._camera.next_chunk()
-            self._asked = True
+        """Request the session's next chunk from the pool."""
         if self._voice is not None:
             self._voice.asked = True
-        row.request_chunk(due, self._inputs)
+        row.request_chunk(due)
 
     def accept_chunk(self, result: Chunk) -> VideoPiece:
         """Accept a finished chunk of video, and return it with the sound that is played with it."""
-        self._asked = False
         heard = None if self._voice is None else self._voice.of_chunk(int(result.frames[0, 0]))
         piece = VideoPiece(self, result, heard)
         if not self._beside:
@@ -269,39 +264,27 @@ class VideoContent:
         return piece
 
     def state(self) -> dict[str, Any]:
-        """Return the conditions of the session, its camera and its voice. If a chunk was requested and not made yet,
-        the camera is the camera before this chunk."""
-        camera = self._unmoved if self._asked else self._camera
+        """Return the conditions of the session, its controls and its voice."""
         return {
             "opening": self.opening.state(),
-            "camera": None if camera is None else camera.state(),
+            "controls": self._controls.state(),
             "voice": None if self._voice is None else self._voice.state(),
         }
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned, with a session of the pool that was restored."""
         self._beside = row.decodes_beside
-        if self._camera is not None:
-            self._camera.load(state["camera"])
+        self._controls.load(state["controls"])
+        row.controls = self._controls
         if self._voice is not None:
             self._voice.load(row, state["voice"])
-
-    def _unmoved_camera(self) -> ViewersCamera | None:
-        """Return the camera, after taking back its move for a chunk that was requested and not made yet. The next
-        request moves the camera again."""
-        if self._asked:
-            self._camera, self._asked = self._unmoved, False
-        return self._camera
 
     def _restart(self, row: Session, seed: int | None) -> None:
         picture = self.opening.image if picture_place(self.manifest) == "image" else None
         row.restart(seed=seed, image=picture)
-        self._asked = False  # the chunk that was requested is another one now
         squashed = squashed_input(self.manifest)
         if squashed is not None and squashed.name in self.opening.inputs:
             row.set_inputs({squashed.name: self.opening.inputs[squashed.name]})
-        if self._camera is not None:
-            self._camera.reset()
         if self._voice is not None:
             self._voice.begin(row)
 

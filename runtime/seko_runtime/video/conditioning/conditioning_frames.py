@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import as_array, check_magnitude
 from seko_runtime.backends.device_tensor import host_dtype
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
@@ -20,7 +21,6 @@ from seko_runtime.video.contract import (
     picture_input,
 )
 from seko_runtime.video.device import VideoDevice
-from seko_runtime.video.inputs import as_array, check_magnitude
 from seko_runtime.video.manifest import VideoManifest
 
 NO_ENCODER = (

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import items_of
+from seko_runtime.arguments import as_array, items_of
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.conditioning.voice import FEATURES, KINDS
 from seko_runtime.video.fitting import fit_levels
-from seko_runtime.video.inputs import as_array
 from seko_runtime.video.manifest import VideoManifest
 
 # kind of the input per session with the masks, float32 [speakers, tokens of a latent frame]

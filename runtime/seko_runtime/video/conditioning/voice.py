@@ -12,9 +12,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, whole_number
+from seko_runtime.arguments import as_array, check_magnitude, flag, whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.video.inputs import as_array, check_magnitude
 from seko_runtime.video.manifest import VideoManifest
 
 RATE = 16_000  # samples a second

@@ -9,17 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import real_number, whole_number
+from seko_runtime.arguments import as_array, check_magnitude, real_number
 from seko_runtime.errors import UsageError
-from seko_runtime.video.inputs import as_array, check_magnitude
 
 Array = NDArray[np.float64]
 # Picture size in pixels to which recorded intrinsics refer, whatever the video's size.
 REFERENCE_HEIGHT, REFERENCE_WIDTH = 480, 832
 VIDEO_PER_LATENT = 4  # video frames, each with a pose, for each latent frame after the first
-# Names of a model's inputs for poses [F, 3, 4] and intrinsics [F, 4], float32
-POSES, INTRINSICS = "camera", "intrinsics"
-MAX_SIDE, MAX_CHUNK_FRAMES = 1 << 16, 1 << 12
 _ROUNDED = 1e-3  # tolerance for a rotation matrix in a file, of R R^T = 1
 
 
@@ -44,16 +40,6 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
     turn = back @ poses[:, :3, :3]
     move = back @ (poses[:, :3, 3:] - earlier[:, :3, 3:])
     return np.concatenate((turn, move), 2)
-
-
-def checked_size(height: object, width: object, chunk_frames: object) -> tuple[int, int, int]:
-    """Return a video's height and width in pixels, and the number of latent frames in a chunk; UsageError if a number
-    is invalid."""
-    return (
-        whole_number(height, "height", 1, MAX_SIDE),
-        whole_number(width, "width", 1, MAX_SIDE),
-        whole_number(chunk_frames, "chunk_frames", 1, MAX_CHUNK_FRAMES),
-    )
 
 
 def checked_unit(unit: object) -> float:
@@ -146,14 +132,8 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
     return scaled
 
 
-def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]:
-    """Return the camera inputs of a chunk by name, from relative poses [F, 3, 4] and intrinsics [F, 4].
-
-    Raises
-    ------
-    UsageError
-        If a number is not finite, or larger in magnitude than `seko_runtime.video.inputs.LARGEST`.
-    """
+def magnitudes_checked(poses: Array, intrinsics: Array) -> None:
+    """Raise a UsageError if a number of relative poses [F, 3, 4] or intrinsics [F, 4] is not finite, or larger in
+    magnitude than `seko_runtime.arguments.LARGEST`."""
     check_magnitude(poses, "the camera's movement, in its unit,")
     check_magnitude(intrinsics, "intrinsics, in pixels of the video,")
-    return {POSES: poses.astype(np.float32), INTRINSICS: intrinsics.astype(np.float32)}

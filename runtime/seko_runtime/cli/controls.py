@@ -1,0 +1,100 @@
+"""The options of `run` that feed an artifact's controls: those of the kinds themselves, and ``--control NAME=FILE``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from seko_runtime.controls import Controls, Event, controls_of
+from seko_runtime.controls.base import ControlOption
+from seko_runtime.controls.recording import read_events
+from seko_runtime.controls.registry import KINDS, control_class
+from seko_runtime.errors import UsageError
+from seko_runtime.video.manifest import VideoManifest
+
+DEFAULT_CHUNKS = 4
+
+
+def control_options() -> Iterator[ControlOption]:
+    """Yield the options of the runtime's own kinds of controls."""
+    for kind in KINDS.own:
+        yield from control_class(kind).options
+
+
+def attribute(option: ControlOption) -> str:
+    """Return the name of an option's value in a parsed command line."""
+    return option.name.removeprefix("--").replace("-", "_")
+
+
+def read_controls(options: argparse.Namespace) -> tuple[dict[str, list[Event]], dict[str, list[Event]]]:
+    """Return the events that options say, by kind of control, and those of ``--control``, by name of the control.
+
+    Raises
+    ------
+    UsageError
+        If options contradict each other, or a file cannot be read.
+    """
+    by_kind = {}
+    for kind in KINDS.own:
+        own = control_class(kind)
+        values = {option.name: getattr(options, attribute(option), None) for option in own.options}
+        given = {name: value for name, value in values.items() if value is not None}
+        if given:
+            by_kind[kind] = own.events_of(given)
+    by_name: dict[str, list[Event]] = {}
+    for argument in getattr(options, "control", None) or ():
+        name, equals, file = argument.partition("=")
+        if not (name and equals and file):
+            raise UsageError(f"--control {argument[:200]!r}: expected NAME=FILE.json")
+        by_name.setdefault(name, []).extend(read_events(Path(file), "--control"))
+    return by_kind, by_name
+
+
+def fed_controls(
+    options: argparse.Namespace,
+    manifest: VideoManifest,
+    events: tuple[dict[str, list[Event]], dict[str, list[Event]]],
+    files: Collection[str],
+) -> list[Controls]:
+    """Return the controls of each of a run's sessions, which have taken the events of its options. Without ``--chunks``
+    the function sets ``options.chunks`` to the number of chunks for which the events last; if they have no end, to 4.
+
+    Raises
+    ------
+    UsageError
+        If the artifact has no such control, an event is invalid, or ``files``, the inputs of ``--input``, has an input
+        of a control with events.
+    """
+    by_kind, by_name = events
+    each = [controls_of(manifest) for _ in range(manifest.call_rows)]
+    for controls in each:
+        for kind, own in by_kind.items():
+            found = controls.of_kind(kind)
+            if not found:
+                names = ", ".join(spec.name for spec in manifest.caller_inputs) or "none"
+                raise UsageError(
+                    f"{_options_of(kind, options)}: this artifact's model has no {kind}; its inputs: {names}"
+                )
+            for event in own:
+                found[0].take(event)
+        for name, own in by_name.items():
+            for event in own:
+                controls[name].take(event)
+    controls = each[0]
+    for control in controls.values():
+        if control.active and (both := sorted(control.input_names & set(files))):
+            option = _options_of(control.kind, options) or f"--control {control.name}"
+            raise UsageError(f"--input {both[0]} contradicts {option}; give one")
+    lasting = [control.chunks for control in controls.values() if control.chunks is not None]
+    options.chunks = options.chunks or max(lasting, default=DEFAULT_CHUNKS)
+    for control in controls.values():
+        control.check_lasts(options.chunks)
+    return each
+
+
+def _options_of(kind: str, options: argparse.Namespace) -> str:
+    if kind not in KINDS.own:
+        return ""
+    own = control_class(kind).options
+    return next((o.name for o in own if getattr(options, attribute(o), None) is not None), "")
