@@ -153,6 +153,13 @@ def test_a_named_pipe_is_written_to_and_stays(
     assert read == [(tmp_path / "b.y4m").read_bytes()]
 
 
+def test_a_name_that_is_no_text_is_written_and_told(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
+    path = tmp_path / os.fsdecode(b"a\xff.npy")
+    assert main(["run", str(whole_folder), "--chunks", "1", "-o", str(path)]) == 0
+    assert path.exists()
+    assert "a\\udcff.npy" in capsys.readouterr().out
+
+
 def test_devices_are_written_to(whole_folder: Path, capsys: Said) -> None:
     asked = ["run", str(whole_folder), "--chunks", "1", "-o"]
     assert main([*asked, "/dev/null"]) == 0

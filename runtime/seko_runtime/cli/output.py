@@ -92,8 +92,9 @@ def print_lines(lines: Iterable[str]) -> None:
     if stdout is None:  # closed by whoever started this
         return
     try:
-        for line in lines:
-            print(line, file=stdout)
+        encoding = stdout.encoding or "utf-8"
+        for line in lines:  # a file's name may have bytes that are no text
+            print(line.encode(encoding, "backslashreplace").decode(encoding), file=stdout)
         stdout.flush()
     except BrokenPipeError:
         _drop(stdout)
