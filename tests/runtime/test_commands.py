@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from seko_runtime import Pool, open_artifact
 from seko_runtime.cli.commands import main
+from seko_runtime.video.workload import WORKLOAD
 
-from . import toy, toy_whole
+from . import toy, toy_inputs, toy_pool, toy_whole
 from .conftest import Edit
 
 Said = pytest.CaptureFixture[str]
@@ -23,6 +26,25 @@ def test_verify_ends_with_verified(whole_folder: Path, capsys: Said) -> None:
     *each, last = capsys.readouterr().out.splitlines()
     assert last.startswith("verified ")
     assert [line.split(":")[0] for line in each] == ["golden   chunk 0", "golden   chunk 3"]
+
+
+def test_info_shows_the_size_of_a_saved_session(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
+    """Read off the manifest alone, and what a session's file holds beside its header."""
+    with open_artifact(whole_folder) as artifact, artifact.open_session() as session:
+        session.save(tmp_path / "saved")
+        size = session._pool._rows.layout().nbytes  # `Pool.session_bytes`, of a pool with one session
+    assert main(["info", str(whole_folder)]) == 0
+    assert f"session  {size} bytes when it is paused or saved" in capsys.readouterr().out.splitlines()
+    assert main(["info", str(whole_folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["session_bytes"] == size
+    assert 0 < (tmp_path / "saved").stat().st_size - size < 8192
+
+
+@pytest.mark.parametrize("opened", [toy_pool.open_pool, toy_inputs.open_pool])
+def test_the_size_of_a_session_is_that_of_any_pool(opened: Callable[[], Pool]) -> None:
+    """With rows that share calls, and inputs that are kept with each chunk."""
+    with opened() as pool:
+        assert WORKLOAD.described(pool.manifest)[1]["session_bytes"] == pool.session_bytes
 
 
 def missed(folder: Path, edit_manifest: Edit) -> None:

@@ -95,9 +95,7 @@ class Device:
 
     def has_rows(self, buffer: str) -> bool:
         """Return whether a buffer has a part for each row."""
-        spec = self.specs[buffer]
-        axis = spec.row_axis
-        return len(spec.shape) > axis and not spec.shape[axis] % self._state_rows
+        return has_rows(self.specs[buffer], self._state_rows)
 
     def run_all(self, programs: Sequence[BoundProgram]) -> None:
         """Queue the programs of one call on the device, in order."""
@@ -155,3 +153,8 @@ def _cut_as_indexed(spec: Buffer, fewest: Mapping[str, int]) -> Buffer:
     """Return a buffer as `Memory.allocate` shall see it: with as many axes of layers as every engine's argument
     indexes. `allocate` may leave unused bytes between layers, and a tensor of several layers must have none."""
     return replace(spec, row_axis=min(spec.row_axis, fewest.get(spec.name, spec.row_axis)))
+
+
+def has_rows(spec: Buffer, state_rows: int) -> bool:
+    """Return whether a buffer has a part for each of a pool's rows, the spare row included."""
+    return len(spec.shape) > spec.row_axis and not spec.shape[spec.row_axis] % state_rows

@@ -3,7 +3,7 @@ voice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.executor.program import BoundProgram
-from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.sessions.device import Device
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.speech import contract
@@ -81,13 +81,7 @@ class SpeechDevice(Device):
 
     def forms(self, filled: int) -> dict[str, TensorSpec]:
         """Return the names, shapes and dtypes of the tensors of a session with ``filled`` positions in the cache."""
-        forms = {}
-        for name, spec in self.of_rows.items():
-            sizes = {0: 1} if spec.row_axis != contract.PLACES_AXIS else {contract.PLACES_AXIS: filled}
-            if 0 not in sizes.values():
-                shape = tuple(sizes.get(axis, size) for axis, size in enumerate(spec.shape))
-                forms[name] = TensorSpec(name, shape, spec.dtype)
-        return forms
+        return state_forms(self.of_rows.values(), filled)
 
     def begin(self, row: int, context: Floats) -> int:
         """Queue the work before a text's prompt: zero the decoder's states, then run the decoder over ``context``, the
@@ -188,3 +182,14 @@ class SpeechDevice(Device):
 
     def _call(self, names: tuple[str, ...]) -> int:
         return self.launch(names, self.calls[names])
+
+
+def state_forms(buffers: Iterable[Buffer], filled: int) -> dict[str, TensorSpec]:
+    """Return the names, shapes and dtypes of the parts of cache buffers that a session of ``filled`` positions has."""
+    forms = {}
+    for spec in buffers:
+        sizes = {0: 1} if spec.row_axis != contract.PLACES_AXIS else {contract.PLACES_AXIS: filled}
+        if 0 not in sizes.values():
+            shape = tuple(sizes.get(axis, size) for axis, size in enumerate(spec.shape))
+            forms[spec.name] = TensorSpec(spec.name, shape, spec.dtype)
+    return forms

@@ -14,6 +14,7 @@ from seko_runtime.sessions.loaded import Loaded, TokenIds
 from seko_runtime.sessions.workload import RuntimeWorkload
 from seko_runtime.speech.artifact import SpeechArtifact
 from seko_runtime.speech.contract import speech_contract
+from seko_runtime.speech.device import state_forms
 from seko_runtime.speech.golden import check_golden
 from seko_runtime.speech.local_rows import LocalSpeechRows, open_speech_rows
 from seko_runtime.speech.manifest import CHECKS, KIND, SpeechManifest
@@ -58,10 +59,13 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
         """Return a description of an artifact's sound, length, cache and solver."""
         workload = manifest.workload
         patch, kv, solver = workload.patch, workload.kv, workload.solver
+        forms = state_forms([spec for spec in manifest.buffers if spec.role == "cache"], workload.positions)
+        size = sum(spec.nbytes for spec in forms.values())
         lines = [
             f"sound    {patch.sample_rate} samples a second, {patch.seconds * 1000:.4g} ms a patch; voices of "
             f"{workload.voice.sample_rate} samples a second",
             f"session  up to {workload.positions} positions of text, voice and patches; {workload.places - 1} for all",
+            f"         up to {size} bytes when it is paused or saved, by the positions that it has filled",
             f"prefill  {', '.join(map(str, workload.prefill_tokens))} tokens; a step reads "
             f"{', '.join(map(str, workload.step_lengths))} positions",
             f"solver   {solver.steps} steps, guidance {solver.guidance:g}, temperature {solver.temperature:g}",
@@ -70,6 +74,7 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
         facts: dict[str, object] = {
             "patch": {**asdict(patch), "seconds": patch.seconds},
             "voice": asdict(workload.voice),
+            "session_bytes": size,
             "positions": workload.positions,
             "places": workload.places - 1,
             "solver": asdict(solver),

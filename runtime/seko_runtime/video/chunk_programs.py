@@ -9,7 +9,7 @@ from typing import NamedTuple
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.ring import Ring
+from seko_runtime.video.ring import ring_of
 
 
 class ChunkCall(NamedTuple):
@@ -110,6 +110,6 @@ def variant_starts(manifest: VideoManifest) -> tuple[int, ...]:
     if any(
         ProgramKey("denoise", bucket, full=True).name in manifest.programs for bucket in manifest.pool.buckets
     ):
-        ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)
+        ring = ring_of(stream)
         starts.add(-(-(ring.cache_frames - ring.valid_frames(0)) // stream.chunk_frames))
     return tuple(sorted(starts - {0}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,10 +15,10 @@ from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.executor.contract import RANK
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import EngineSpec, TensorSpec
+from seko_runtime.format.manifest import Buffer, EngineSpec, TensorSpec
 from seko_runtime.host.parts import part
 from seko_runtime.host.releasing import release_all
-from seko_runtime.sessions.device import Device
+from seko_runtime.sessions.device import Device, has_rows
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
 from seko_runtime.video.clocks import KeptChunk, RowClocks
@@ -30,10 +30,11 @@ from seko_runtime.video.contract import (
     video_contract,
 )
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.inputs import CallerInputs
+from seko_runtime.video.inputs import STEADY, CallerInputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.positions import Positions
+from seko_runtime.video.ring import ring_of
 
 
 class VideoDevice(Device):
@@ -348,23 +349,12 @@ class VideoDevice(Device):
         The tensors of a row and the host's numbers of the row are the whole state of its video stream: another row with
         equal tensors and numbers continues the stream with the same bytes.
         """
-        own = {
-            TEXT_BUFFER,
-            CONDITIONING_LATENTS,
-            REFERENCE_LATENTS,
-            *self.prompt_buffers,
-            *self._inputs.buffers,
+        state = {
+            spec.name: self._row(self.buffers[spec.name], row)
+            if spec.role == "lane"
+            else self.row_of(spec.name, row)
+            for spec in _state_buffers(self._manifest, self.prompt_buffers)
         }
-        state = {}
-        for spec in self._manifest.buffers:
-            if spec.role != "lane" and (spec.device_layers or not self.has_rows(spec.name)):
-                # left out: layers on the host, which are not split by row, and buffers that the prompts of all
-                # rows share
-                continue
-            if spec.role == "cache" or spec.name in own:
-                state[spec.name] = self.row_of(spec.name, row)
-            elif spec.role == "lane":
-                state[spec.name] = self._row(self.buffers[spec.name], row)
         return state | {f"kept.{place}": self._row(latents, row) for place, latents in enumerate(self._kept)}
 
     def kept_latents(self, row: int, slot: int | None = None) -> Tensor:
@@ -476,6 +466,39 @@ class VideoDevice(Device):
                 self.layers.clear(spec.name)
             elif spec.role in ("cache", "state"):
                 memory.zero(self.buffers[spec.name])
+
+
+def state_bytes(manifest: VideoManifest, programs: Programs) -> int:
+    """Return the size in bytes of a row's whole state, its host arrays included, as pauses and snapshots hold it."""
+    prompt_buffers = _prompt_buffers(programs, {engine.name: engine for engine in manifest.engines})
+    size = sum(
+        spec.nbytes // (spec.shape[0] if spec.role == "lane" else manifest.state_rows)
+        for spec in _state_buffers(manifest, prompt_buffers)
+    )
+    latents = next(spec for spec in manifest.buffers if spec.name == manifest.workload.output)
+    kept = RowClocks(ring_of(manifest.workload.stream), 1).kept_slots
+    inputs = sum(spec.nbytes for spec in manifest.caller_inputs if spec.per not in STEADY)
+    return size + kept * (latents.nbytes // latents.shape[0]) + (1 + kept) * inputs
+
+
+def _state_buffers(manifest: VideoManifest, prompt_buffers: Iterable[str]) -> list[Buffer]:
+    """Return the buffers that hold a part of a row's state."""
+    own = {
+        *(TEXT_BUFFER, CONDITIONING_LATENTS, REFERENCE_LATENTS),
+        *prompt_buffers,
+        *(spec.buffer for spec in manifest.caller_inputs if spec.per in STEADY),
+    }
+    # Left out: layers on the host, which are not split by row, and buffers that the prompts of all rows share.
+    return [
+        spec
+        for spec in manifest.buffers
+        if spec.role == "lane"
+        or (
+            (spec.role == "cache" or spec.name in own)
+            and not spec.device_layers
+            and has_rows(spec, manifest.state_rows)
+        )
+    ]
 
 
 def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from seko_runtime.video.manifest import VideoManifest
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the name of the input
 Rows = Sequence[int]
+STEADY = ("session", "prompt")  # values of `InputSpec.per` for inputs that are set, not given with each chunk
 
 
 class CallerInputs:
@@ -38,7 +39,7 @@ class CallerInputs:
 
     def __init__(self, manifest: VideoManifest, kept_slots: int) -> None:
         self._all = {spec.name: spec for spec in manifest.caller_inputs}
-        self._steady = {name: spec for name, spec in self._all.items() if spec.per in ("session", "prompt")}
+        self._steady = {name: spec for name, spec in self._all.items() if spec.per in STEADY}
         self._specs = {name: spec for name, spec in self._all.items() if name not in self._steady}
         self._latest: dict[str, Array] = {}  # [rows, ...]
         self._kept: dict[str, Array] = {}  # [kept_slots, rows, ...]
@@ -48,11 +49,6 @@ class CallerInputs:
                 np.zeros(shape, dtype),
                 np.zeros((kept_slots, *shape), dtype),
             )
-
-    @property
-    def buffers(self) -> set[str]:
-        """Names of the buffers of inputs per session or prompt, which are part of a stream's state."""
-        return {spec.buffer for spec in self._steady.values()}
 
     def of_chunk(self, row: int, inputs: Inputs | None) -> dict[str, Array]:
         """Return the inputs of the next chunk of a stream, by name.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from seko_runtime.video.manifest import Stream
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -103,3 +105,8 @@ class Ring:
         if first_frame < 0 and self.repeats_references:
             return self.chunk_frames
         return min(self.reference_frames + (min(end, 0) if first_frame < 0 else end), self.cache_frames)
+
+
+def ring_of(stream: Stream) -> Ring:
+    """Return the cache slots of an artifact's streams."""
+    return Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)

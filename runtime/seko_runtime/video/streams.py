@@ -14,7 +14,7 @@ from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.ring import Ring
+from seko_runtime.video.ring import ring_of
 from seko_runtime.video.row_numbers import RowNumbers, check_numbers
 from seko_runtime.video.voices import Voices
 
@@ -48,7 +48,7 @@ class Streams:
 
     def __init__(self, manifest: VideoManifest, memory: Memory) -> None:
         self._manifest, stream = manifest, manifest.workload.stream
-        ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)
+        ring = ring_of(stream)
         self.clocks = RowClocks(ring, manifest.rows)
         self.seeds = np.zeros(manifest.rows, np.int64)
         self.conditioning = ConditioningFrames(manifest, memory)

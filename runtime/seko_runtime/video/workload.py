@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from seko_runtime.executor.contract import Contract
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor
 from seko_runtime.sessions.artifact import OpenedFiles
@@ -16,6 +18,7 @@ from seko_runtime.sessions.ranked_rows import Group
 from seko_runtime.sessions.workload import RuntimeWorkload
 from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.contract import ENCODER_PROGRAMS, TEXT_BUFFER, text_vocabulary, video_contract
+from seko_runtime.video.device import state_bytes
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
 from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import CHECKS, KIND, Golden, VideoManifest
@@ -85,6 +88,9 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
             lines.append(
                 f"         on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device"
             )
+        size = None if manifest.offloads_cache else state_bytes(manifest, self._programs(manifest))
+        if size is not None:
+            lines.append(f"session  {size} bytes when it is paused or saved")
         if manifest.ranks > 1 and video is not None:
             shared = "a part of the pictures" if manifest.shares_decoding else "all pictures"
             lines.append(f"         each rank has such a KV pool and decodes {shared}")
@@ -102,10 +108,14 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
                 "pool_bytes": kv.pool_bytes,
                 "device_bytes": manifest.device_pool_bytes,
             },
+            "session_bytes": size,
             "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},
             "video": None if video is None else asdict(video),
         }
         return lines, facts
+
+    def _programs(self, manifest: VideoManifest) -> Programs:
+        return resolve_programs(manifest, self.contract(manifest))
 
 
 WORKLOAD = VideoWorkloadKind()
