@@ -5,31 +5,86 @@ after a lost socket.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Self, TypeVar
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import numpy as np
 from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
 from seko_serve import protocol
-from seko_serve.errors import ServeError
+from seko_serve.command_line import sentence
+from seko_serve.errors import ServeError, UnreachableError
 from seko_serve.protocol import Entrance, Media
 
 ANSWER_S, CLOSE_S = 30.0, 10.0  # for the server's answer to a request, and to a close
+# A socket ends on which so many seconds in a row bring nothing. They are counted one by one, so that a program that
+# blocks its event loop for a while does not take that for the server's silence.
+SILENT_TICKS, TICK_S = 6, 1.0
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 Received = Media | dict[str, Any]
 ResultT = TypeVar("ResultT")
+
+
+class _Socket(ClientConnection):
+    """A socket that notes when bytes arrive, and ends when none do although the server is asked for them."""
+
+    _quiet = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes."""
+        self._quiet = 0
+        super().data_received(data)
+
+    async def end_if_silent(self) -> None:
+        """Wait until the server is silent, then end the connection; an error of the connection ends the wait."""
+        while self._quiet < SILENT_TICKS:
+            await asyncio.sleep(TICK_S)
+            self._quiet += 1
+            if self._quiet > 1:
+                with suppress(TimeoutError):  # a buffer that is full takes no ping
+                    async with asyncio.timeout(TICK_S):
+                        await self.ping()
+        self.transport.abort()
+
+
+@contextmanager
+def _reached(address: str) -> Iterator[None]:
+    """Context manager that turns the errors of a connection, and of answers that no server of Seko gives, into an
+    `UnreachableError`."""
+    try:
+        yield
+    except ServeError:
+        raise
+    except TimeoutError as error:
+        raise UnreachableError(address, sentence(error) or "it does not answer") from error
+    except InvalidStatus as error:
+        status = error.response.status_code
+        raise UnreachableError(address, f"a proxy or another server answered {status}") from error
+    except (WebSocketException, HTTPException, OSError) as error:
+        reason = getattr(error, "reason", error)  # of a URLError
+        if isinstance(reason, ConnectionClosed | ConnectionResetError | BrokenPipeError):
+            raise UnreachableError(address, "the connection ended before the answer") from error
+        if isinstance(reason, ConnectionRefusedError):  # asyncio's words for it name the address again
+            raise UnreachableError(address, os.strerror(errno.ECONNREFUSED)) from error
+        if isinstance(reason, OSError):
+            raise UnreachableError(address, sentence(reason)) from error
+        raise UnreachableError(address, "a proxy or another server answered without HTTP") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreachableError(address, "what answers there is no server of Seko") from error
 
 
 class AsyncClient:
@@ -55,6 +110,7 @@ class AsyncClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._id = self._stream = self._resume = ""
         self._serial, self._controls = protocol.NONE_SEEN, 0
         self._hello: dict[str, object] = {}
@@ -92,8 +148,8 @@ class AsyncClient:
         Raises
         ------
         ServeError
-            If the server refuses the request, with the server's code and message, or gives no answer within
-            `ANSWER_S`, with the code ``internal``.
+            If the server refuses the request, with the server's code and message. An `UnreachableError`, which is a
+            `ServeError` too, if no server of Seko answers at the address within `ANSWER_S`.
 
         After any error, also a cancellation, the server has no session of this call, unless the server's answer did not
         come within `ANSWER_S`. A session whose answer came too late stays open on the server for the length of its
@@ -112,8 +168,9 @@ class AsyncClient:
                     if not queue:
                         raise
                     await asyncio.sleep(refused.retry_after or 1.0)
-            self._id = str(opened["id"])
-            await self._connect(str(opened["url"]), Entrance(ticket=opened["ticket"]))
+            with _reached(self._url):
+                self._id, stream, ticket = (str(opened[name]) for name in ("id", "url", "ticket"))
+            await self._connect(stream, Entrance(ticket=ticket))
         except (
             BaseException
         ):  # also a cancelled request is answered, and may have made a session or got a place
@@ -132,13 +189,21 @@ class AsyncClient:
         """Reconnect after the socket was lost; the server sends the missed messages again. If the session was opened
         through a gateway of several servers, the client first asks the gateway which server has the session or can
         continue the session.
+
+        Raises
+        ------
+        ServeError
+            As `open` raises it.
         """
         if self._stream.startswith("ws"):  # a gateway gave the whole address, of another server
-            self._stream = str((await self._ask("GET", f"/v1/sessions/{self._id}"))["url"])
+            session = await self._ask("GET", f"/v1/sessions/{self._id}")
+            with _reached(self._url):
+                self._stream = str(session["url"])
         await self._connect(self._stream, Entrance(resume=self._resume, last_serial=self._serial))
 
     async def messages(self) -> AsyncIterator[Received]:
-        """Yield media and JSON messages as they arrive, until the socket is lost or closed.
+        """Yield media and JSON messages as they arrive, until the socket is lost or closed. A socket counts as lost
+        when nothing comes from its server for `SILENT_TICKS` seconds, not even the answer to a ping.
 
         Raises
         ------
@@ -147,7 +212,9 @@ class AsyncClient:
         """
         with suppress(ConnectionClosed):
             async for received in self._opened():
-                yield self._parsed(received)
+                with _reached(self._address):
+                    message = self._parsed(received)
+                yield message
 
     async def send(self, kind: str, **fields: object) -> str:
         """Send a message of this type to the server; return its id, which the server's receipts name, or "" for a type
@@ -181,6 +248,9 @@ class AsyncClient:
         if self._socket is not None:
             self._socket.transport.abort()
             await self._socket.wait_closed()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
 
     async def close(self) -> None:
         """End the session on the server, if the socket is open."""
@@ -199,17 +269,33 @@ class AsyncClient:
         """Open the session's socket at an address, or at a path of this server, with a ticket or resume token."""
         await self.drop()
         self._stream = url
-        self._socket = await connect(
-            url if url.startswith("ws") else f"ws{self._url.removeprefix('http')}{url}",
-            subprotocols=[Subprotocol(name) for name in entrance.subprotocols()],
-            max_size=MOST_BYTES,
-            max_queue=None,  # acknowledgements bound it; a full queue would hide pings and the server's close
-            compression=None,
+        with _reached(self._address):
+            self._socket = socket = await connect(
+                self._address,
+                subprotocols=[Subprotocol(name) for name in entrance.subprotocols()],
+                max_size=MOST_BYTES,
+                max_queue=None,  # acknowledgements bound it; a full queue would hide the server's close
+                compression=None,
+                open_timeout=SILENT_TICKS * TICK_S,
+                ping_interval=None,  # `_Socket` asks by itself
+                create_connection=_Socket,
+            )
+            self._watch = asyncio.create_task(socket.end_if_silent())
+            self._watch.add_done_callback(lambda watch: watch.cancelled() or watch.exception())
+            await self.send("hello", **self._hello)
+            ready = self._parsed(await socket.recv())
+            if not isinstance(ready, dict):
+                raise TypeError("media before the message `ready`")
+            self.ready, self._resume = ready, str(ready["resume"])
+
+    @property
+    def _address(self) -> str:
+        """Address of the session's socket."""
+        return (
+            self._stream
+            if self._stream.startswith("ws")
+            else f"ws{self._url.removeprefix('http')}{self._stream}"
         )
-        await self.send("hello", **self._hello)
-        ready = self._parsed(await self._socket.recv())
-        assert isinstance(ready, dict), "media before the message `ready`"
-        self.ready, self._resume = ready, str(ready["resume"])
 
     def _opened(self) -> ClientConnection:
         if self._socket is None:
@@ -230,33 +316,42 @@ class AsyncClient:
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         content = None if body is None else json.dumps(body).encode()
-        return await asyncio.to_thread(
-            _answer, Request(f"{self._url}{path}", content, headers, method=method)
-        )
+        if not is_address(self._url):
+            raise UnreachableError(self._url, "it is no address of a server, such as http://127.0.0.1:8000")
+        request = Request(f"{self._url}{path}", content, headers, method=method)
+        with _reached(self._url):
+            return await asyncio.to_thread(_answer, request, self._url)
 
 
-def _answer(request: Request) -> dict[str, Any]:
+def is_address(url: str) -> bool:
+    """Return whether a URL may be the address of a server."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # such as a port that is no number
+        return False
+
+
+def _answer(request: Request, address: str) -> dict[str, Any]:
     """Return the session in the server's answer to a request; an empty dict if the request deleted the session.
-    ServeError if the request is refused. The error's code is ``internal`` if a proxy or another server answered, or if
+    ServeError if the request is refused; the errors that `_reached` takes if a proxy or another server answered, or if
     no answer came.
     """
-    status, content = 0, b""
-    with suppress(HTTPException):  # the answer is another protocol's, or ends too soon
-        try:
-            with urlopen(request, timeout=ANSWER_S) as answer:
-                status, content = answer.status, answer.read()
-        except HTTPError as refused:
-            with refused:
-                status, content = refused.code, refused.read()
-        except TimeoutError:
-            raise ServeError("internal", f"the server gave no answer within {ANSWER_S:g} s") from None
+    try:
+        with urlopen(request, timeout=ANSWER_S) as answer:
+            status, content = answer.status, answer.read()
+    except HTTPError as refused:
+        with refused:
+            status, content = refused.code, refused.read()
+    except TimeoutError:
+        raise TimeoutError(f"the server gave no answer within {ANSWER_S:g} s") from None
     if status == HTTPStatus.NO_CONTENT:
         return {}
     with suppress(ValueError, KeyError, TypeError):  # the answer is no session
         fields: dict[str, Any] = json.loads(content)
         if fields["object"] == "session":
             return fields
-    raise ServeError.of_answer(status, content)
+    raise ServeError.of_answer(status, content, address)
 
 
 class Client:

@@ -171,18 +171,40 @@ class ServeError(Exception):
         )
 
     @classmethod
-    def of_answer(cls, status: int, content: bytes) -> ServeError:
+    def of_answer(cls, status: int, content: bytes, address: str = "") -> ServeError:
         """Return the error in an HTTP answer. If the answer was sent by a proxy or by another server, so that the
-        answer has no error of this server, return the error ``internal``.
+        answer has no error of this server, return the error ``internal``; with ``address`` an `UnreachableError`.
 
         Parameters
         ----------
         status : int
-            HTTP status of the answer; 0 if the received bytes are no HTTP answer.
+            HTTP status of the answer.
         content : bytes
             The answer's body.
+        address : str
+            The address that was asked, if the client is to know it.
         """
         try:
             return cls.of_body(json.loads(content)["error"])
         except (ValueError, KeyError, TypeError):  # such as a proxy's page
-            return cls("internal", f"a proxy or another server answered {status or 'without HTTP'}")
+            reason = f"a proxy or another server answered {status}"
+            return UnreachableError(address, reason) if address else cls("internal", reason)
+
+
+class UnreachableError(ServeError):
+    """No server of Seko answers a client, at an address that the message names. The error may be tried again.
+
+    Parameters
+    ----------
+    address : str
+        The address that the client asked.
+    reason : str
+        What happened there, as a sentence that begins with a small letter.
+    """
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(
+            "internal",
+            f"no server of Seko answers at {address}: {reason}; check the address, and whether the server runs",
+        )
+        self.address = address

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import av
-from websockets.exceptions import WebSocketException
 
-from seko_serve.client import AsyncClient
+from seko_serve.client import AsyncClient, is_address
 from seko_serve.command_line import Parser, sentence
-from seko_serve.errors import ServeError
+from seko_serve.errors import ServeError, UnreachableError
 from seko_serve.protocol import MAX_BUFFER, Codec, Media
 from seko_serve.security.keys import read_keys
 
@@ -78,12 +76,7 @@ class Load:
     at_once: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # such as a port that is no number
-            is_address = False
-        if not is_address:
+        if not is_address(self.url):
             raise ValueError(
                 f"{self.url} is no address of a server, expected one such as http://127.0.0.1:8000"
             )
@@ -264,17 +257,13 @@ async def _view(load: Load, number: int, after: float) -> View:
             opening = {"seed": load.seed + number, **load.opening}
             await client.open(codecs=[load.codec], buffer=load.buffer, **opening)  # type: ignore[arg-type]
         except ServeError as error:
-            view.refused, view.reason = error.kind.code, error.message
-            return view
-        except (OSError, WebSocketException) as error:
-            view.refused, view.reason = UNREACHABLE, sentence(error)
+            view.refused = UNREACHABLE if isinstance(error, UnreachableError) else error.kind.code
+            view.reason = error.message
             return view
         try:
             await _watch(client, load, view)
         except ServeError as error:
             view.lost = error.kind.code
-        except (OSError, WebSocketException) as error:
-            view.lost = type(error).__name__
     return view
 
 
@@ -408,8 +397,6 @@ def main(arguments: Sequence[str]) -> int:
     if report.served:
         return 0
     first = views[0]
-    why = f"no viewer was served: {first.reason or first.lost}"
-    if first.refused == UNREACHABLE:
-        why = f"no server answers at {load.url}: {first.reason}; check the address"
-    print(f"seko-serve: {why}", file=sys.stderr)
+    why = "" if first.refused == UNREACHABLE else "no viewer was served: "
+    print(f"seko-serve: {why}{first.reason or first.lost}", file=sys.stderr)
     return 1

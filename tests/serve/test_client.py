@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import struct
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 import seko_serve.client
 from seko_serve.client import AsyncClient, Client
-from seko_serve.errors import ServeError
+from seko_serve.errors import ServeError, UnreachableError
 from seko_serve.protocol import Media
 from seko_serve.security.tokens import Ticket
 
@@ -284,27 +286,103 @@ def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> No
         second.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "named"),
-    [
-        *(
-            (b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(words), words), status.decode())
-            for status in (b"502", b"200")
-            for words in (b"Internal Server Error", b"[]", b"{}")
-        ),
-        (b"HTTP/1.1 200\r\nContent-Length: 20\r\n\r\n{}", "without HTTP"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "without HTTP"),
-    ],
-)
-def test_what_another_server_answers_is_an_error_that_may_be_tried_again(answer: bytes, named: str) -> None:
+ANSWERS = [
+    *(
+        (b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(words), words), status.decode())
+        for status in (b"502", b"200")
+        for words in (b"Internal Server Error", b"[]", b"{}")
+    ),
+    (b"HTTP/1.1 200\r\nContent-Length: 20\r\n\r\n{}", "without HTTP"),
+    (b"SSH-2.0-OpenSSH_9.2\r\n", "without HTTP"),
+]
+
+
+@contextmanager
+def other_server(*answers: bytes | None) -> Iterator[str]:
+    """The address of another server, which gives one answer to each connection; None: it ends the connection with a
+    reset."""
+
     class Other(BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(1 << 16)
-            self.request.sendall(answer)
+            answer = waiting.pop(0) if waiting else b""
+            if answer is None:
+                self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                self.request.sendall(answer)
 
+    waiting = list(answers)
     with TCPServer(("127.0.0.1", 0), Other) as other:
-        threading.Thread(target=other.handle_request).start()
-        with Client(f"http://127.0.0.1:{other.server_address[1]}") as client:
-            with pytest.raises(ServeError, match=f"a proxy or another server answered {named}") as refused:
-                client.open(prompt=PROMPT)
-            assert refused.value.kind.retryable
+        thread = threading.Thread(target=other.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{other.server_address[1]}"
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        *((answer, f"a proxy or another server answered {named}") for answer, named in ANSWERS),
+        (b"", ""),
+        (None, ""),
+    ],
+)
+def test_what_another_server_answers_is_an_error_that_names_it_and_may_be_tried_again(
+    answer: bytes | None, named: str
+) -> None:
+    with other_server(answer) as url, Client(url) as client:
+        with pytest.raises(
+            UnreachableError, match=named or "the connection ended before the answer"
+        ) as refused:
+            client.open(prompt=PROMPT)
+        assert refused.value.kind.retryable
+        assert url in str(refused.value)
+
+
+OPENED = b'{"object": "session", "id": "a", "url": "/v1/sessions/a/stream", "ticket": "b"}'
+UPGRADED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+
+
+@pytest.mark.parametrize("answer", [*(answer for answer, _ in ANSWERS), b"", None, UPGRADED])
+def test_what_another_server_answers_to_a_socket_is_such_an_error_too(answer: bytes | None) -> None:
+    opened = b"HTTP/1.1 201\r\nContent-Length: %d\r\n\r\n%s" % (len(OPENED), OPENED)
+    with other_server(opened, answer) as url, Client(url) as client:
+        at = pytest.raises(UnreachableError, match=url.replace("http", "ws"))
+        with at:
+            client.open(prompt=PROMPT)
+
+
+@pytest.mark.parametrize("words", [b"{}", b'{"object": "session"}', b'{"object": "session", "id": "a"}'])
+def test_an_answer_that_lacks_the_session_is_such_an_error_too(words: bytes) -> None:
+    opened = b"HTTP/1.1 201\r\nContent-Length: %d\r\n\r\n%s" % (len(words), words)
+    with other_server(opened) as url, Client(url) as client:
+        at = pytest.raises(UnreachableError, match=url)
+        with at:
+            client.open(prompt=PROMPT)
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "localhost", "ftp://localhost", "http:///v1", "http://[::1", "http://h:x", ""]
+)
+def test_what_is_no_address_is_refused_by_name(url: str) -> None:
+    with (
+        Client(url) as client,
+        pytest.raises(UnreachableError, match="it is no address of a server") as refused,
+    ):
+        client.open(prompt=PROMPT)
+    assert f"at {url}:" in str(refused.value)
+
+
+def test_a_server_that_is_gone_is_named_by_open_and_resume(start: Starter) -> None:
+    server = start()
+    with Client(server.url) as client:
+        client.open(codecs=["rgb24"], prompt=PROMPT)
+        url = server.url
+        server.stop()
+        with pytest.raises(UnreachableError, match=f"{url.replace('http', 'ws')}.*Connection refused"):
+            client.resume()
+    with Client(url) as client, pytest.raises(UnreachableError, match=f"{url}: Connection refused"):
+        client.open(prompt=PROMPT)

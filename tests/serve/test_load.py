@@ -129,7 +129,10 @@ def test_where_nobody_listens_or_something_else_does_nobody_is_served(
     assert main(["load", URL, "--sessions", "1", "--json"]) == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out)["refused"] == {"unreachable": 1}
-    assert printed.err == f"seko-serve: no server answers at {URL}: Connection refused; check the address\n"
+    assert printed.err == (
+        f"seko-serve: no server of Seko answers at {URL}: Connection refused; check the address, and whether the "
+        "server runs\n"
+    )
 
     class Other(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -146,6 +149,6 @@ def test_where_nobody_listens_or_something_else_does_nobody_is_served(
             for other.status in (200, 502):  # type: ignore[attr-defined]
                 url = f"http://127.0.0.1:{other.server_port}"
                 assert main(["load", url, "--sessions", "1", "--json"]) == 1
-                assert json.loads(capsys.readouterr().out)["refused"] == {"internal": 1}
+                assert json.loads(capsys.readouterr().out)["refused"] == {"unreachable": 1}
         finally:
             other.shutdown()
