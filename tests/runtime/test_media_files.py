@@ -20,7 +20,7 @@ from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.containers import MAX_PIXELS, picture_format, sound_format
 from seko_runtime.media_files.orientation import orientation_of, turned_upright
 from seko_runtime.media_files.pictures import load_image
-from seko_runtime.media_files.sound import RATE, load_sound
+from seko_runtime.media_files.sound import VOICE_RATE, load_sound
 
 av: Any = pytest.importorskip("av")
 PLAYLISTS = {
@@ -51,7 +51,7 @@ def write_picture(path: Path, form: str, codec: str, pixels: str) -> None:
         container.mux(stream.encode(None))
 
 
-def write_sound(path: Path, form: str, codec: str, channels: np.ndarray, rate: int = RATE) -> None:
+def write_sound(path: Path, form: str, codec: str, channels: np.ndarray, rate: int = VOICE_RATE) -> None:
     """Write sound, float32 [channels, N], in a format of FFmpeg's."""
     layout = "mono" if len(channels) == 1 else "stereo"
     with av.open(str(path), "w", format=form) as container:
@@ -66,7 +66,7 @@ def write_sound(path: Path, form: str, codec: str, channels: np.ndarray, rate: i
         container.mux(stream.encode(None))
 
 
-def tone(seconds: float = 0.5, rate: int = RATE, loud: float = 0.5) -> np.ndarray:
+def tone(seconds: float = 0.5, rate: int = VOICE_RATE, loud: float = 0.5) -> np.ndarray:
     """Return a tone of 440 Hz, [N]."""
     return (loud * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
 
@@ -111,8 +111,8 @@ def test_sound_of_known_formats_is_read_at_the_models_rate(tmp_path: Path, form:
     write_sound(path, form, codec, np.stack([tone(rate=rate)] * 2), rate)
     heard = load_sound(path)
     assert heard.dtype == np.float32
-    assert abs(len(heard) - RATE // 2) < RATE // 8
-    middle = heard[RATE // 8 : 3 * RATE // 8]
+    assert abs(len(heard) - VOICE_RATE // 2) < VOICE_RATE // 8
+    middle = heard[VOICE_RATE // 8 : 3 * VOICE_RATE // 8]
     assert 0.45 < middle.max() < 0.55
 
 
@@ -186,13 +186,13 @@ def test_a_picture_that_is_too_large_is_refused_before_it_takes_memory(tmp_path:
 @pytest.mark.parametrize("loud", [0.9, 0.3])
 def test_channels_become_one_voice_by_their_mean(tmp_path: Path, loud: float) -> None:
     path = tmp_path / "stereo.wav"
-    same, silent = tone(loud=loud), np.zeros(RATE // 2, np.float32)
+    same, silent = tone(loud=loud), np.zeros(VOICE_RATE // 2, np.float32)
     for channels, expected in ((np.stack([same, same]), loud), (np.stack([same, silent]), loud / 2)):
         write_sound(path, "wav", "pcm_f32le", channels)
         assert np.abs(load_sound(path)).max() == pytest.approx(expected, abs=1e-3)
 
 
-def write_wav(path: Path, channels: np.ndarray, rate: int = RATE) -> None:
+def write_wav(path: Path, channels: np.ndarray, rate: int = VOICE_RATE) -> None:
     """Write a sound, float32 [channels, N], as int16."""
     with wave.open(str(path), "wb") as file:
         file.setparams((len(channels), 2, rate, 0, "NONE", ""))
@@ -200,7 +200,7 @@ def write_wav(path: Path, channels: np.ndarray, rate: int = RATE) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 6, 7, 8, 9, 16, 64])
-@pytest.mark.parametrize("rate", [RATE, 48_000])
+@pytest.mark.parametrize("rate", [VOICE_RATE, 48_000])
 def test_any_number_of_channels_is_read(tmp_path: Path, channels: int, rate: int) -> None:
     """The mean of a tone in one channel and silence in all others."""
     path = tmp_path / "many.wav"
@@ -208,8 +208,8 @@ def test_any_number_of_channels_is_read(tmp_path: Path, channels: int, rate: int
     sound[-1] = tone(rate=rate, loud=0.9)
     write_wav(path, sound, rate)
     heard = load_sound(path)
-    assert len(heard) == pytest.approx(RATE // 2, abs=32)
-    middle = heard[RATE // 8 : 3 * RATE // 8]
+    assert len(heard) == pytest.approx(VOICE_RATE // 2, abs=32)
+    middle = heard[VOICE_RATE // 8 : 3 * VOICE_RATE // 8]
     assert np.abs(middle).max() == pytest.approx(0.9 / channels, rel=0.02, abs=1e-4)
 
 
@@ -234,8 +234,8 @@ def test_sound_that_is_too_long_is_refused_while_it_is_read(tmp_path: Path) -> N
     packed, plain = tmp_path / "a.flac", tmp_path / "a.wav"
     write_sound(packed, "flac", "flac", tone(1.5)[None])
     with wave.open(str(plain), "wb") as file:
-        file.setparams((1, 2, RATE, 0, "NONE", ""))
-        file.writeframes(bytes(2 * RATE + 2))
+        file.setparams((1, 2, VOICE_RATE, 0, "NONE", ""))
+        file.writeframes(bytes(2 * VOICE_RATE + 2))
     for path in (packed, plain):
         with pytest.raises(UsageError, match="is longer than 1 s"):
             load_sound(path, max_s=1)
@@ -265,6 +265,31 @@ def riff(*chunks: tuple[bytes, bytes]) -> bytes:
     """Return a WebP of these chunks."""
     body = b"WEBP" + b"".join(kind + struct.pack("<I", len(data)) + data for kind, data in chunks)
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("background", [255, 0])
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("RGBA", "png"), ("LA", "png"), ("P", "png"), ("RGBA", "webp"), ("RGBA", "tiff")]
+)
+def test_what_is_transparent_shows_the_background(
+    tmp_path: Path, mode: str, suffix: str, background: int
+) -> None:
+    """Its colours are no part of the picture; programs that cut out a portrait leave what was there."""
+    image = pytest.importorskip("PIL.Image")
+    layers = np.concatenate([picture(), np.arange(SIDE * SIDE, dtype=np.uint8).reshape(SIDE, SIDE, 1)], -1)
+    drawn = image.fromarray(layers)
+    if mode == "P":
+        drawn = image.fromarray(layers[:, :, :3]).quantize(16)
+        drawn.info["transparency"] = bytes(range(0, 256, 16))
+    elif mode == "LA":
+        drawn = drawn.convert("LA")
+    path = tmp_path / f"a.{suffix}"
+    drawn.save(path, **{"lossless": True, "exact": True} if suffix == "webp" else {})
+    opened = image.open(path).convert("RGBA")
+    wanted = image.alpha_composite(image.new("RGBA", opened.size, (background,) * 3 + (255,)), opened)
+    read = load_image(path, background=background).astype(int)
+    assert np.abs(read - np.asarray(wanted)[:, :, :3]).max() <= 1
+    assert np.ptp(read) > 100
 
 
 def png_with(kind: bytes, data: bytes) -> bytes:

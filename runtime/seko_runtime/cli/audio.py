@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.cli.conditioning import Conditioning
 from seko_runtime.errors import UsageError
-from seko_runtime.media_files.pictures import load_image
+from seko_runtime.media_files.pictures import BLACK, load_image
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.video.conditioning.speaker_masks import KIND, masks_input, speaker_masks
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
@@ -80,7 +80,7 @@ def fit_audio(
 
 def read_masks(paths: Sequence[Path] | None) -> list[NDArray[np.uint8]]:
     """Return the mask pictures that ``--mask`` names, as `load_image` reads them."""
-    return [load_image(path, "--mask") for path in paths or ()]
+    return [load_image(path, "--mask", background=BLACK) for path in paths or ()]
 
 
 def mask_inputs(

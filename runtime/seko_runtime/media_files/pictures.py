@@ -22,6 +22,7 @@ from seko_runtime.media_files.containers import (
 from seko_runtime.media_files.orientation import orientation_of, turned_upright
 
 MIN_SIDE = 8  # pixels of one latent cell
+BLACK, WHITE = 0, 255
 _CHANNELS = 3
 _HDR_CURVES = (16, 18)  # FFmpeg's numbers of the transfer curves PQ and HLG
 _MAX_BRANDS = 1 << 10  # bytes of the brands of a film
@@ -30,10 +31,11 @@ _SUBFILE_TYPE = 254  # tag of the field whose lowest bit marks a smaller copy
 _FILMS = ("mov", "matroska")  # formats whose first picture is taken
 
 
-def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
+def load_image(path: Path, option: str = "--image", *, background: int = WHITE) -> NDArray[np.uint8]:
     """Read a picture, uint8 [H, W, 3]: an array file, a picture of a known format, or the first picture of a film.
 
-    If the EXIF data of a photo says that the photo is stored rotated or mirrored, the result is upright.
+    If the EXIF data of a photo says that the photo is stored rotated or mirrored, the result is upright. Pixels that
+    are not opaque are laid over a background, a level of gray from 0 to 255.
 
     Raises
     ------
@@ -44,7 +46,9 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
         If reading the file needs PyAV, and PyAV is not installed.
     """
     what = f"{option} {path}"
-    picture = load_pictures(path, option) if path.suffix == ".npy" else _decoded(path, option, what)
+    picture = (
+        load_pictures(path, option) if path.suffix == ".npy" else _decoded(path, option, what, background)
+    )
     rows, columns = picture.shape[-3:-1]
     if min(rows, columns) < MIN_SIDE:
         raise InputFileError(
@@ -53,7 +57,7 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     return picture
 
 
-def _decoded(path: Path, option: str, what: str) -> NDArray[np.uint8]:
+def _decoded(path: Path, option: str, what: str, background: int) -> NDArray[np.uint8]:
     head = read_head(path, what)
     if not head:
         raise InputFileError(f"{what} is empty: it has 0 bytes")
@@ -73,10 +77,20 @@ def _decoded(path: Path, option: str, what: str) -> NDArray[np.uint8]:
         frame = next(container.decode(video=0))
         if colours := _odd_colours(frame, form):
             raise InputFileError(f"{what} has {colours} colours; convert it to sRGB")
-        picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+        picture = _opaque(frame, background)
     if form in _FILMS:  # both count quarter turns to the left
         return np.ascontiguousarray(np.rot90(picture, frame.rotation // 90))
     return np.ascontiguousarray(turned_upright(picture, orientation_of(path, form)))
+
+
+def _opaque(frame: Any, background: int) -> NDArray[np.uint8]:
+    """Return a decoded picture without its alpha channel; what lies behind transparent pixels is no part of it."""
+    if frame.format.name != "pal8" and not any(part.is_alpha for part in frame.format.components):
+        colours: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+        return colours
+    layers = frame.to_ndarray(format="rgba").astype(np.float32)
+    alpha = layers[:, :, 3:] / WHITE
+    return np.rint(layers[:, :, :3] * alpha + background * (1 - alpha)).astype(np.uint8)
 
 
 def _animated(what: str) -> str:
