@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 FRAMES = 12  # of a traceback, the innermost
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")  # of ECMA-48, such as Ray's colours
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,6 +40,12 @@ class JsonFormatter(logging.Formatter):
 def exception_fields(error: BaseException) -> dict[str, object]:
     """Return the type of an exception and the code places of its traceback."""
     return {"exception": type(error).__name__, "at": list(_places(error))[-FRAMES:]}
+
+
+def last_line(text: str) -> str:
+    """Return the last line of another program's message that is not blank, without a terminal's escape sequences."""
+    lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines()]
+    return next((line for line in reversed(lines) if line), "")
 
 
 def _places(error: BaseException) -> Iterator[str]:

@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, capacity: int = 2, queue: int = 4, times: dict[int, float] | None = None) -> None:
         self.now, self.times = 0.0, {} if times is None else times
-        self.admission = Admission(capacity, queue, lambda: self.times, lambda: self.now)
+        self.admission = Admission(capacity, queue, lambda: self.times, lambda: self.now, PERIOD)
         self.running: dict[str, str] = {}  # tenant by session
         self._count = 0
 
@@ -84,7 +84,7 @@ def test_a_session_is_admitted_while_a_call_of_all_fits_into_the_shortest_period
 
 def test_the_free_rows_of_an_idle_device_are_those_that_fit_its_last_session() -> None:
     world = World(capacity=8, times={1: 0.36, 2: 0.70, 4: 1.38})
-    assert world.admission.free == 8  # no session has said how fast its viewer plays
+    assert world.admission.free == 2  # of usual viewers
     assert world.ask("a", "1", 12 / 15) is None
     assert world.admission.free == 1
     world.end("session-1")

@@ -274,7 +274,11 @@ def test_a_fleet_of_this_machine_is_checked_before_ray_starts(
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.mark.parametrize(("options", "address"), [([], "local"), (["--address", "auto"], "auto")])
 def test_a_running_cluster_is_changed_only_if_its_address_is_named(
-    options: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With None Ray joins a cluster of this machine, if there is one, or that of RAY_ADDRESS; "local" starts one."""
     ray = pytest.importorskip("ray", reason="needs seko-serve[ray]")
@@ -283,10 +287,14 @@ def test_a_running_cluster_is_changed_only_if_its_address_is_named(
 
     def init(**named: object) -> None:
         addresses.append(named["address"])
-        raise ConnectionError("no Ray here")
+        assert os.environ["RAY_COLOR_PREFIX"] == "0"  # a file shows colours as letters
+        raise ConnectionError("\x1b[36mat a place\x1b[39m\n\x1b[31mno Ray here\x1b[0m\n")
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr("seko_serve.fleet.checks.check", lambda *_: None)
+    monkeypatch.setenv("RAY_COLOR_PREFIX", "")
+    monkeypatch.delenv("RAY_COLOR_PREFIX")
     config_of(tmp_path, LEAST)
     assert main([str(tmp_path / "fleet.yaml"), *options]) == 3
     assert addresses == [address]
+    assert capsys.readouterr().err == "seko-serve: the fleet does not start: no Ray here\n"

@@ -315,6 +315,10 @@ def test_the_command_prints_the_figures(file: Path, capsys: pytest.CaptureFixtur
         (["--boxes", "0"], "--boxes is 0"),
         (["--boxes", "1000000000"], "--boxes is 1000000000, expected 1 or more, and less than 1e9"),
         (["--box-failure", "-1"], "--box-failure is -1.0"),
+        *(
+            ([name, "1e-9"], f"{name} is 1e-09, expected 0.001 hours (3.6 s) or more, or 0 for never")
+            for name in ("--box-failure", "--machine-failure")
+        ),
         (["--buffer", "9"], "--buffer is 9"),
         (["--drained", "7"], "--drained is 7"),
         (["--max-boxes", "2"], "--max-boxes is 2, expected 3 or more"),

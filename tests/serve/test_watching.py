@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.logs import JsonFormatter
+from seko_serve.logs import JsonFormatter, last_line
 from seko_serve.settings import Settings
 from tests.runtime.pool_stories import FILL_CHUNKS
 
@@ -76,6 +76,35 @@ def test_figures_count_what_a_session_did(start: Starter) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+def test_the_share_in_time_has_no_value_while_nothing_was_due(start: Starter) -> None:
+    server = start(max_sessions=1)
+    assert "seko_serve_cpr" not in figures(server.url)
+
+    async def test() -> None:
+        async with AsyncClient(server.url) as client:
+            await client.open(codecs=["rgb24"], prompt=PROMPT)
+            while http(f"{server.url}/v1/sessions")[1]["data"][0]["due_chunks"] == 0:
+                await watch(client, 1)
+            assert "seko_serve_cpr" in figures(server.url)
+            await client.close()
+        while http(f"{server.url}/v1/sessions")[1]["data"]:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+    assert "seko_serve_cpr" not in figures(server.url)
+
+
+def test_what_is_free_before_the_first_session_is_what_a_usual_viewer_leaves(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    rows = server.manager.capacity
+    assert http(f"{server.url}/ready")[1] == {"status": "ready", "free": rows, "capacity": rows}
+    slow = property(lambda _: {1: 1e3})  # a second session would make the first one late
+    monkeypatch.setattr(type(server.manager.device), "call_seconds", slow)
+    assert http(f"{server.url}/ready")[1] == {"status": "ready", "free": 1, "capacity": rows}
+
+
 @pytest.mark.parametrize(
     ("address", "uds", "alone"),
     [
@@ -102,6 +131,21 @@ def test_a_proxy_on_this_machine_is_known_by_its_headers(header: str) -> None:
     assert not access.from_this_machine(connection)
     with pytest.raises(ServeError, match="only to its own machine"):
         Access(Settings(Path("toy"))).check_watcher(connection)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            "\x1b[36mray::Replica.start()\x1b[39m (pid=7)\n  \x1b[1;31mthe address is taken\x1b[0m \n\x1b[0m\n",
+            "the address is taken",
+        ),
+        ("\x1b]only\x1b[2K\x1b[?25l", "only"),
+        ("", ""),
+    ],
+)
+def test_the_last_line_of_a_message_has_no_colours(message: str, line: str) -> None:
+    assert last_line(message) == line
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from seko_runtime.errors import SekoRuntimeError
 from seko_serve.command_line import Parser, sentence
 from seko_serve.fleet.config import read_config
 from seko_serve.fleet.directory import DirectoryError
+from seko_serve.logs import last_line
 from seko_serve.store.base import StoreError
 
 
@@ -65,6 +66,8 @@ def main(arguments: list[str]) -> int:
         print(f"seko-serve: {sentence(error)}", file=sys.stderr)
         return 3
     reason = ""
+    if not sys.stderr.isatty():  # Ray colours what its processes print, also in files
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     try:
         # Without an address Ray would join a cluster that already runs on this machine, and change its fleet.
         ray.init(address=chosen.address or "local", namespace=NAMESPACE, log_to_driver=True)
@@ -77,7 +80,10 @@ def main(arguments: list[str]) -> int:
     except (RuntimeError, ConnectionError, ray.exceptions.RayError) as error:
         with suppress(Exception):  # of a Ray that has ended
             reason = deployments.fault() if ray.is_initialized() else ""  # else it would start Ray
-        print(f"seko-serve: the fleet does not start: {reason or _last_line(error)}", file=sys.stderr)
+        print(
+            f"seko-serve: the fleet does not start: {reason or last_line(str(error)) or type(error).__name__}",
+            file=sys.stderr,
+        )
         return 3
     except KeyboardInterrupt:
         print("seko-serve: interrupted before the fleet was ready", file=sys.stderr)
@@ -90,10 +96,6 @@ def main(arguments: list[str]) -> int:
         ended.wait()
         deployments.remove()
     return 0
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _lacking() -> int:

@@ -38,7 +38,7 @@ from seko_serve.fleet.redis_directory import RedisDirectory
 from seko_serve.fleet.scaler import Scaler
 from seko_serve.fleet.scaling import Bounds
 from seko_serve.live.manager import CLOSING_S, DRAIN_S
-from seko_serve.logs import set_up
+from seko_serve.logs import last_line, set_up
 from seko_serve.run import device
 
 GATEWAY, SCALER, BOX, BOXES = "seko", "seko-scaler", "box", "seko-box-"  # names in Ray
@@ -178,7 +178,7 @@ class RayBoxes:
         self._failed = {name: self._failed.get(name, now) for name in failed}
         for name, since in self._failed.items():
             if now - since > FAILED_S:
-                _LOG.error("a box could not start: %s", running[name].message.strip().splitlines()[-1:])
+                _LOG.error("a box could not start: %s", last_line(running[name].message))
                 await self.end(name)
                 names.remove(name)
         return names
@@ -255,7 +255,7 @@ class ScalerReplica:
                     if not self._stopped.is_set():
                         await scaler.step(rows)
             except (DirectoryError, RayError, RayServeException, RuntimeError) as error:
-                _LOG.error("the number of boxes could not be adapted: %s", str(error).splitlines()[-1:])
+                _LOG.error("the number of boxes could not be adapted: %s", last_line(str(error)))
             await asyncio.to_thread(self._stopped.wait, BEAT_S)
 
 
@@ -392,9 +392,9 @@ def fault() -> str:
     """Return the last line of Ray's message about an application that did not start; empty if Ray has no message."""
     for status in serve.status().applications.values():
         for deployment in status.deployments.values():
-            lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
-            if status.status == "DEPLOY_FAILED" and lines:
-                return str(lines[-1])
+            reason = last_line(deployment.message)
+            if status.status == "DEPLOY_FAILED" and reason:
+                return reason
     return ""
 
 

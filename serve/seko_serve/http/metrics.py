@@ -56,11 +56,12 @@ class SessionsCollector(Collector):
             f"{PREFIX}_queue", "Requests for a session that wait", self._manager.admission.waiting
         )
         shares = [1 - late / due for late, due in map(_late_and_due, sessions) if due]
-        yield GaugeMetricFamily(
-            f"{PREFIX}_cpr",
-            "Share of chunks in time, the mean of the sessions that play",
-            sum(shares) / len(shares) if shares else 1.0,
-        )
+        if shares:  # no figure at all is the only one that is true while nothing was due
+            yield GaugeMetricFamily(
+                f"{PREFIX}_cpr",
+                "Share of chunks in time, the mean of the sessions that play",
+                sum(shares) / len(shares),
+            )
 
 
 def _late_and_due(facts: Mapping[str, Any]) -> tuple[int, int]:

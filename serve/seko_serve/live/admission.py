@@ -90,6 +90,8 @@ class Admission:
         Function that returns the measured seconds of a call, by its number of rows; see `call_seconds`.
     clock : callable
         Function that returns the time in seconds.
+    period_s : float
+        Seconds in which a usual viewer plays one chunk; `free` counts such viewers before the first session.
     """
 
     def __init__(
@@ -98,11 +100,12 @@ class Admission:
         queue: int,
         times: Callable[[], Mapping[int, float]],
         clock: Callable[[], float],
+        period_s: float,
     ) -> None:
         self.capacity, self._queue, self._times, self._clock = capacity, queue, times, clock
         self._running: dict[str, Demand] = {}  # by session
         self._waiting: dict[_Place, _Waiting] = {}
-        self._turns, self._last_period_s = 0, float("inf")
+        self._turns, self._last_period_s = 0, period_s
         self._departures: deque[float] = deque(maxlen=DEPARTURES)
 
     @property
@@ -118,9 +121,9 @@ class Admission:
 
     @property
     def free(self) -> int:
-        """Number of further sessions that would be admitted if no request waited. Each further session is assumed to
-        have the shortest period of the running sessions. If no session runs, each further session is assumed to have
-        the period of the last session.
+        """Number of further sessions that would be admitted if no request waited: at most the number of free rows. Each
+        further session is assumed to have the shortest period of the running sessions. If no session runs, each further
+        session is assumed to have the period of the last session, or of a usual viewer before the first one.
         """
         running = list(self._running.values())
         period = min((demand.period_s for demand in running), default=self._last_period_s)

@@ -57,6 +57,15 @@ def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
     raise TypeError(f"a {type(opening).__name__} for a {type(manifest).__name__}")
 
 
+def usual_period_s(manifest: Served) -> float:
+    """Return the seconds in which a viewer plays one chunk, if the viewer chooses no frame rate of its own."""
+    if isinstance(manifest, SpeechManifest):
+        return manifest.workload.patch.seconds
+    table = manifest.workload.video
+    assert table is not None  # else the server does not start
+    return table.chunk_frames / manifest.workload.stream.fps
+
+
 def content_of_state(manifest: Served, state: Mapping[str, Any]) -> Content:
     """Return a content object for a session that continues from ``state``, a value that `Content.state` returned; the
     caller then passes ``state`` to `Content.load`. KeyError, TypeError or ValueError if ``state`` is not such a value.

@@ -26,7 +26,7 @@ from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate, one_part_of_a_voice
 from seko_serve.live.content import Content, Opening, SpeechOpening, answer_to
 from seko_serve.live.device import LOST, Device, DeviceEndedError, ServedPool, step_seconds
-from seko_serve.live.kinds import check_served, content_of, content_of_state
+from seko_serve.live.kinds import check_served, content_of, content_of_state, usual_period_s
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
@@ -123,7 +123,11 @@ class SessionManager:
             await self.device.stop()
             raise
         self.admission = Admission(
-            self.capacity, self.settings.queue, lambda: self.device.call_seconds, time.monotonic
+            self.capacity,
+            self.settings.queue,
+            lambda: self.device.call_seconds,
+            time.monotonic,
+            usual_period_s(self.device.manifest),
         )
         await self.device.call(self._calibrate)
         if isinstance(self.device.manifest, SpeechManifest):

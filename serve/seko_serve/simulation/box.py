@@ -80,7 +80,7 @@ class Box:
         for bucket in times.call_s:  # as `calibrate` does
             for _ in range(KEPT if bucket == max(times.call_s) else 1):
                 self._measured.record(None, bucket, self._draw(times.call_s[bucket]))
-        self.admission = Admission(times.rows, queue, self._measured.slowest, lambda: env.now)
+        self.admission = Admission(times.rows, queue, self._measured.slowest, lambda: env.now, times.period_s)
         self._work: deque[tuple[float, Event]] = deque()
         self._ready: list[Session] = []
         self._asked: dict[Session, None] = {}  # in the order in which they asked

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LENGTHS = ("exponential", "fixed")
+LEAST_FAILURE_H = (
+    0.001  # 3.6 s, in which no process starts: more failures would only take the simulation's time
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,10 @@ class Scenario:
     gateways : int
         Number of gateways.
     box_failure_h : float
-        Mean hours until a box's process is killed; 0: never.
+        Mean hours until a box's process is killed, at least `LEAST_FAILURE_H`; 0: never.
     machine_failure_h : float
-        Mean hours until a machine with all its boxes is lost; 0: never. A lost machine answers nothing from then on.
+        Mean hours until a machine with all its boxes is lost, at least `LEAST_FAILURE_H`; 0: never. A lost
+        machine answers nothing from then on.
     boxes_per_machine : int
         Number of boxes of a machine. A box that is added for the load is the only one of its machine.
     drain_at_s : float
@@ -101,6 +105,12 @@ class Scenario:
             value = getattr(self, name)
             if not least <= value < 1e9:
                 raise ValueError(f"{option(name)} is {value}, expected {least} or more, and less than 1e9")
+        for name in ("box_failure_h", "machine_failure_h"):
+            if 0 < getattr(self, name) < LEAST_FAILURE_H:
+                raise ValueError(
+                    f"{option(name)} is {getattr(self, name):g}, expected {LEAST_FAILURE_H:g} hours "
+                    f"({3600 * LEAST_FAILURE_H:g} s) or more, or 0 for never"
+                )
         if self.buffer > 8:
             raise ValueError(f"{option('buffer')} is {self.buffer}, expected 1 to 8")
         if self.drained > self.boxes:
