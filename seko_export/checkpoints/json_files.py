@@ -14,6 +14,7 @@ from seko_export.checkpoints.sources import Layout, shown
 CONFIG_FILE = "config.json"
 # An index of shards, or a file with a variant in its name: those of a folder that is named with --variant.
 _OF_A_FOLDER = re.compile(r"(diffusion_pytorch_)?model\.([\w-]+\.safetensors|.*safetensors\.index.*\.json)")
+_MOST_DIGITS = 300  # of an integer that a float holds
 MAX_JSON_BYTES = 4 << 20  # the index of a model of 14B has 0.1 MB
 
 
@@ -39,11 +40,28 @@ def read_json(file: Path) -> object:
         content = opened.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
+    return parse_json(content)
+
+
+def parse_json(content: bytes | str) -> object:
+    """Return the value of a JSON text of a stranger. An integer that no float holds is infinite, as 1e400 is, so that
+    checks of numbers need not expect an OverflowError.
+
+    Raises
+    ------
+    ValueError
+        If the text is not JSON, or nested too deeply.
+    """
+    text = content.decode("utf-8") if isinstance(content, bytes) else content
     try:
-        value: object = json.loads(content.decode("utf-8"))
+        value: object = json.loads(text, parse_int=_whole)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -64,15 +82,11 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def finite_number(value: object) -> float | None:
-    """Return a number of a JSON file as a float. None for any other value: true, an infinite number, NaN, an integer
-    that no float holds, a number that is written as text."""
-    if type(value) not in (int, float):
+    """Return a number of a JSON file as a float. None for any other value: true, an infinite number, NaN, a number that
+    is written as text."""
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
         return None
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    return float(value)  # type: ignore[arg-type]
 
 
 def config_file_of(path: Path, layout: Layout) -> Path | None:

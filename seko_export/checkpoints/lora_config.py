@@ -7,7 +7,6 @@ length of a name; Python's `re` takes exponential time for some patterns.
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
-from seko_export.checkpoints.json_files import finite_number
+from seko_export.checkpoints.json_files import finite_number, parse_json
 from seko_export.checkpoints.sources import shown
 
 PEFT_CONFIG = "adapter_config.json"
@@ -98,8 +97,8 @@ def lora_config(config_json: Mapping[str, Any] | None, metadata: Mapping[str, st
         return _of_peft(PEFT_CONFIG, config_json)
     if _HEADER in metadata:
         try:
-            content = json.loads(metadata[_HEADER])
-        except (ValueError, RecursionError) as fault:
+            content = parse_json(metadata[_HEADER])
+        except ValueError as fault:
             raise NotACheckpointError(f"{_HEADER} of its header is no JSON: {shown(str(fault))}") from fault
         if not isinstance(content, dict):
             raise NotACheckpointError(f"{_HEADER} of its header is no JSON object")

@@ -16,7 +16,6 @@ Formats whose plain expansion would give wrong numbers are refused by name.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from seko_export.checkpoints.json_files import parse_json
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError
 
@@ -214,8 +214,8 @@ def _base_in_file(base: str, opened: OpenedFiles) -> str:
 def _json(key: str, content: bytes) -> dict[str, object]:
     table: object
     try:
-        table = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as fault:
+        table = parse_json(content)
+    except ValueError as fault:
         raise CheckpointError(
             f"{shown(key)} is no JSON ({shown(str(fault))}); fetch the file again"
         ) from fault

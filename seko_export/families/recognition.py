@@ -6,13 +6,13 @@ for any family.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.json_files import finite_number
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles, shown
 from seko_export.config.model import ModelConfig
@@ -220,7 +220,7 @@ def config_number(
     if whole:
         fits, wanted = type(value) is int and value >= least, f"a whole number from {least}"
     else:
-        fits = type(value) in (int, float) and math.isfinite(value) and value > 0
+        fits = (finite_number(value) or 0.0) > 0
         wanted = "a number above 0"
     if not fits:
         raise NotACheckpointError(

@@ -4,7 +4,6 @@ makes the checks that need torch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from seko_export.backends import BACKENDS
 from seko_export.checkpoints.errors import check_exists
+from seko_export.checkpoints.json_files import read_json
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import MachineError, UsageError
@@ -37,6 +37,8 @@ from seko_runtime.format.whole_files import check_folder_place
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 SAMPLE_CONFIG = "config.json"
 _SPEECH = tuple(field.name for field, option in declared() if option.group == Group.SPEECH)
+# What config.json has for speech models of any version of VoxCPM, of which the family builds some.
+_SPEECH_SECTIONS = {"lm_config", "encoder_config", "dit_config"}
 _OF_ANY = tuple(field.name for field, option in declared() if option.any_workload)
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
 
@@ -83,7 +85,8 @@ def is_speech(options: BuildOptions) -> bool:
     if options.preset is not None:
         return options.preset in speech_presets()
     folder = options.checkpoint or options.model_folder
-    return folder is not None and _config_in(folder).get("architecture") in SPEECH
+    config = {} if folder is None else _config_in(folder)
+    return config.get("architecture") in SPEECH or config.keys() >= _SPEECH_SECTIONS
 
 
 def check_speech_options(options: BuildOptions) -> None:
@@ -222,10 +225,9 @@ def is_sample(folder: Path) -> bool:
 def _config_in(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's config.json; empty if there is none that can be read, which another check
     reports."""
-    file = folder / SAMPLE_CONFIG
     try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        content = read_json(folder / SAMPLE_CONFIG)
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -20,7 +20,7 @@ from seko_export.checkpoints import errors, readers
 from seko_export.checkpoints.sources import LoadOptions
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, MachineError
-from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.wan_layout.keys import wan_shapes
 
 Weights = dict[str, torch.Tensor]
@@ -137,6 +137,19 @@ def test_flipped_bytes_load_or_are_refused(
             assert tuple(tensor.shape) == wan_shapes(model)[name]
     except CheckpointError:
         pass
+
+
+@pytest.mark.parametrize(
+    "value", ["1e400", "1" + "0" * 400, "-1" + "0" * 400, "NaN", "true", '"1e-6"', "[1]"]
+)
+def test_numbers_of_a_config_that_no_float_holds(value: str, tmp_path: Path, model: ModelConfig) -> None:
+    write_random_checkpoint(tmp_path / "model", model, format="diffusers", seed=7)
+    (config,) = (tmp_path / "model").rglob("config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eps": "VALUE"}).replace('"VALUE"', value))
+    with pytest.raises(
+        errors.NotACheckpointError, match=r"^eps in the config\.json of .* expected a number above 0$"
+    ):
+        recognise_checkpoint(tmp_path / "model")
 
 
 def test_compressed_zip_is_not_mapped_as_weights(

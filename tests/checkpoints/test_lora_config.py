@@ -62,7 +62,11 @@ _PLAIN = st.recursive(
 )
 _REPEATS = st.sampled_from(["*", "+", "?", "*?", "{2}", "{0,2}", "{1,}"])
 _REPEATED = st.tuples(_PLAIN, _REPEATS).map(lambda pair: f"({pair[0]}){pair[1]}")
-_EXPRESSIONS = st.lists(_PLAIN | _REPEATED, min_size=1, max_size=4).map("".join)
+_EXPRESSIONS = (
+    st.lists(_PLAIN | _REPEATED, min_size=1, max_size=4)
+    .map("".join)
+    .filter(lambda text: sum(text.count(sign) for sign in "*+?{(") <= 24)
+)
 
 
 @given(_EXPRESSIONS)
@@ -127,18 +131,18 @@ def test_there_are_not_too_many_patterns() -> None:
 HUGE = "1" + "0" * 400
 WRONG = [
     ("lora_alpha", "1e400", "is inf"),
-    ("lora_alpha", HUGE, "is 1000"),
-    ("lora_alpha", f"-{HUGE}", "is -1000"),
+    ("lora_alpha", HUGE, "is inf"),
+    ("lora_alpha", f"-{HUGE}", "is -inf"),
     ("lora_alpha", "NaN", "is nan"),
     ("lora_alpha", "true", "is True"),
     ("lora_alpha", '"4"', "is '4'"),
     ("lora_alpha", "[4]", "is [4]"),
     ("lora_alpha", "1e9", "below 1e+09"),
-    ("r", HUGE, "is 1000"),
+    ("r", HUGE, "is inf"),
     ("r", "2.5", "a whole number"),
     ("r", "1e400", "is inf"),
     ("alpha_pattern", '{"q": 1e400}', "is inf"),
-    ("rank_pattern", f'{{"q": {HUGE}}}', "is 1000"),
+    ("rank_pattern", f'{{"q": {HUGE}}}', "is inf"),
     ("rank_pattern", "[1]", "expected an object"),
     ("use_rslora", '"false"', "is 'false', expected true or false"),
     ("use_dora", '"true"', "is 'true', expected true or false"),

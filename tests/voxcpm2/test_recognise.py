@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from seko_export import inspect
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.errors import CheckpointError
 from seko_export.families.voxcpm2.config import VoxCpm2Config
@@ -18,6 +19,9 @@ from seko_export.families.voxcpm2.keys import voxcpm2_shapes
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.families.voxcpm2.recognise import config_json, read_config, recognise
 from seko_export.media.audio_vae.files import audio_vae_shapes
+from seko_export.options.checks import is_speech
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.speech import resolve_speech
 from tests.voxcpm2.models import scaled
 from tests.voxcpm2.oracle import original, original_config
 
@@ -221,3 +225,40 @@ def test_any_value_of_any_field_is_taken_or_refused(value: object) -> None:
             section[name] = before
 
     put_into(whole)
+
+
+def earlier(architecture: str | None) -> dict[str, Any]:
+    """config.json of VoxCPM-0.5B."""
+    named = {} if architecture is None else {"architecture": architecture}
+    new = ("residual_lm_no_rope", "architecture")
+    return {**named, **{name: value for name, value in public().items() if name not in new}, "patch_size": 2}
+
+
+@pytest.mark.parametrize("architecture", ["voxcpm", None])
+def test_a_voxcpm_1_is_named_and_no_video(architecture: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(earlier(architecture)))
+    torch.save(
+        {"state_dict": {"base_lm.embed_tokens.weight": torch.ones(2, 2)}}, tmp_path / "pytorch_model.bin"
+    )
+    for preset in (None, FULL):
+        with pytest.raises(NotACheckpointError, match=r"config\.json describes a VoxCPM 1, .* take VoxCPM2$"):
+            resolve_speech(BuildOptions(tmp_path, preset=preset))
+    with pytest.raises(NotACheckpointError, match="describes a VoxCPM 1,"):
+        inspect(tmp_path)
+    assert is_speech(BuildOptions(tmp_path))
+
+
+def test_a_later_version_is_no_video_either(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**public(), "architecture": "voxcpm3"}))
+    with pytest.raises(NotACheckpointError, match="no speech model of a known family"):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["1e400", "1" + "0" * 400])
+def test_numbers_that_no_float_holds(value: str, tmp_path: Path) -> None:
+    for field in ("scale_emb", "rope_theta", "rms_norm_eps"):
+        changed = public()
+        changed["lm_config"][field] = "VALUE"
+        (tmp_path / "config.json").write_text(json.dumps(changed).replace('"VALUE"', value))
+        with pytest.raises(NotACheckpointError, match=f"{field}.* inf.*a finite number"):
+            recognise(tmp_path)

@@ -7,20 +7,19 @@ the implementation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
-from seko_export.checkpoints.json_files import CONFIG_FILE, read_json_object
+from seko_export.checkpoints.json_files import CONFIG_FILE, finite_number, read_json_object
 from seko_export.checkpoints.sources import shown
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.voxcpm2.config import LongRope, NetConfig, VoxCpm2Config
 from seko_export.media.audio_vae.config import AudioVaeConfig
 
-ARCHITECTURE = "voxcpm2"
+ARCHITECTURE, EARLIER = "voxcpm2", "voxcpm"
 _DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
@@ -41,7 +40,8 @@ def recognise(folder: Path) -> VoxCpm2Config | None:
     CheckpointNotFoundError
         If the folder has no config.json.
     NotACheckpointError
-        If a field is unknown, missing, or has a type or value that is not supported.
+        If config.json describes a VoxCPM 1; if a field is unknown, missing, or has a type or value that is not
+        supported.
     CheckpointError
         If two fields of config.json contradict each other.
     """
@@ -49,6 +49,12 @@ def recognise(folder: Path) -> VoxCpm2Config | None:
     if not file.is_file():
         raise CheckpointNotFoundError(f"no {CONFIG_FILE} in {folder}: expected the folder of a VoxCPM2 model")
     parsed = read_json_object(file)
+    # The package voxcpm takes a config without an architecture for one of version 1.
+    if parsed.get("architecture", EARLIER) == EARLIER and "lm_config" in parsed:
+        raise NotACheckpointError(
+            f"{file} describes a VoxCPM 1, such as VoxCPM-0.5B and VoxCPM1.5, a model of speech that is not built; "
+            "take VoxCPM2"
+        )
     return read_config(parsed, str(file)) if is_config(parsed) else None
 
 
@@ -201,9 +207,10 @@ class _Section:
     def number(self, name: str, default: object = _REQUIRED) -> float:
         """Return a finite number from a field of config.json."""
         value = self._take(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
+        number = finite_number(value)
+        if number is None:
             raise self._odd(name, value, "a finite number")
-        return float(value)
+        return number
 
     def flag(self, name: str, default: object = _REQUIRED) -> bool:
         """Return a boolean from a field of config.json."""
@@ -236,9 +243,7 @@ class _Section:
     def numbers(self, name: str, default: object = _REQUIRED) -> tuple[float, ...]:
         """Return an array of finite numbers from a field of config.json."""
         value = self._take(name, default)
-        if not isinstance(value, list | tuple) or any(
-            type(entry) not in (int, float) or not math.isfinite(entry) for entry in value
-        ):
+        if not isinstance(value, list | tuple) or any(finite_number(entry) is None for entry in value):
             raise self._odd(name, value, "an array of finite numbers")
         return tuple(map(float, value))
 
