@@ -56,16 +56,20 @@ def whole_number(value: object, name: str, least: int, most: int | None = None) 
     return number
 
 
-def real_number(value: object, name: str, expected: str = "a finite number") -> float:
-    """Return a finite number of Python or numpy as a float.
+def real_number(
+    value: object, name: str, expected: str = "a finite number", *, most: float | None = None
+) -> float:
+    """Return a finite number of Python or numpy as a float; with ``most``, a number from 0 to ``most``.
 
     Raises
     ------
     UsageError
-        If the value is not a finite number; ``name`` is the argument's name in the message, ``expected`` describes the
+        If the value is not such a number; ``name`` is the argument's name in the message, ``expected`` describes the
         expected value there.
     """
-    if type(value) is float and math.isfinite(value):  # most values, without a look at their methods
+    if most is not None:
+        expected = f"a number from 0 to {most:g}"
+    elif type(value) is float and math.isfinite(value):  # most values, without a look at their methods
         return value
     number = isinstance(value, SupportsFloat) and not isinstance(value, bool) and not hasattr(value, "shape")
     # A numpy scalar has a shape, too, which is empty.
@@ -76,7 +80,7 @@ def real_number(value: object, name: str, expected: str = "a finite number") -> 
         result = float(cast(Any, value)) if number or scalar else math.nan
     except (TypeError, ValueError, OverflowError):
         result = math.nan
-    if not math.isfinite(result):
+    if not math.isfinite(result) or (most is not None and not 0 <= result <= most):
         raise UsageError(f"{name} is {shown(value)}, expected {expected}")
     return result
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import wave
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from seko_runtime.media_files.sound import load_sound
 from seko_runtime.media_files.sound_writer import SoundWriter
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.speech.voice import Voice
-from tests.speech.texts import said_alone
+from tests.speech.texts import said_alone, said_in_turn
 from tests.speech.toy_speech import (
     GOLDEN,
     PATCH,
@@ -57,7 +59,10 @@ def read_wav(file: Any) -> np.ndarray:
 
 
 def in_16_bits(text: str, voice: Voice | None = None, **settings: Any) -> np.ndarray:
-    patches = said_alone(text, voice or Voice(), 32, **settings)
+    return levels(said_alone(text, voice or Voice(), 32, **settings))
+
+
+def levels(patches: Sequence[np.ndarray]) -> np.ndarray:
     return np.rint(np.clip(np.concatenate(patches), -1, 1) * 32767).astype("<i2")
 
 
@@ -169,19 +174,34 @@ def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> N
     assert [line.split()[0] for line in lines] == ["wrote", "speed", "cut"]
 
 
-def test_lines_of_a_file_are_spoken_one_after_another(artifact: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("abc\n\n  hallo\n", encoding="utf-8")
-    arguments = [
-        "run",
-        str(artifact),
-        "--text-file",
-        str(tmp_path / "text.txt"),
-        "-o",
-        str(tmp_path / "out.wav"),
-    ]
-    assert main(arguments) == 0
-    wanted = np.concatenate([in_16_bits("abc"), in_16_bits("hallo")])
-    np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), wanted)
+def test_a_file_is_spoken_sentence_by_sentence(
+    artifact: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line's end is a blank; the sound is that of --text, and of stdin."""
+    text, output = "abcd is\n  hallo.\nzzzz.\n\nqqqq", tmp_path / "out.wav"
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    wanted = said_in_turn(["abcd is hallo.", "zzzz.", "qqqq"], positions=32, seed=3)
+    arguments = ["run", str(artifact), "--seed", "3", "-o", str(output)]
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    for more in (["--text-file", str(tmp_path / "text.txt")], ["--text-file", "-"], ["--text", text]):
+        assert main([*arguments, *more]) == 0
+        np.testing.assert_array_equal(read_wav(str(output)), levels(wanted))
+    assert "sentences do not go on in the voice" in capsys.readouterr().out
+
+
+def test_a_sentence_of_a_pipe_that_is_too_long_leaves_the_sound_before_it(
+    artifact: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, output = f"hallo.\n{'a' * 60}", tmp_path / "out.wav"
+    arguments = ["run", str(artifact), "--seed", "3", "-o", str(output), "--text-file"]
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    assert main([*arguments, str(tmp_path / "text.txt")]) == 2  # known before the first sound
+    assert not output.exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main([*arguments, "-"]) == 2
+    assert "speak shorter texts, or open it" in (said := capsys.readouterr().err)
+    assert f"kept 0.00 s in {output}" in said
+    np.testing.assert_array_equal(read_wav(str(output)), in_16_bits("hallo.", seed=3))
 
 
 @pytest.mark.parametrize("form", ["mp3", "flac"])
@@ -240,7 +260,13 @@ def test_a_missing_file_is_named(artifact: Path, tmp_path: Path, more: list[str]
         (["--text", "a", "--steps", "4"], "--steps is for artifacts that make video"),
         (["--text", "a", "-o", "out.mp4"], "expected .wav, .mp3 or .flac"),
         (["--text", "a", "--format", "y4m"], "expected one of wav, mp3, flac, raw"),
-        (["--text-file", os.devnull], "--text-file has no line with words"),
+        (["--text-file", os.devnull], "--text-file /dev/null has nothing to say"),
+        (["--text", " "], "--text has nothing to say"),
+        (["--text", "😄"], "--text has nothing to say: it has no letter and no digit"),
+        (["--text", "a\0b"], "--text has a zero character at place 1"),
+        (["--text", "\ud83d"], "--text has half of a surrogate pair at place 0"),
+        (["--text", "a", "--guidance", "1e38"], "guidance is 1e+38, expected a number from 0 to 10"),
+        (["--text", "a", "--temperature", "nan"], "temperature is nan, expected a number from 0 to 2"),
         (["--text", "x" * 40], "have 41 tokens, the session has 32 positions"),
         (["--text", "a", "--seed", "-1"], "seed is -1"),
     ],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from seko_runtime.errors import (
@@ -13,9 +16,10 @@ from seko_runtime.errors import (
     UsageError,
 )
 from seko_runtime.speech.pool import SpeechPool
+from seko_runtime.speech.prompts import SpeechPrompt
 from seko_runtime.speech.voice import Voice
-from tests.speech.texts import LIMITS, TEXTS, VOICES, said_alone, same
-from tests.speech.toy_speech import open_pool
+from tests.speech.texts import LIMITS, TEXTS, VOICES, said_alone, said_in_turn, same
+from tests.speech.toy_speech import C, P, open_pool
 
 
 def test_some_texts_end_by_their_flag_and_some_at_their_limit() -> None:
@@ -35,22 +39,62 @@ def test_a_session_says_what_the_model_says_by_loops(pool: SpeechPool, voice: Vo
         same(list(session.speak(text)), said_alone(text, voice, 32, **settings))  # and again
 
 
-def test_a_text_in_sentences_is_read_as_it_is_spoken(pool: SpeechPool) -> None:
-    """Sound comes before the second sentence is there, and each sounds as it does alone."""
+SENTENCES = ("abcd!", "zzzz!", "hallo!")
+
+
+def test_a_text_in_pieces_is_read_as_it_is_spoken(pool: SpeechPool) -> None:
+    """Sound comes before the second sentence is there."""
     consumed: list[str] = []
 
     def writing() -> Iterator[str]:
-        for text in TEXTS[:3]:
+        for text in SENTENCES:
             consumed.append(text)
-            yield text
+            yield f"{text}\n"
 
-    with pool.open_session(seed=2) as session:
+    with pool.open_session(seed=2, positions=32) as session:
         patches = []
         for samples in session.speak(writing()):
             patches.append(samples)
-            assert len(patches) > len(said_alone(TEXTS[0], seed=2)) or consumed == [TEXTS[0]]
-        assert consumed == list(TEXTS[:3])
-        same(patches, [patch for text in TEXTS[:3] for patch in said_alone(text, seed=2)])
+            assert len(patches) > len(said_alone(SENTENCES[0], seed=2)) or consumed == [SENTENCES[0]]
+        assert consumed == list(SENTENCES)
+        same(patches, said_in_turn(SENTENCES, positions=32, seed=2))
+        same(list(session.speak(" ".join(SENTENCES))), patches)
+        same(list(session.speak(iter(" ".join(SENTENCES)))), patches)  # letter by letter
+
+
+@pytest.mark.parametrize("voice", VOICES, ids=["none", "reference", "continued", "both"])
+def test_a_sentence_goes_on_in_the_voice_of_the_one_before(voice: Voice) -> None:
+    """As the package's `merge_prompt_cache` has it; and again from the same text the same bytes."""
+    carried, texts = 0, ("aa", "zz", "c")
+    with open_pool() as pool:
+        for seed in [*range(6)] * 2:
+            with pool.open_session(voice=voice, seed=seed, positions=32) as session:
+                sounds = []
+                for number, text in enumerate(texts):
+                    session.begin(text, continues=number > 0)
+                    sounds += list(session.sound())
+                    carried += session.continues
+                same(sounds, said_in_turn(texts, voice, 32, seed=seed))
+                session.begin(texts[0])  # not after the one before
+                same(list(session.sound()), said_alone(texts[0], voice, 32, seed=seed))
+    assert carried
+
+
+def test_what_was_said_moves_with_a_session(pool: SpeechPool, tmp_path: Path) -> None:
+    """A snapshot is taken within a sentence; the next one goes on in its voice all the same."""
+    wanted = said_in_turn(SENTENCES[:2], positions=32, seed=1)
+    with pool.open_session(seed=1, positions=32) as session:
+        session.begin(SENTENCES[0])
+        sounds = pool.step([session]) + pool.step([session])
+        session.save(tmp_path / "snapshot")
+        said = session.said
+    with pool.restore(tmp_path / "snapshot") as session:
+        session.said = said
+        sounds += list(session.sound(ahead=0))
+        session.begin(SENTENCES[1], continues=True)
+        assert session.continues
+        sounds += list(session.sound())
+    same(sounds, wanted)
 
 
 def test_the_limit_is_the_models_or_the_callers_or_that_of_the_positions(pool: SpeechPool) -> None:
@@ -132,7 +176,11 @@ def test_a_lease_ends_a_text() -> None:
     [
         ({"seed": -1}, "seed is -1"),
         ({"guidance": float("nan")}, "guidance is nan"),
-        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"guidance": 1e38}, "guidance is 1e.38, expected a number from 0 to 10"),
+        ({"guidance": -1}, "guidance is -1, expected a number from 0 to 10"),
+        ({"temperature": -0.5}, "temperature is -0.5, expected a number from 0 to 2"),
+        ({"temperature": 3e38}, "temperature is 3e.38, expected a number from 0 to 2"),
+        ({"temperature": "1"}, "temperature is '1', expected a number from 0 to 2"),
         ({"positions": 1}, "positions is 1"),
         ({"voice": "anna"}, "voice is 'anna'"),
     ],
@@ -143,16 +191,75 @@ def test_what_no_session_can_have_is_refused(pool: SpeechPool, arguments: dict[s
     assert pool.free == pool.capacity
 
 
+BAD_TEXTS = {
+    "": "the text has nothing to say",
+    " \n\t": "the text has nothing to say",
+    "😄 ...": "the text has nothing to say: it has no letter and no digit",
+    "a\0b": "the text has a zero character at place",
+    "\0": "the text has a zero character at place 0",
+    "abc\ud83d": "the text has half of a surrogate pair at place",
+}
+
+
 def test_what_is_no_text_is_refused(pool: SpeechPool) -> None:
     with pool.open_session() as session:
         for text in (None, 3, b"abc"):
             with pytest.raises(UsageError, match="expected a string or strings"):
                 session.speak(text)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="give a sentence with words"):
-            next(session.speak(""))
+        for text, words in BAD_TEXTS.items():
+            for say in (session.speak, session.begin, lambda text: list(session.speak(iter(text)))):
+                with pytest.raises(UsageError, match=words):
+                    say(text)
         with pytest.raises(UsageError, match="ahead is -1"):
             session.speak("abc", ahead=-1)
         with pytest.raises(UsageError, match="patches is 0"):
             next(session.speak("abc", patches=0))
         with pytest.raises(UsageError, match="no text to speak"):
             session.request_patch(0.0)
+
+
+PATCHES = np.zeros((3, P, C), np.float32)
+IDS = np.array([1, 2, 0], np.int64)
+IS_AUDIO = np.array([False, False, True])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "words"),
+    [
+        (None, 3, "prompt is None, expected a SpeechPrompt"),
+        (SpeechPrompt(np.array([1.5, 2.0, 0.0]), IS_AUDIO, PATCHES), 3, "prompt.ids are float64"),  # type: ignore[arg-type]
+        (SpeechPrompt("abc", IS_AUDIO, PATCHES), 3, "prompt.ids are 'abc'"),  # type: ignore[arg-type]
+        (SpeechPrompt(IDS[:0], IS_AUDIO[:0], PATCHES[:0]), 3, "prompt.ids are int64"),
+        (
+            SpeechPrompt(IDS + 62, IS_AUDIO, PATCHES),
+            3,
+            "prompt.ids are 62 to 64, expected token ids from 0 to 63",
+        ),
+        (SpeechPrompt(IDS - 1, IS_AUDIO, PATCHES), 3, "prompt.ids are -1 to 1"),
+        (SpeechPrompt(IDS, IDS, PATCHES), 3, "prompt.is_audio is int64"),  # type: ignore[arg-type]
+        (SpeechPrompt(IDS, IS_AUDIO[:2], PATCHES), 3, "prompt.is_audio is bool"),
+        (SpeechPrompt(IDS, IS_AUDIO, PATCHES[:2]), 3, "prompt.patches are"),
+        (
+            SpeechPrompt(IDS, IS_AUDIO, PATCHES * np.float32(np.nan)),
+            3,
+            "prompt.patches holds numbers that are not finite",
+        ),
+        (SpeechPrompt(IDS, IS_AUDIO, [1]), 3, "prompt.patches is"),  # type: ignore[arg-type]
+        (SpeechPrompt(IDS, IS_AUDIO, PATCHES), math.nan, "limit is nan, expected a whole number"),
+        (SpeechPrompt(IDS, IS_AUDIO, PATCHES), 2.5, "limit is 2.5, expected a whole number"),
+        (SpeechPrompt(IDS, IS_AUDIO, PATCHES), 0, "limit is 0, expected at least 1"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(pool: SpeechPool, prompt: Any, limit: Any, words: str) -> None:
+    with pool.open_session() as session:
+        with pytest.raises(UsageError, match=words):
+            session.begin_prompt(prompt, limit)
+        session.begin_prompt(SpeechPrompt(IDS, IS_AUDIO, PATCHES), 3)
+        assert np.isfinite(list(session.sound())).all()
+
+
+def test_white_space_is_read_as_the_model_was_trained(pool: SpeechPool) -> None:
+    with pool.open_session(seed=1, positions=32) as session:
+        session.begin("a\nb   c\td")
+        same(list(session.sound()), said_alone("a b c d", positions=32, seed=1))
+        same(list(session.speak("a\nb   c\td")), said_alone("a b c d", positions=32, seed=1))

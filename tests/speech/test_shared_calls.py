@@ -13,7 +13,7 @@ from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats
 from seko_runtime.speech.session import SpeechSession
 from tests.runtime.order_watch import FakeMemory, World, made_world
-from tests.speech.texts import TEXTS, said_alone, same
+from tests.speech.texts import TEXTS, said_alone, said_in_turn, same
 from tests.speech.toy_speech import BUCKETS, SESSIONS, open_pool
 
 
@@ -96,9 +96,10 @@ def test_threads_that_speak_share_calls(buckets: tuple[int, ...]) -> None:
     with open_pool(buckets=buckets, wrap=counting) as pool:
         sessions = [pool.open_session(seed=seed, positions=18) for seed in range(SESSIONS)]
         patches_of: dict[int, list[Floats]] = {}
+        texts = [text for text in TEXTS if len(text) > 3] * 3
 
         def speak(seed: int) -> None:
-            patches_of[seed] = list(sessions[seed].speak(TEXTS * 3))
+            patches_of[seed] = list(sessions[seed].speak(f"{text}!\n" for text in texts))
 
         threads = [threading.Thread(target=speak, args=(seed,)) for seed in range(SESSIONS)]
         for thread in threads:
@@ -106,7 +107,7 @@ def test_threads_that_speak_share_calls(buckets: tuple[int, ...]) -> None:
         for thread in threads:
             thread.join()
         for seed, session in enumerate(sessions):
-            same(patches_of[seed], [patch for text in TEXTS * 3 for patch in said_alone(text, seed=seed)])
+            same(patches_of[seed], said_in_turn([f"{text}!" for text in texts], seed=seed))
             session.close()
         assert calls["rows"] > calls["step"]  # some were shared
 

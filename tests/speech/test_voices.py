@@ -13,7 +13,8 @@ from seko_runtime.errors import (
 )
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats
-from seko_runtime.speech.voice import NO_VOICE
+from seko_runtime.speech.session import Said
+from seko_runtime.speech.voice import NO_VOICE, Voice
 from tests.speech.texts import said_alone, same
 from tests.speech.toy_speech import VOICE, C, P
 
@@ -78,3 +79,40 @@ def test_a_voice_is_encoded_a_call_at_a_time(pool: SpeechPool) -> None:
 def test_what_is_no_voice_is_refused(pool: SpeechPool, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         pool.encode_voice(**arguments)
+
+
+NAN = np.full((2, P, C), np.nan, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"reference": NAN}, "reference holds numbers that are not finite"),
+        ({"continued": NAN, "text": "yes"}, "continued holds numbers that are not finite"),
+        ({"reference": np.full((2, P, C), 1e300)}, "reference holds numbers that are not finite"),
+        ({"reference": np.zeros((2, P))}, "expected float32 .n, P, C."),
+        ({"reference": np.zeros((0, P, C))}, "expected float32 .n, P, C. with at least one patch"),
+        ({"reference": np.zeros((2, P, C), np.int64)}, "reference is int64"),
+        ({"reference": "anna"}, "reference is 'anna', expected float32"),
+        ({"continued": np.zeros((2, P, C))}, "give both or neither"),
+        ({"text": "yes"}, "give both or neither"),
+        ({"text": 3}, "the voice's text is 3, expected a text"),
+        ({"continued": np.zeros((2, P, C)), "text": "a\0"}, "the voice's text has a zero character"),
+    ],
+)
+def test_what_no_model_has_encoded_is_no_voice(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Voice(**arguments)
+
+
+def test_a_voice_of_another_model_is_refused(pool: SpeechPool) -> None:
+    other = Voice(reference=np.zeros((2, P + 1, C), np.float32))
+    with pytest.raises(UsageError, match=r"voice\.reference has patches of shape"):
+        pool.open_session(voice=other)
+    with pool.open_session() as session:
+        for voice, words in ((other, "voice.reference has patches"), ("anna", "voice is 'anna'")):
+            with pytest.raises(UsageError, match=words):
+                session.voice = voice  # type: ignore[assignment]
+        for said, words in ((Said("abc", other.reference), "patches of shape"), ("anna", "said is 'anna'")):
+            with pytest.raises(UsageError, match=words):
+                session.said = said  # type: ignore[assignment]

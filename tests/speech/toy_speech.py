@@ -122,6 +122,14 @@ def alone(
     prompt: SpeechPrompt, limit: int, *, seed: int = 0, guidance: float = 2.0, temperature: float = 1.0
 ) -> list[np.ndarray]:
     """The sound of a prompt, patch by patch."""
+    said = all_alone(prompt, limit, seed=seed, guidance=guidance, temperature=temperature)
+    return [sound for sound, _ in said[0]]
+
+
+def all_alone(
+    prompt: SpeechPrompt, limit: int, *, seed: int = 0, guidance: float = 2.0, temperature: float = 1.0
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], bool]:
+    """The sound and the latents of a prompt, patch by patch, and whether the model ended it."""
     tokens = [token(*parts) for parts in zip(*prompt.arrays, strict=True)]
     last, vae, sounds = prompt.patches[-1], np.zeros(VAE, np.float32), []
     for patch in prompt.context:
@@ -132,12 +140,12 @@ def alone(
         for _ in range(2):
             patch = solved(patch, guidance)
         sound, vae = decoded(patch, vae)
-        sounds.append(sound)
+        sounds.append((sound, patch))
         tokens.append(np.float32(patch.sum()))
         last = patch
         if stops(state) and number >= 3:
-            break
-    return sounds
+            return sounds, True
+    return sounds, False
 
 
 # The same as engines over all rows.
@@ -304,13 +312,13 @@ def manifest(buckets: tuple[int, ...] = BUCKETS, **changes: Any) -> SpeechManife
 
 @dataclass
 class Tokens:
-    """A tokenizer: a letter's token is its place in the alphabet."""
+    """A tokenizer: a letter's token is its place in the alphabet; all other characters have one token."""
 
     asked: list[str] = field(default_factory=list)
 
     def ids(self, text: str) -> np.ndarray:
         self.asked.append(text)
-        return np.array([ord(letter) - ord("a") for letter in text], np.int64)
+        return np.array([ord(letter) - ord("a") if "a" <= letter <= "z" else 26 for letter in text], np.int64)
 
 
 def resolved(of: SpeechManifest) -> Programs:

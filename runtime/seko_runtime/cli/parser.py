@@ -208,7 +208,7 @@ OPTIONS = (
         group=SPEECH,
         type=Path,
         metavar="FILE",
-        help="speak the lines of a text in UTF-8, each as a sentence of its own, as they are read; - is stdin",
+        help="speak a text in UTF-8, sentence by sentence; a pipe, or - for stdin, as it is read",
     ),
     _option(
         "--voice",

@@ -18,7 +18,9 @@ from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.speech.artifact import speech_artifact
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.prompts import Floats
+from seko_runtime.speech.sentences import sentences_of
 from seko_runtime.speech.session import SpeechSession
+from seko_runtime.speech.texts import checked_text, spoken_text
 
 
 def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
@@ -40,12 +42,14 @@ def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
         raise UsageError("this artifact speaks: give --text or --text-file, one of them")
     if options.voice_text is not None and options.voice is None:
         raise UsageError("--voice-text are the words of --voice, which is not given; give both")
-    sentences = [options.text] if options.text_file is None else _lines_of(options.text_file)
+    text = _text_of(options)
+    if options.voice_text is not None:
+        checked_text(options.voice_text, "--voice-text")
     voice = None
     if options.voice is not None:
         voice = load_sound(options.voice, "--voice", rate=manifest.workload.voice.sample_rate)
     if options.output != STDOUT:
-        return _run(options, manifest, sentences, voice, None)
+        return _run(options, text, manifest, voice, None)
     if sys.stdout is None or sys.stdout.isatty():
         raise UsageError(
             "-o - writes to stdout, which is closed or a terminal; pipe it, or choose another -o"
@@ -53,16 +57,25 @@ def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
     if options.json:
         raise UsageError("-o - and --json both write to stdout; give one")
     with stdout_for_video() as descriptor:
-        return _run(options, manifest, sentences, voice, descriptor)
+        return _run(options, text, manifest, voice, descriptor)
+
+
+def _text_of(options: argparse.Namespace) -> str | Iterator[str]:
+    """Return the text to speak: whole, or the lines of a pipe or terminal, each as soon as it is read. UsageError if a
+    whole text has nothing to say, or a letter that no tokenizer takes."""
+    path: Path | None = options.text_file
+    if path is not None and (path == STDOUT or not path.is_file()):
+        return _lines_of(path)
+    text: str = options.text if path is None else "".join(_lines_of(path))
+    spoken_text(text, "--text" if path is None else f"--text-file {path}")
+    return text
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a file that are not empty, each as soon as it is read; ``-`` is stdin."""
+    """Yield the lines of a file, each as soon as it is read; ``-`` is stdin."""
     try:
         with sys.stdin if path == STDOUT else path.open(encoding="utf-8") as file:
-            for line in file:
-                if line.strip():
-                    yield line.strip()
+            yield from file
     except FileNotFoundError:
         raise InputFileError(f"--text-file {path} was not found") from None
     except UnicodeDecodeError:
@@ -73,8 +86,8 @@ def _lines_of(path: Path) -> Iterator[str]:
 
 def _run(
     options: argparse.Namespace,
+    text: str | Iterator[str],
     manifest: SpeechManifest,
-    sentences: Iterator[str] | list[str],
     voice: Floats | None,
     descriptor: int | None,
 ) -> Report:
@@ -97,14 +110,28 @@ def _run(
             session.voice = session.encode_voice(voice)
         elif voice is not None:
             session.voice = session.encode_voice(continued=voice, text=options.voice_text)
-        cut = 0
-        for sentence in sentences:
-            for samples in session.speak(sentence, patches=options.patches):
-                writer.write(samples)
-                came.append(time.perf_counter())
-            cut += session.cut
+        if isinstance(text, str):
+            session.check_text(text)
+        cut = apart = 0
+        refusal: UsageError | InputFileError | None = None
+        try:
+            for number, sentence in enumerate(sentences_of(text, f"--text-file {options.text_file}")):
+                session.begin(sentence, patches=options.patches, continues=number > 0)
+                apart += number > 0 and not session.continues
+                for samples in session.sound():
+                    writer.write(samples)
+                    came.append(time.perf_counter())
+                cut += session.cut
+        except (UsageError, InputFileError) as error:  # of a pipe, which nobody could check before
+            if not came:
+                raise
+            refusal = error
         result = _result(options, session, writer, came, opened_at)
-    result |= {"artifact": str(options.artifact), "open_s": opened_at - began, "cut": cut}
+    if refusal is not None:
+        raise type(refusal)(
+            f"{refusal}; kept {result['sound_s']:.2f} s in {options.output}, what came before"
+        )
+    result |= {"artifact": str(options.artifact), "open_s": opened_at - began, "cut": cut, "apart": apart}
     return Report(result, _report_lines(result), aside=descriptor is not None)
 
 
@@ -115,8 +142,6 @@ def _result(
     came: list[float],
     opened_at: float,
 ) -> dict[str, object]:
-    if not came:
-        raise UsageError("there was no text to speak: --text-file has no line with words")
     patch = session.manifest.workload.patch
     seconds = writer.samples / patch.sample_rate
     return {
@@ -140,5 +165,10 @@ def _report_lines(result: dict[str, object]) -> tuple[str, ...]:
     if result["cut"]:
         lines.append(
             f"cut      {result['cut']} sentences ended at their limit, before the model said that they are over"
+        )
+    if result["apart"]:
+        lines.append(
+            f"apart    {result['apart']} sentences do not go on in the voice of the one before, which ended at its "
+            "limit, or needs more --positions beside them than the artifact has"
         )
     return tuple(lines)

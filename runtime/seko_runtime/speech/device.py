@@ -121,7 +121,7 @@ class SpeechDevice(Device):
 
     def step(self, numbers: Mapping[str, Sequence[Number]]) -> tuple[int, Mapping[str, Tensor]]:
         """Queue a step, which makes the next patch of some sessions; return the number of CUDA graphs launched, and the
-        buffers of the step's samples and stop flags.
+        buffers of the step's samples, stop flags and patches.
 
         ``numbers`` maps the name of each buffer that the host fills to one number for each session. The next call of
         `step` overwrites the returned buffers.
@@ -132,7 +132,7 @@ class SpeechDevice(Device):
         bucket, length = pool.bucket(len(rows)), self._manifest.workload.step_length(int(max(first)) + 1)
         self._fill(numbers)
         launches = self._call(contract.step_programs(bucket, length))
-        return launches, self.results(bucket, contract.SAMPLES, contract.STOP)
+        return launches, self.results(bucket, contract.SAMPLES, contract.STOP, contract.PATCH)
 
     def results(self, rows: int, *names: str) -> Mapping[str, Tensor]:
         """Return views of the last step's results (patch, samples, stop flag) for the first ``rows`` batch indices."""

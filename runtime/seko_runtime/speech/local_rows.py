@@ -4,12 +4,13 @@ number of patches made of the text."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.backends.device_tensor import to_floats
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import PoolFullError, UsageError
 from seko_runtime.format.manifest import TensorSpec
@@ -21,7 +22,7 @@ from seko_runtime.speech import contract
 from seko_runtime.speech.device import SpeechDevice
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.places import free_start, gaps
-from seko_runtime.speech.prompts import Floats, SpeechPrompt
+from seko_runtime.speech.prompts import Floats, SpeechPrompt, check_room
 from seko_runtime.speech.row_numbers import STATE_FORM, RowNumbers, check_numbers
 
 PREFILL, STEP = "prefill", "step"  # kinds of a row's next call
@@ -105,6 +106,17 @@ class SpeechRow:
     patches: int = 0
     limit: int = 0
     ending: Ending | None = None
+    said: dict[int, Floats] = field(default_factory=dict)
+    """Latents [P, C] of the present text's patches whose stop flags were read, by the patch's number."""
+
+    @property
+    def said_whole(self) -> Floats | None:
+        """The patches [n, P, C] of a text that the model has ended; None before, and for a text of which some patches
+        are not known. Reading `said_whole` waits for the session's last queued patch."""
+        if not self.stopped or not self.said:
+            return None
+        count = max(self.said) + 1
+        return np.stack([self.said[number] for number in range(count)]) if count == len(self.said) else None
 
     @property
     def speaks(self) -> bool:
@@ -147,8 +159,6 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
 
     Attributes
     ----------
-    tokens : TokenIds or None
-        The artifact's tokenizer.
     prefilled_last : bool
         Whether the last engine call was a prefill.
     launches : int
@@ -158,7 +168,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
     @machine_faults()
     def __init__(self, loaded: Loaded[SpeechManifest], memory: Memory) -> None:
         super().__init__(loaded, memory, STATE_FORM)
-        self.tokens = loaded.tokens
+        self._tokens = loaded.tokens
         self.prefilled_last = False
         self.launches = 0
         self._speech_rows: dict[int, SpeechRow] = {}
@@ -181,6 +191,14 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         """Reserve consecutive cache places for the positions of a row; PoolFullError if too few are free."""
         self._speech_rows[row] = SpeechRow(self._start(settings.positions), **vars(settings))
 
+    def token_ids(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids [n] of a text; UsageError if the artifact has no tokenizer."""
+        if self._tokens is None:
+            raise UsageError(
+                "this artifact has no tokenizer: give token ids by begin_prompt(), or rebuild it with a tokenizer"
+            )
+        return self._tokens.ids(text)
+
     @machine_faults()
     def begin_text(self, row: int, prompt: SpeechPrompt, limit: int) -> None:
         """Begin to speak a text on a row; the row's previous text is ended.
@@ -200,24 +218,19 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
             If the row has too few positions for the prompt and one patch.
         """
         device, speech_row, count = self.device(), self._speech_rows[row], len(prompt.ids)
-        if count >= speech_row.positions:
-            raise UsageError(
-                f"the text and its voice have {count} tokens, the session has {speech_row.positions} positions, also "
-                f"for the patches to come: speak shorter texts, or open it with more positions; this artifact has "
-                f"{self.manifest.workload.positions} at most"
-            )
+        check_room(count, speech_row.positions, self.manifest.workload.positions)
         self.inconsistent.add(row)
         with self.settled([row]):
             self.launches += device.begin(row, prompt.context)
         speech_row.filled, speech_row.pending = 0, prompt
-        speech_row.patches, speech_row.ending = 0, None
+        speech_row.patches, speech_row.ending, speech_row.said = 0, None, {}
         speech_row.limit = min(limit, speech_row.positions - count)
         self.inconsistent.discard(row)
 
     def end_text(self, row: int) -> None:
         """End the present text of a session's row."""
         speech_row = self._speech_rows[row]
-        speech_row.pending, speech_row.ending = None, None
+        speech_row.pending, speech_row.ending, speech_row.said = None, None, {}
         speech_row.filled = speech_row.patches = speech_row.limit = 0
 
     def row(self, row: int) -> SpeechRow:
@@ -354,10 +367,15 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
     def _patch(self, speech_row: SpeechRow, place: int, read: Read) -> Patch:
         """Count a new patch of a session, and return the `Patch` at one batch index of a call's results."""
         workload, number, before = self.manifest.workload, speech_row.patches, speech_row.ending
-        last = number + 1 == speech_row.limit
+        last, said = number + 1 == speech_row.limit, speech_row.said
+        dtype = next(spec.dtype for spec in self.manifest.buffers if spec.name == contract.PATCH)
 
         def stops() -> bool:
-            return bool(read()[contract.STOP][place]) and number + 1 >= workload.limits.least_patches
+            results = read()
+            said[number] = to_floats(results[contract.PATCH], dtype, (-1, *workload.patch.shape))[
+                place
+            ].copy()
+            return bool(results[contract.STOP][place]) and number + 1 >= workload.limits.least_patches
 
         def samples() -> Floats:
             sound: Floats = read()[contract.SAMPLES].view(np.float32).reshape(-1, workload.patch.samples)

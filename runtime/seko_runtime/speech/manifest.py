@@ -22,6 +22,10 @@ from seko_runtime.speech.prompts import SpeechMarks
 
 KIND = "speech"
 MAX_SEED = (1 << 62) - 1  # as a session takes them
+MAX_GUIDANCE, MAX_TEMPERATURE = (
+    10.0,
+    2.0,
+)  # as a session takes them: far beyond, the solver's numbers overflow
 MAX_POSITIONS = 1 << 20  # of one session
 _LENGTHS = Limit("MAX_BUCKETS", "lengths")
 

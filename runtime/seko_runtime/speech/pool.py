@@ -11,17 +11,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from seko_runtime.arguments import real_number, shown, whole_number
+from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.pool import QueuedCall, RowPool
 from seko_runtime.sessions.session import Request, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
-from seko_runtime.speech.manifest import MAX_SEED, SpeechManifest
-from seko_runtime.speech.prompts import Floats, pad_voice
+from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_SEED, MAX_TEMPERATURE, SpeechManifest
+from seko_runtime.speech.prompts import Floats, check_room, pad_voice, prompt_tokens
+from seko_runtime.speech.sentences import sentences_of
 from seko_runtime.speech.session import SpeechSession
-from seko_runtime.speech.voice import NO_VOICE, Voice
+from seko_runtime.speech.texts import checked_text
+from seko_runtime.speech.voice import NO_VOICE, Voice, check_voice, check_words
 
 MAX_VOICE_S = 600
 
@@ -87,9 +89,10 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         seed : int
             Seed of the noise, 0 to 2**62 - 1. A text spoken again with the same seed sounds the same.
         guidance : float, optional
-            Strength of classifier-free guidance towards text and voice; default: the artifact's setting.
+            Strength of classifier-free guidance towards text and voice, 0 to `MAX_GUIDANCE`; default: the artifact's
+            setting.
         temperature : float, optional
-            Standard deviation of the noise, at least 0; default: the artifact's setting.
+            Standard deviation of the noise, 0 to `MAX_TEMPERATURE`; default: the artifact's setting.
         positions : int, optional
             Largest number of positions of the session: tokens of a text, patches of its voice and generated patches
             together; default: an equal share of the cache's places. A session with fewer positions leaves more places
@@ -108,20 +111,19 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             If the pool is closed.
         """
         workload, solver = self.manifest.workload, self.manifest.workload.solver
-        if not isinstance(voice, Voice):
-            raise UsageError(f"voice is {shown(voice)}, expected a Voice of encode_voice()")
+        check_voice(voice, workload.patch.shape)
         settings = RowSettings(
             positions=self.manifest.session_positions
             if positions is None
             else whole_number(positions, "positions", 2, workload.positions),
             seed=whole_number(seed, "seed", 0, MAX_SEED),
-            guidance=real_number(solver.guidance if guidance is None else guidance, "guidance"),
-            temperature=real_number(
-                solver.temperature if temperature is None else temperature, "temperature"
-            ),
+            guidance=solver.guidance
+            if guidance is None
+            else real_number(guidance, "guidance", most=MAX_GUIDANCE),
+            temperature=solver.temperature
+            if temperature is None
+            else real_number(temperature, "temperature", most=MAX_TEMPERATURE),
         )
-        if settings.temperature < 0:
-            raise UsageError(f"temperature is {settings.temperature}, expected at least 0")
         session = self._open(lambda row: self._rows.begin(row, settings), name, lease_s, tenant)
         session.voice = voice
         return session
@@ -166,11 +168,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         one has ended or is closed, so a thread must not begin a second one before. Parameters and errors are those of
         `encode_voice`; the UsageErrors are raised at once.
         """
-        if not isinstance(text, str) or (continued is not None) != bool(text):
-            sound = "no sound" if continued is None else "sound"
-            raise UsageError(
-                f"a voice that goes on has {sound} and the words {shown(text)}: give both or neither"
-            )
+        check_words(continued, text)
         rate = self.manifest.workload.voice.sample_rate
         return self._encoding_parts(
             None if reference is None else _checked_sound(reference, "reference", rate),
@@ -188,6 +186,45 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
                 None if continued is None else (yield from self._encoded(continued, continued=True)),
                 text,
             )
+
+    def check_text(
+        self,
+        text: str,
+        *,
+        voice_text: str = "",
+        reference: int = 0,
+        continued: int = 0,
+        positions: int | None = None,
+    ) -> None:
+        """Raise the error that a session would raise for a sentence of a text when that sentence begins, so that a text
+        can be refused before its first sound. Any thread may call this; it does not wait for engine calls.
+
+        Parameters
+        ----------
+        text : str
+            The whole text.
+        voice_text : str
+            The words of the voice that the text continues.
+        reference, continued : int
+            Number of patches of the reference voice, and of the voice that the text continues; 0 for no voice.
+        positions : int, optional
+            The session's number of positions; default as in `open_session`.
+
+        Raises
+        ------
+        UsageError
+            If the text has nothing to say or a letter that no tokenizer takes, or a sentence and the voice are too long
+            for the session's positions.
+        """
+        most = self.manifest.workload.positions
+        own = (
+            self.manifest.session_positions
+            if positions is None
+            else whole_number(positions, "positions", 2, most)
+        )
+        for sentence in sentences_of(text):
+            count = len(self._rows.token_ids(checked_text(voice_text, "the voice's text") + sentence))
+            check_room(prompt_tokens(count, reference=reference, continued=continued), own, most)
 
     def step(self, sessions: Sequence[SpeechSession]) -> list[Floats | None]:
         """Make the next patch of some sessions in one engine call, and wait for it. If the prompt of a session is not

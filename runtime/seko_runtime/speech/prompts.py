@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import shown
 from seko_runtime.errors import UsageError
 
 _CONTEXT = 3  # patches of a voice that the decoder hears before the first new one
@@ -73,6 +74,73 @@ class SpeechPrompt:
         return self.patches[self.is_audio][-_CONTEXT:]
 
 
+def check_room(tokens: int, positions: int, most: int) -> None:
+    """Raise a UsageError if a session with so many positions has no room for a prompt of ``tokens`` tokens and one
+    patch; a session of the artifact has at most ``most`` positions."""
+    if tokens >= positions:
+        raise UsageError(
+            f"the text and its voice have {tokens} tokens, the session has {positions} positions, also for the patches "
+            f"to come: speak shorter texts, or open it with more positions; this artifact has {most} at most"
+        )
+
+
+def checked_prompt(prompt: object, patch_shape: tuple[int, int], vocabulary: int) -> SpeechPrompt:
+    """Return a caller's prompt with the dtypes of `SpeechPrompt`.
+
+    Raises
+    ------
+    UsageError
+        If it is no `SpeechPrompt`, has no token, arrays of different lengths or other shapes and dtypes, a token id
+        outside the vocabulary, or latents that are not finite.
+    """
+    if not isinstance(prompt, SpeechPrompt):
+        raise UsageError(f"prompt is {shown(prompt)}, expected a SpeechPrompt")
+    ids = _checked_ids(prompt.ids, "prompt.ids")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise UsageError(
+            f"prompt.ids are {ids.min()} to {ids.max()}, expected token ids from 0 to {vocabulary - 1}"
+        )
+    is_audio = prompt.is_audio
+    if not isinstance(is_audio, np.ndarray) or is_audio.dtype != bool or is_audio.shape != ids.shape:
+        raise UsageError(f"prompt.is_audio is {_described(is_audio)}, expected bool {list(ids.shape)}")
+    patches = checked_patches(prompt.patches, "prompt.patches")
+    if patches.shape != (*ids.shape, *patch_shape):
+        raise UsageError(
+            f"prompt.patches are {list(patches.shape)}, expected {[*ids.shape, *patch_shape]}: one for each token"
+        )
+    return SpeechPrompt(ids, is_audio, patches)
+
+
+def checked_patches(patches: object, name: str) -> Floats:
+    """Return patches of latents, float32 [n, P, C]; UsageError if they are no finite floats of this shape, with at
+    least one patch."""
+    if (
+        not isinstance(patches, np.ndarray)
+        or patches.ndim != 3
+        or not patches.size
+        or patches.dtype.kind != "f"
+    ):
+        raise UsageError(
+            f"{name} is {_described(patches)}, expected float32 [n, P, C] with at least one patch"
+        )
+    with np.errstate(over="ignore"):
+        narrowed: Floats = patches.astype(np.float32)  # large numbers become infinite
+    if not np.isfinite(narrowed).all():
+        raise UsageError(f"{name} holds numbers that are not finite; give latents of encode_voice()")
+    return narrowed
+
+
+def _checked_ids(ids: object, name: str) -> NDArray[np.int64]:
+    array = np.asarray(ids) if isinstance(ids, np.ndarray | list | tuple) else None
+    if array is None or array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        raise UsageError(f"{name} are {_described(ids)}, expected int64 [n] with at least one token")
+    return array.astype(np.int64)
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
+
+
 def prompt_tokens(text: int, *, reference: int = 0, continued: int = 0) -> int:
     """Return the number of tokens of the prompt that `assemble` makes of so many tokens of text, and patches of a
     reference voice and of a continued voice; 0 for no voice."""
@@ -107,11 +175,7 @@ def assemble(
         If there is no text, or an array of patches has another shape than [n, P, C].
     """
     marks = marks or SpeechMarks()
-    text_ids = np.asarray(text_ids, np.int64)
-    if text_ids.ndim != 1 or not len(text_ids):
-        raise UsageError(
-            f"the text has token ids of shape {list(text_ids.shape)}: give a sentence with words"
-        )
+    text_ids = _checked_ids(text_ids, "the text's token ids")
     parts: list[NDArray[np.int64] | Floats] = []
     if reference is not None:
         voice = _voice("reference", reference, patch_shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from seko_runtime.errors import SnapshotError
 from seko_runtime.format.json_fields import Fields, as_number
 from seko_runtime.sessions.row_state import StateForm
-from seko_runtime.speech.manifest import MAX_SEED, SpeechManifest
+from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_SEED, MAX_TEMPERATURE, SpeechManifest
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,13 @@ def check_numbers(numbers: RowNumbers, manifest: SpeechManifest) -> None:
             f"{numbers.patches} of {numbers.limit} patches made; this artifact has {workload.positions} positions a "
             "session: take another snapshot"
         )
+    solver = workload.solver
+    for name, most in (("guidance", MAX_GUIDANCE), ("temperature", MAX_TEMPERATURE)):
+        number = getattr(numbers, name)
+        if not 0 <= number <= max(most, getattr(solver, name)):
+            raise SnapshotError(
+                f"a row with {name} {number:g}, expected 0 to {most:g}: take another snapshot"
+            )
 
 
 STATE_FORM = StateForm(read_numbers)

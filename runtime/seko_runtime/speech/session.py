@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from seko_runtime.arguments import iterates, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
@@ -11,10 +14,44 @@ from seko_runtime.sessions.session import Request, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.speech.local_rows import LocalSpeechRows, Patch
 from seko_runtime.speech.manifest import SpeechManifest
-from seko_runtime.speech.prompts import Floats, SpeechPrompt, assemble
-from seko_runtime.speech.voice import NO_VOICE, Voice
+from seko_runtime.speech.prompts import Floats, SpeechPrompt, assemble, checked_patches, checked_prompt
+from seko_runtime.speech.sentences import sentences_of
+from seko_runtime.speech.texts import joined, spoken_text
+from seko_runtime.speech.voice import NO_VOICE, Voice, check_voice
 
 AHEAD = 4  # patches that are made before they are taken
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a session has said, for the next sentence to go on in its voice.
+
+    Parameters
+    ----------
+    text : str
+        The last text that the model has ended; "" if there is none.
+    patches : array or None
+        The patches [n, P, C] float32 of that text.
+    present : str
+        The present text, if it has not ended.
+    known : array or None
+        The patches [n, P, C] float32 of the present text so far; None if there are none.
+    """
+
+    text: str = ""
+    patches: Floats | None = None
+    present: str = ""
+    known: Floats | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("patches", "known"):
+            patches = getattr(self, name)
+            if patches is not None:
+                object.__setattr__(self, name, checked_patches(patches, f"said.{name}"))
+        if (self.patches is None) != (not self.text):
+            raise UsageError(
+                "a text that was said has no patches, or patches have no text: give both or neither"
+            )
 
 
 class SharedSpeech(SharedRows, Protocol):
@@ -24,6 +61,17 @@ class SharedSpeech(SharedRows, Protocol):
 
     def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
         """Return a voice for sessions to speak with; see `SpeechPool.encode_voice`."""
+
+    def check_text(
+        self,
+        text: str,
+        *,
+        voice_text: str = "",
+        reference: int = 0,
+        continued: int = 0,
+        positions: int | None = None,
+    ) -> None:
+        """Raise the error that a session would raise for a sentence of a text; see `SpeechPool.check_text`."""
 
     def serve(self, session: SpeechSession) -> None:
         """Queue the next engine call, if the session needs a patch."""
@@ -54,13 +102,17 @@ class SpeechSession(RowSession):
     ----------
     voice : Voice
         The voice of the texts that begin from now on. A snapshot of the session does not contain the voice.
+    continues : bool
+        Whether the present text goes on in the voice of the sentence before; see `begin`.
     """
 
     _pool: SharedSpeech
 
     def __init__(self, pool: SharedSpeech, name: str, lease_s: float | None, tenant: str | None) -> None:
         super().__init__(pool, name, lease_s, tenant)
-        self.voice: Voice = NO_VOICE
+        self._voice = NO_VOICE
+        self._said = Said()
+        self.continues = False
         self._text = 0  # number of the present text
         self._began = 0.0  # when it began, on the pool's clock
         # how many patches of it are made before they are taken; None: nobody iterates over its sound
@@ -77,9 +129,9 @@ class SpeechSession(RowSession):
         Parameters
         ----------
         text : str or iterable of str
-            A text, or an iterable of its sentences. Each sentence is spoken separately, and the iterable is asked for
-            the next sentence when the previous sentence has been spoken, so that sentences may still be written
-            meanwhile.
+            A text, or an iterable of its pieces, cut anywhere: the sound is that of the whole text. Its sentences are
+            spoken one after another, each in the voice of the one before (see `begin`). The iterable is asked for the
+            next piece when the sentences before have been spoken, so that the text may still be written meanwhile.
         patches : int, optional
             Largest number of patches of each sentence; default: the model's limit for the sentence's length.
         ahead : int
@@ -95,54 +147,146 @@ class SpeechSession(RowSession):
         Raises
         ------
         UsageError
-            If ``text`` is not a text, or text and voice together are too long for the session's positions.
+            If ``text`` is not a text, has nothing to say, or has a letter that no tokenizer takes; if one of its
+            sentences and the voice are too long for the session's positions. Of a whole text each sentence is checked
+            before the first one is spoken.
         SessionClosedError
             If the session is paused or has ended.
         """
         if not isinstance(text, str) and (isinstance(text, bytes) or not iterates(text)):
             raise UsageError(f"the text is {shown(text)}, expected a string or strings")
         ahead = whole_number(ahead, "ahead", 0)
-        return self._spoken([text] if isinstance(text, str) else text, patches, ahead)
+        if isinstance(text, str):
+            self.check_text(text)
+        return self._spoken(sentences_of(text), patches, ahead)
 
     def _spoken(self, sentences: Iterable[str], patches: int | None, ahead: int) -> Iterator[Floats]:
-        for sentence in sentences:
-            self.begin(sentence, patches=patches)
+        for number, sentence in enumerate(sentences):
+            self.begin(sentence, patches=patches, continues=number > 0)
             yield from self.sound(ahead=ahead)
 
-    def begin(self, text: str, *, patches: int | None = None) -> None:
-        """Begin to speak a text; patches of the previous text that were not spoken are dropped.
+    def check_text(self, text: str) -> None:
+        """Raise the UsageError that `speak` would raise for a whole text; see `SpeechPool.check_text`."""
+        with self._pool._call_lock.take():
+            positions = self._pool._rows.row(self._running_row()).positions
+        voice = self.voice
+        reference, continued = (
+            0 if part is None else len(part) for part in (voice.reference, voice.continued)
+        )
+        self._pool.check_text(
+            text, voice_text=voice.text, reference=reference, continued=continued, positions=positions
+        )
+
+    def begin(self, text: str, *, patches: int | None = None, continues: bool = False) -> None:
+        """Begin to speak a text as one prompt; patches of the previous text that were not spoken are dropped.
 
         To get the sound, use `sound`, or `request_patch` and `SpeechPool.serve_next` for each patch, or
-        `SpeechPool.step`. The parameters and errors are those of `speak`.
+        `SpeechPool.step`.
+
+        Parameters
+        ----------
+        text : str
+            The text, whose runs of white space are read as one blank.
+        patches : int, optional
+            Largest number of patches; default: the model's limit for the text's length.
+        continues : bool
+            Whether the text goes on in the voice of the last text that the model ended in this session. The model then
+            gets that text and its patches as the recording that it continues, behind the voice of the session. If the
+            session has too few positions for that and all patches of the text, the text begins without, and the
+            attribute ``continues`` is False.
+
+        Raises
+        ------
+        UsageError, SessionClosedError
+            As of `speak`.
         """
-        manifest, tokens = self.manifest, self._pool._rows.tokens
-        if tokens is None:
-            raise UsageError(
-                "this artifact has no tokenizer: give token ids by begin_prompt(), or rebuild it with a tokenizer"
-            )
-        count = len(tokens.ids(text))  # without the voice's text, as in the original
-        limit = manifest.workload.limits.patches(count)
+        text, rows = spoken_text(text), self._pool._rows
+        limit = self.manifest.workload.limits.patches(len(rows.token_ids(text)))
         if patches is not None:
             limit = min(limit, whole_number(patches, "patches", 1))
-        voice = self.voice
-        together = tokens.ids(voice.text + text) if voice.continued is not None else tokens.ids(text)
-        prompt = assemble(
-            together,
-            manifest.workload.patch.shape,
+        prompt, said, carried = self._prompt(self.voice, text), self.said if continues else Said(), False
+        if said.patches is not None:
+            before = self.voice.then(said.text, said.patches)
+            longer = self._prompt(before, joined(said.text, text)[len(said.text) :])
+            with self._pool._call_lock.take():
+                carried = len(longer.ids) + limit <= rows.row(self._running_row()).positions
+            prompt = longer if carried else prompt
+        self._begin(prompt, limit, Said(said.text, said.patches, text), continues=carried)
+
+    def _prompt(self, voice: Voice, text: str) -> SpeechPrompt:
+        workload = self.manifest.workload
+        return assemble(
+            self._pool._rows.token_ids(voice.text + text),
+            workload.patch.shape,
             reference=voice.reference,
             continued=voice.continued,
-            marks=manifest.workload.marks,
+            marks=workload.marks,
         )
-        self.begin_prompt(prompt, limit)
 
     def begin_prompt(self, prompt: SpeechPrompt, limit: int) -> None:
-        """Begin to speak a prompt that is already tokenised, with at most ``limit`` patches; see `begin`."""
+        """Begin to speak a prompt that is already tokenised, with at most ``limit`` patches; see `begin`.
+
+        Raises
+        ------
+        UsageError
+            If ``prompt`` is no prompt of this model, ``limit`` is no whole number of at least 1, or the prompt is too
+            long for the session's positions.
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        workload = self.manifest.workload
+        checked = checked_prompt(prompt, workload.patch.shape, workload.vocabulary)
+        self._begin(checked, whole_number(limit, "limit", 1), Said(), continues=False)
+
+    def _begin(self, prompt: SpeechPrompt, limit: int, said: Said, *, continues: bool) -> None:
         with self._pool._call_lock.take():
             row = self._running_row()
             self._pool._rows.begin_text(row, prompt, limit)
             self._drop_text()
+            self._said, self.continues = said, continues
             self._began = self._pool._clock()
             self.renew()
+
+    @property
+    def voice(self) -> Voice:
+        """The voice of the texts that begin from now on; UsageError for one of another model."""
+        return self._voice
+
+    @voice.setter
+    def voice(self, voice: Voice) -> None:
+        check_voice(voice, self.manifest.workload.patch.shape)
+        self._voice = voice
+
+    @property
+    def said(self) -> Said:
+        """What the next text can continue. A snapshot of the session does not contain it: a caller that saves a session
+        between the sentences of a text keeps it, and assigns it to the restored session.
+
+        Raises
+        ------
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        with self._pool._call_lock.take():
+            row = self._pool._rows.row(self._running_row())
+            whole = row.said_whole if self._said.present else None
+            if whole is not None:
+                self._said = Said(self._said.present, whole)
+            known = [row.said[number] for number in sorted(row.said)] if self._said.present else []
+            return replace(self._said, known=np.stack(known)) if known else self._said
+
+    @said.setter
+    def said(self, said: Said) -> None:
+        if not isinstance(said, Said):
+            raise UsageError(
+                f"said is {shown(said)}, expected what another session of this artifact has said"
+            )
+        for patches in (said.patches, said.known):
+            check_voice(Voice(patches), self.manifest.workload.patch.shape)
+        with self._pool._call_lock.take():
+            self._said = said
+            row = self._pool._rows.row(self._running_row())
+            row.said = {} if said.known is None else dict(enumerate(said.known))
 
     def sound(self, *, ahead: int = AHEAD) -> Iterator[Floats]:
         """Yield the rest of the present text's sound, for example after `begin` or `SpeechPool.restore`.
@@ -176,6 +320,7 @@ class SpeechSession(RowSession):
         with self._pool._call_lock.take():
             row = self._running_row()
             self._drop_text()
+            self._said = replace(self.said, present="", known=None)
             self._pool._rows.end_text(row)
 
     def request_patch(self, due: float) -> None:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from seko_runtime import VideoManifest
 from seko_runtime.errors import UsageError
-from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_TEMPERATURE, SpeechManifest
 from seko_runtime.speech.prompts import prompt_tokens
+from seko_runtime.speech.texts import checked_text
 from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
 from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.conditioning.voice import AudioWindows
@@ -73,6 +74,10 @@ def speech_opening_of(
         raise ServeError(
             "too_large", f"{words} has {len(text)} letters, at most {MAX_PROMPT_LETTERS} are taken"
         )
+    try:
+        checked_text(text, words)
+    except UsageError as error:
+        raise ServeError("bad_request", str(error)) from None
     if text and voice is None:
         raise ServeError("bad_request", f"{words} has the words that {sound} says, but {sound} is missing")
     samples = None
@@ -83,8 +88,8 @@ def speech_opening_of(
         )
     return SpeechOpening(
         seed,
-        _between(table.get("guidance"), "guidance", 10.0),
-        _between(table.get("temperature"), "temperature", 2.0),
+        _between(table.get("guidance"), "guidance", MAX_GUIDANCE),
+        _between(table.get("temperature"), "temperature", MAX_TEMPERATURE),
         samples,
         text,
     )

@@ -16,12 +16,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.texts import spoken_text
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body, link_to
 from seko_serve.http.openings import MAX_OPENING_BYTES, speech_opening_of
 from seko_serve.live.connection import Connection
+from seko_serve.live.content import SpeechOpening
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
@@ -88,7 +91,10 @@ class SpeechRoutes:
             )
             if field in table
         }  # fmt: skip
+        await self._check_text(text, SpeechOpening())  # before the sound of a voice is decoded
         opening = await asyncio.to_thread(speech_opening_of, opened, manifest, "ref_audio", "ref_text")
+        if opening.voice is not None:
+            await self._check_text(text, opening)
         session = await self._manager.open(tenant, opening, resumable=False)
         parts = self._parts(session, text, file)
         first = await anext(parts, b"")  # an error before the first sound is answered with its own status
@@ -100,6 +106,17 @@ class SpeechRoutes:
             # A body of HTTP/1.0 ends with the connection, also after an error.
             return Response(await _whole(first, parts, request), **kind)
         return SoundResponse(_sound(first, parts, refused), parts, **kind)
+
+    async def _check_text(self, text: str, opening: SpeechOpening) -> None:
+        """Raise the ServeError with which a sentence of the text would end the speech."""
+        patches = opening.voice_patches(self._speaking())
+        of_voice = {"continued" if opening.voice_text else "reference": patches}
+        try:
+            await self._manager.device.beside(
+                lambda pool: pool.check_text(text, voice_text=opening.voice_text, **of_voice)  # type: ignore[union-attr]
+            )
+        except UsageError as error:
+            raise ServeError("bad_request", str(error)) from None
 
     async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncGenerator[bytes]:
         """Yield the parts of the sound file while the text is spoken, then end the session."""
@@ -202,8 +219,12 @@ def _checked(table: dict[str, Any]) -> tuple[str, str, bool]:
     if set(table) - FIELDS:
         raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
     text = table.get("input")
-    if not isinstance(text, str) or not any(letter.isalnum() for letter in text):
-        raise ServeError("bad_request", "input is missing, expected a text with words")
+    if not isinstance(text, str):
+        raise ServeError("bad_request", "input is missing or no text, expected a text with words")
+    try:
+        spoken_text(text, "input")
+    except UsageError as error:
+        raise ServeError("bad_request", str(error)) from None
     if len(text) > MAX_INPUT_LETTERS:
         raise ServeError("too_large", f"input has {len(text)} letters, at most {MAX_INPUT_LETTERS} are taken")
     if table.get("voice") not in VOICES:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import EnvironmentLacksError, LibraryMissingError, UsageError
 from seko_runtime.sessions.session import RowSession
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Codec, Control, Media
 
@@ -129,6 +130,11 @@ class SpeechOpening:
     voice: NDArray[np.float32] | None = None
     voice_text: str = ""
 
+    def voice_patches(self, manifest: SpeechManifest) -> int:
+        """Return the number of patches that ``voice`` has when it is encoded; 0 without a voice."""
+        size = manifest.workload.voice.patch_samples
+        return 0 if self.voice is None else -(-len(self.voice) // size)
+
 
 class Piece(Protocol):
     """A result of a session's call (a chunk of video, a patch of sound) that is to be sent to the viewer. A worker
@@ -190,9 +196,9 @@ class Content(Protocol):
         """Raise the error of the runtime that `apply` would raise for a control, as far as the error can be known
         before the next chunk. The content does not change."""
 
-    def apply(self, row: Any, control: Control) -> None:
-        """Apply a control: change the stream from the next chunk on. The method raises errors of the runtime
-        unchanged."""
+    def apply(self, row: Any, control: Control) -> str | None:
+        """Apply a control: change the stream from the next chunk on. If no chunk follows, the result is a sentence for
+        the client that says why. The method raises errors of the runtime unchanged."""
 
     def starved(self) -> bool:
         """Return whether the next chunk lacks something that the viewer must still send, such as sound."""

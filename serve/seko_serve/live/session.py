@@ -369,7 +369,7 @@ class LiveSession:
             self._waiting.clear()
         for control in waiting:
             try:
-                self.content.apply(row, control)
+                note = self.content.apply(row, control)
             except ServeError as refused:
                 self.viewer.tell(message("rejected", id=control.id, **refused.body()))
             except SekoRuntimeError as error:
@@ -378,5 +378,7 @@ class LiveSession:
                 answer = answer_to(error, "the control could not be applied")
                 self.viewer.tell(message("rejected", id=control.id, **answer.body()))
             else:
-                if control.id:
+                if note is not None:  # no chunk follows that could carry the receipt
+                    self._tell_receipt("applied", control, chunk=self._chunks_made, note=note)
+                elif control.id:
                     self._applied.append(control.id)

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.errors import UsageError
 from seko_runtime.speech.local_rows import Patch
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
-from seko_runtime.speech.session import SpeechSession
+from seko_runtime.speech.sentences import Sentences
+from seko_runtime.speech.session import Said, SpeechSession
+from seko_runtime.speech.texts import NOTHING_TO_SAY, checked_text
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.errors import ServeError
 from seko_serve.live.content import SpeechOpening, array_tables, arrays_of
-from seko_serve.live.sentences import Sentences
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound
 from seko_serve.protocol import Codec, Control, Media
@@ -67,7 +69,13 @@ class SpeechContent:
         """Raise a ServeError for a control that speech does not support."""
         if control.type not in ("text", "restart"):
             raise ServeError("unsupported", f"this artifact speaks: {control.type} is for video; send text")
-        if control.type == "text" and self._text.letters + len(control.fields["text"]) > MAX_LETTERS_AHEAD:
+        if control.type != "text":
+            return
+        try:
+            text = checked_text(control.fields["text"], "text.text")
+        except UsageError as error:
+            raise ServeError("bad_request", str(error)) from None
+        if self._text.letters + len(text) > MAX_LETTERS_AHEAD:
             raise ServeError("too_large", f"more than {MAX_LETTERS_AHEAD} letters wait to be spoken")
 
     def codecs(self, hello: Control) -> tuple[Codec, ...]:
@@ -119,16 +127,21 @@ class SpeechContent:
     def check_with(self, row: SpeechSession, control: Control) -> None:
         """Do nothing. Only when a sentence begins is it known whether the session can speak the sentence."""
 
-    def apply(self, row: SpeechSession, control: Control) -> None:
-        """Append to the text that is to be spoken; for the control ``restart``, drop the text that was not spoken
-        yet."""
+    def apply(self, row: SpeechSession, control: Control) -> str | None:
+        """Append to the text that is to be spoken; for the control ``restart``, drop the text that was not spoken yet.
+        The result says so if nothing is spoken because of a text."""
         if control.type == "text":
-            self._text.write(control.fields["text"], last=control.fields.get("last", False))
-        elif control.type == "restart":
-            self._text.clear()
-            if self._speaking:
-                row.finish()
-                self._speaking = False
+            self._text.write(control.fields["text"])
+            said_nothing = not self._text.says_something
+            if control.fields.get("last", False):
+                self._text.write("", last=True)
+            return f"the text has {NOTHING_TO_SAY}" if said_nothing and not self._speaking else None
+        self._text.clear()
+        if self._speaking:
+            row.finish()
+            self._speaking = False
+        row.said = Said()
+        return None
 
     def starved(self) -> bool:
         """Return whether there is no sentence to speak, so that the client must send more text."""
@@ -138,7 +151,7 @@ class SpeechContent:
         """Request the next patch from the pool: a patch of the present sentence, or the first patch of the next
         sentence."""
         if not self._speaking and (sentence := self._text.next()) is not None:
-            row.begin(sentence)
+            row.begin(sentence, continues=True)
             self._speaking = True
         row.request_patch(due)
 
@@ -151,17 +164,23 @@ class SpeechContent:
     def state(self) -> dict[str, Any]:
         """Return the waiting text and the voice, which a snapshot of the row lacks."""
         voice = NO_VOICE if self._row is None else self._row.voice
+        said = Said() if self._row is None else self._row.said
         latents = {"reference": voice.reference, "continued": voice.continued}
+        of_said = {"patches": said.patches, "known": said.known}
         return {
             "text": self._text.state(),
             "speaking": self._speaking,
             "voice": array_tables({name: array for name, array in latents.items() if array is not None}),
             "voice_text": voice.text,
+            "said": array_tables({name: array for name, array in of_said.items() if array is not None}),
+            "said_texts": [said.text, said.present],
         }
 
     def load(self, row: SpeechSession, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned."""
         row.voice = Voice(**arrays_of(state["voice"]), text=str(state["voice_text"]))
+        said, present = state["said_texts"]
+        row.said = Said(**arrays_of(state["said"]), text=str(said), present=str(present))
         self._text.load(state["text"])
         self._row, self._speaking = row, bool(state["speaking"])
 
