@@ -83,7 +83,7 @@ class Fleet:
         self, retired: Collection[str] = (), *, ca_file: str = "", **changes: Any
     ) -> AsyncIterator[str]:
         """Run a gateway at the address that the context gives."""
-        settings = Settings(Path("fleet"), opens_per_s=1e5, **changes)
+        settings = Settings(Path("fleet"), **{"opens_per_s": 1e5, **changes})
         app = Gateway(settings, self._open_directory, retired, ca_file=ca_file).app()
         server = uvicorn.Server(
             uvicorn.Config(app, port=0, log_config=None, log_level="warning", lifespan="on")

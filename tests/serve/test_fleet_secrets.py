@@ -17,7 +17,7 @@ from websockets.typing import Subprotocol
 from seko_serve.client import AsyncClient
 from seko_serve.fleet.box import Box
 from seko_serve.fleet.redis_directory import RedisDirectory
-from seko_serve.protocol import SUBPROTOCOL, TICKET_PREFIX
+from seko_serve.protocol import QUEUE_HEADER, SUBPROTOCOL, TICKET_PREFIX
 from seko_serve.security.tokens import LINK_S, MOST_LINKS, Links
 from tests.runtime import toy_pool
 
@@ -110,6 +110,27 @@ def test_a_key_that_asks_two_gateways_at_once_gets_no_more_sessions_than_it_may_
             await asyncio.wait_for(test(fleet), LIMIT_S)
 
     asyncio.run(bounded())
+
+
+def test_a_queue_token_that_is_made_up_opens_no_more_sessions_than_none(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        box = await fleet.box(keys=KEYS)
+        async with (
+            fleet.gateway(keys=KEYS, opens_per_s=1e-3) as url,
+            aiohttp.ClientSession(headers={"authorization": f"Bearer {KEYS[0]}"}) as client,
+        ):
+
+            async def opened(token: str) -> int:
+                headers = {QUEUE_HEADER: token}
+                async with client.post(
+                    f"{url}/v1/sessions", json={"prompt": PROMPT}, headers=headers
+                ) as answer:
+                    return answer.status
+
+            tokens = (f"{box.name}.made-up", f"{box.name}.another", "no-box.x", "x")
+            assert [await opened(token) for token in tokens] == [201, 429, 429, 429]
+
+    run(tmp_path / "store", test, keys=KEYS)
 
 
 def test_a_key_with_enough_sessions_is_told_so_by_a_full_box_and_holds_no_row(tmp_path: Path) -> None:

@@ -179,11 +179,10 @@ class Gateway:
 
     async def _open(self, request: Request) -> Response:
         began = time.monotonic()
+        self._access.tenant(request)
         token = request.headers.get(QUEUE_HEADER, "")
-        if token in ("", JOIN):
+        if not await self._waits(request):
             self._access.opener(request)
-        else:
-            self._access.tenant(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
         boxes = await self._with_model(model_of(body))
         box, answer = await self._admitted(boxes, token, headers_of(request), body)
@@ -246,6 +245,13 @@ class Gateway:
         """Free a request's place. If its box does not answer, the place ends when nobody asks for it in time."""
         with suppress(ServeError, DirectoryError):
             await self._ask_queue(request, "DELETE")
+
+    async def _waits(self, request: Request) -> bool:
+        """Return whether a request's queue token is that of a place that the caller has at a box. Anybody can make a
+        token up, so the token alone exempts no request from the limit of openings."""
+        with suppress(ServeError):
+            return (await self._ask_queue(request, "GET"))[1].status < 400
+        return False
 
     async def _ask_queue(self, request: Request, method: str) -> tuple[BoxFacts, Answer]:
         """Return the box at which a request waits, and its answer about the place in its queue."""
