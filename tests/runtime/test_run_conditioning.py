@@ -297,10 +297,15 @@ def test_a_picture_is_stretched_rather_than_cropped_by_less_than_a_token() -> No
     assert done == "90x90: centre crop to 90x50, resized to 832x464"
 
 
-@pytest.mark.parametrize("size", [(90, 131), (30, 47), (64, 2000), (500, 8), (48, 64)])
+@pytest.mark.parametrize(
+    "size",
+    [(90, 131), (30, 47), (64, 2000), (500, 8), (48, 64), (908, 70), (284, 72), (805, 256), (9000, 80)],
+)
 def test_a_start_picture_is_resized_and_cropped_as_wan_2_2_does(size: tuple[int, int]) -> None:
     """Pillow's LANCZOS to a size that covers the video's, then its centre."""
     pillow = pytest.importorskip("PIL.Image")
+    if size[0] > 3 * size[1] and int(pytest.importorskip("PIL").__version__.split(".")[0]) < 13:
+        pytest.skip("Pillow shrinks tall pictures along their columns first since version 13")
     picture = np.random.default_rng(5).integers(0, 256, (*size, 3), np.uint8)
     height, width = 48, 64
     scale = max(width / size[1], height / size[0])
@@ -308,11 +313,10 @@ def test_a_start_picture_is_resized_and_cropped_as_wan_2_2_does(size: tuple[int,
         (round(size[1] * scale), round(size[0] * scale)), pillow.Resampling.LANCZOS
     )
     left, top = (whole.width - width) // 2, (whole.height - height) // 2
-    wanted = np.asarray(whole.crop((left, top, left + width, top + height))).astype(int)
+    wanted = np.asarray(whole.crop((left, top, left + width, top + height)))
     fitted, done = cover_pictures(picture, height, width)
     assert fitted.shape == (height, width, 3)
-    assert np.abs(fitted - wanted).max() <= 1  # Pillow's weights have 22 bits
-    assert np.mean(fitted != wanted) < 1e-3
+    assert np.array_equal(fitted, wanted)
     assert (f"centre crop to {width}x{height}" in done) == (whole.size != (width, height))
 
 

@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 # takes sizes ``found`` and ``wanted``; returns the matrix [wanted, found] of a resize along one side
 Weights = Callable[[int, int], NDArray[np.float32]]
 _LOBES = 3  # of Lanczos' filter, on either side
+_UNIT = 1 << 22  # the weight 1, in Pillow's sums of bytes
 
 
 def cover_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tuple[NDArray[np.uint8], str]:
     """Return pictures in the requested size, and a description of resize and crop.
 
     The whole picture is resized until it covers the size, then its centre is cut out, as Wan 2.2's code does with a
-    start picture. The resize is that of Pillow with Lanczos' filter, first along pixel rows, then along pixel columns.
-    After each of these two steps the pixel levels are rounded to whole numbers.
+    start picture. The resize is that of Pillow 13 with Lanczos' filter: first along pixel rows, then along pixel
+    columns, or the other way round if the height shrinks by more than twice as many pixels as the width. After each of
+    these two steps the pixel levels are rounded to whole numbers and clipped, so that the order is seen at edges.
 
     Parameters
     ----------
@@ -42,8 +44,11 @@ def cover_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tupl
     across, from_columns = _lanczos(columns, whole_columns, width)
     down, from_rows = _lanczos(rows, whole_rows, height)
     cut = pictures[..., from_rows, from_columns, :]
-    cut = _levels(np.einsum("wc,...rck->...rwk", across, cut, optimize=True))
-    cut = _levels(np.einsum("hr,...rck->...hck", down, cut, optimize=True))
+    steps = [("wc,...rck->...rwk", across), ("hr,...rck->...hck", down)]
+    if rows - whole_rows > max(0, 2 * (columns - whole_columns)):
+        steps.reverse()
+    for axes, weights in steps:
+        cut = _levels(np.floor(np.einsum(axes, weights, cut, optimize=True) / _UNIT + 0.5))
     done = []
     if (whole_rows, whole_columns) != (rows, columns):
         done.append(f"resized to {whole_columns}x{whole_rows}")
@@ -126,17 +131,18 @@ def _levels(numbers: NDArray[Any]) -> NDArray[np.uint8]:
     return np.clip(numbers.round(), 0, 255).astype(np.uint8)
 
 
-def _lanczos(size: int, whole: int, middle: int) -> tuple[NDArray[np.float32], slice]:
+def _lanczos(size: int, whole: int, middle: int) -> tuple[NDArray[np.float64], slice]:
     """Matrix [middle, read] of the ``middle`` central pixels of a resize to ``whole`` pixels by Lanczos' filter, and
-    the pixels that the matrix reads. Each row of the matrix sums to 1."""
+    the pixels that the matrix reads. The weights are Pillow's whole numbers, of which each row has `_UNIT` but for their
+    rounding."""
     scale = size / whole
     reach = _LOBES * max(scale, 1.0)
     centres = ((whole - middle) // 2 + np.arange(middle) + 0.5) * scale - 0.5
     read = slice(max(0, int(centres[0] - reach)), min(size, int(centres[-1] + reach) + 2))
     x = (np.arange(size)[None, read] - centres[:, None]) / max(scale, 1.0)
     weights = np.where(np.abs(x) < _LOBES, np.sinc(x) * np.sinc(x / _LOBES), 0.0)
-    normed: NDArray[np.float32] = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
-    return normed, read
+    whole_weights: NDArray[np.float64] = np.rint(weights / weights.sum(1, keepdims=True) * _UNIT)
+    return whole_weights, read
 
 
 def _triangles(size: int, wanted: int) -> NDArray[np.float32]:
