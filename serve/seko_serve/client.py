@@ -280,6 +280,7 @@ class AsyncClient:
                 ping_interval=None,  # `_Socket` asks by itself
                 create_connection=_Socket,
             )
+            assert isinstance(socket, _Socket)
             self._watch = asyncio.create_task(socket.end_if_silent())
             self._watch.add_done_callback(lambda watch: watch.cancelled() or watch.exception())
             await self.send("hello", **self._hello)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from seko_runtime import Session
 from seko_serve.errors import ServeError
 from seko_serve.live.video import VideoContent
 from seko_serve.protocol import Control
@@ -18,6 +19,7 @@ from .test_page import COUNT_SOCKETS, FRAMES, begin
 from .test_restart import free_port, process
 from .test_server import LIMIT_S, http
 from .test_speech import opener as speech_opener
+from .toys import world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 KEY = "a key of a person"
@@ -154,17 +156,102 @@ def test_a_sentence_that_the_server_rejects_is_not_among_those_so_far(
         assert page.value(lines) == ["a", "a b"]
 
 
-def test_a_sentence_that_meets_a_lost_connection_is_told(start: Starter) -> None:
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> list[Control]:
+    """The controls that a server has applied to its sessions."""
+    controls: list[Control] = []
+    apply = VideoContent.apply
+
+    def noted(content: VideoContent, row: Session, control: Control) -> None:
+        controls.append(control)
+        apply(content, row, control)
+
+    monkeypatch.setattr(VideoContent, "apply", noted)
+    return controls
+
+
+def test_what_is_wished_while_the_connection_is_lost_waits_and_is_sent_when_it_is_back(
+    start: Starter, applied: list[Control]
+) -> None:
+    waits = "[...document.querySelectorAll('#history .waiting')].map((line) => line.textContent).join()"
+    with open_page(f"{start(world_opener).url}/") as page:
+        page.value(COUNT_SOCKETS)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.key("KeyW", down=True)
+        page.value(f"window.Counted = WebSocket; {NO_MORE_SOCKETS}")
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        for prompt in ("b", "c a"):
+            begin(page, prompt)
+            assert page.value(waits) == prompt
+            assert (
+                page.value("getComputedStyle(document.querySelector('.waiting'), '::after').content")
+                != "none"
+            )
+        page.key("KeyW", down=False)
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{STATE} === 'The connection was lost. Try again when it is back'")
+        page.value("window.WebSocket = Counted, true")
+        page.until(f"{STATE} === 'Live'")
+        page.until("!document.querySelector('.waiting')")
+        lines = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
+        assert page.value(lines) == ["c a", "a b"]
+        end = time.monotonic() + LIMIT_S
+        while (told := [next(iter(control.fields.values())) for control in applied]) != [
+            ("KeyW",),
+            "c a",
+            (),
+        ]:
+            assert time.monotonic() < end, told
+            time.sleep(0.05)
+
+
+def test_a_sentence_that_the_server_did_not_get_is_sent_again(start: Starter, applied: list[Control]) -> None:
+    """One that was written to a socket of which nobody knew yet that it was dead."""
     with open_page(f"{start().url}/") as page:
         page.value(COUNT_SOCKETS)
         begin(page)
         page.until(f"{FRAMES} > 5")
-        page.value(NO_MORE_SOCKETS)
-        page.value("sockets.at(-1).close(), true")
-        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.value("sockets.at(-1).send = () => {}, true")
         begin(page, "b")
-        page.until(f"{STATE} === 'The connection was lost. Press Change when it is back'")
-        assert page.value("document.querySelectorAll('#history button').length") == 1
+        page.value("sockets.at(-1).close(), true")
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+    assert [control.fields.get("text") for control in applied] == ["b"]
+
+
+RATE, GREEN = (
+    "document.getElementById('fps').textContent",
+    "document.getElementById('state').classList.contains('live')",
+)
+
+
+def test_what_is_called_live_is_measured_from_the_frames_that_were_shown(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 20 && {GREEN} && {STATE} === 'Live' && Number({RATE}) > 0")
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{STATE} === 'Paused' && !{GREEN} && {RATE} === '0.0'")
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{GREEN} && Number({RATE}) > 0")
+        (session,) = server.manager.sessions.values()
+        session.hold()  # as a device that hangs: the socket answers
+        page.until(f"{STATE} === 'Waiting for the next picture' && !{GREEN} && {RATE} === '0.0'")
+        session.hold(False)
+        page.until(f"{STATE} === 'Live' && {GREEN} && Number({RATE}) > 0")
+        page.value("document.getElementById('stop').click(), true")
+        assert page.value(f"[{STATE}, {GREEN}, {RATE}]") == ["Ended", False, "\u2013"]
+
+
+def test_an_error_over_a_video_that_goes_on_is_told_for_a_while(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "words.png").write_text("no picture")
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{STATE} === 'Live'")
+        page.upload("#picture", tmp_path / "words.png")
+        page.until(f"{IS_ERROR} && {STATE} === 'words.png cannot be read as a picture'")
+        page.until(f"{STATE} === 'Live' && {GREEN}")
 
 
 def test_a_sentence_that_is_too_long_is_not_cut_and_not_sent(start: Starter) -> None:

@@ -18,11 +18,15 @@ from seko_serve.client import Client
 from seko_serve.errors import ServeError, UnreachableError
 from seko_serve.protocol import Media
 
+from .browser import browser_path, open_page
 from .conftest import Starter
 from .test_client import watched
+from .test_page import FRAMES, begin
+from .test_page_errors import IS_ERROR, STATE
 from .test_restart import free_port, process
 from .test_server import PROMPT, alone, pictures
 
+BROWSER = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 Silenced = tuple[str, Callable[[bool], None]]
 
 
@@ -125,3 +129,38 @@ def test_a_server_that_sends_nothing_but_answers_is_not_silent(
         client.send("pause")
         threading.Timer(4.0, client.send, ["ping"], {"t": 1.0}).start()
         assert any(not isinstance(told, Media) and told["type"] == "pong" for told in client.messages())
+
+
+@BROWSER
+def test_a_page_sees_that_its_server_is_silent_and_goes_on_when_it_is_back(silenced: Silenced) -> None:
+    url, silence = silenced
+    with open_page(f"{url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
+        silence(True)
+        page.until(f"{STATE} === 'Waiting for the next picture'")
+        assert page.value("document.getElementById('state').className") == ""
+        page.until("document.getElementById('fps').textContent === '0.0'")
+        page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
+        stood = page.value(FRAMES)
+        silence(False)
+        page.until(f"{FRAMES} > {stood} + 30")
+        assert page.value(STATE) == "Live"
+        assert page.value("Number(document.getElementById('fps').textContent) > 0")
+
+
+@BROWSER
+def test_a_page_that_is_paused_and_hears_answers_stays(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.value("window.known = setInterval; window.setInterval = (f, ms) => known(f, ms / 20); true")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('pause').click(), true")
+        page.until(f"{STATE} === 'Paused'")
+        page.value(
+            "window.seen = []; new MutationObserver(() => seen.push(document.getElementById('state').textContent))"
+            ".observe(document.getElementById('state'), {childList: true}); true"
+        )
+        page.value("new Promise((resolve) => setTimeout(resolve, 2000))")
+        assert page.value("seen") == []

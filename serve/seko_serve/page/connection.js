@@ -4,10 +4,18 @@ import { packVoice, parseMedia } from "./protocol.js";
 const FIRST_RETRY_MS = 200, LONGEST_RETRY_MS = 4000;
 const GIVE_UP_MS = 600_000; // a session that has no row any more is saved, and the server says so if it is not
 
+// Seconds without a word, counted one by one: a tab whose timers are slow is not taken for a silent server. Before
+// `ready` a saved session is read, and nothing answers.
+const TICK_MS = 1000, SILENT_TICKS = 6, UNREADY_TICKS = 30;
+const ANSWER_MS = 30_000;
+
 const WAITED_FOR = ["full", "too_many_requests"]; // refusals after which a page tries again by itself
 
 const SILENT_LINE_MS = 5000; // without news of the line
 
+const WITHOUT_ID = ["ack", "close", "ping"];
+
+export const AWAY = "The connection was lost. Try again when it is back";
 const UNKNOWN_KEY = "The server does not know this API key";
 
 /** A message of the server, which begins with a small letter, as people read it. */
@@ -36,7 +44,10 @@ export async function answered(base, path, key, body, more = {}, method = body ?
   throw new Refusal({ ...error, message });
 }
 
-export const request = async (...what) => (await answered(...what)).json();
+/** The JSON of an answer that comes within a time. */
+export async function request(base, path, key, body, more = {}, method = body ? "POST" : "GET") {
+  return (await answered(base, path, key, body, more, method, AbortSignal.timeout(ANSWER_MS))).json();
+}
 
 const rest = (ms, signal) => new Promise((resolve) => {
   setTimeout(resolve, ms);
@@ -148,8 +159,19 @@ export class Connection extends EventTarget {
     const { url } = this;
     const socket = new WebSocket(url, ["seko.v1", entrance]);
     socket.binaryType = "arraybuffer";
-    socket.onopen = () => socket.send(JSON.stringify({ type: "hello", ...this.hello, buffer: this.buffer }));
+    let quiet = 0, most = SILENT_TICKS;
+    clearInterval(this.watch);
+    this.watch = setInterval(() => {
+      quiet += 1;
+      if (quiet >= most) this.dropSilent(socket);
+      else if (quiet > 1 && most === SILENT_TICKS) this.send("ping", { t: performance.now() });
+    }, TICK_MS);
+    socket.onopen = () => {
+      [quiet, most] = [0, UNREADY_TICKS];
+      socket.send(JSON.stringify({ type: "hello", ...this.hello, buffer: this.buffer }));
+    };
     socket.onmessage = ({ data }) => {
+      [quiet, most] = [0, SILENT_TICKS];
       if (data instanceof ArrayBuffer) {
         const media = parseMedia(data);
         this.serial = media.serial;
@@ -170,16 +192,20 @@ export class Connection extends EventTarget {
       }
       this.dispatchEvent(new CustomEvent("told", { detail: message }));
     };
-    socket.onclose = () => this.lost(socket);
+    socket.onclose = () => this.again();
     this.socket = socket;
   }
 
-  lost(socket) {
-    if (socket === this.socket) this.again();
+  /** Give up a socket on which nothing comes: its close would wait for the server. */
+  dropSilent(socket) {
+    socket.onopen = socket.onmessage = socket.onclose = undefined;
+    socket.close();
+    this.again();
   }
 
   /** Connect again after a while, unless the session has ended; a gateway says first which server has it. */
   again() {
+    clearInterval(this.watch);
     this.lostAt ??= performance.now();
     const late = performance.now() - this.lostAt > GIVE_UP_MS, gone = this.ended || !this.resume || late;
     if (gone && !this.ended) this.reason ??= late ? "The server did not come back" : "The connection was lost";
@@ -206,7 +232,7 @@ export class Connection extends EventTarget {
 
   send(type, fields = {}) {
     if (!this.isOpen) return "";
-    const id = type === "ack" || type === "close" ? undefined : String(++this.controls);
+    const id = WITHOUT_ID.includes(type) ? undefined : String(++this.controls);
     this.socket.send(JSON.stringify({ type, ...(id && { id }), ...fields }));
     return id ?? "";
   }

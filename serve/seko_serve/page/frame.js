@@ -5,18 +5,43 @@ export const find = (id) => document.getElementById(id);
 export const base = new URL("./", location.href);
 export const key = () => find("key").value.trim();
 
-export function say(text, kind = "") {
+const NOTICE_MS = 8000;
+let said = ["Connecting", ""], notice; // how things stand, and what shows an error over it for a while
+
+function show(text, kind) {
   if (find("state").textContent !== text) find("state").textContent = text; // a screen reader reads each change
   find("state").className = kind;
 }
 
-/** Tell an error; where the server lacks a key that it knows, open the field for it. */
-export function fail(error) {
+/** Tell how things stand. */
+export function say(text, kind = "") {
+  if (notice && text === said[0]) return;
+  said = [text, kind];
+  settle();
+}
+
+/** Tell an error of something that does not change how things stand: a while later that is told again. */
+export function complain(text) {
+  clearTimeout(notice);
+  notice = setTimeout(settle, NOTICE_MS);
+  show(text, "error");
+}
+
+/** End what `complain` tells. */
+export function settle() {
+  clearTimeout(notice);
+  notice = undefined;
+  show(...said);
+}
+
+/** Tell an error; where the server lacks a key that it knows, open the field for it. `goesOn`: a session is not ended by it. */
+export function fail(error, goesOn = false) {
   if (error.code === "unauthorized") {
     find("access").open = true;
     find("key").focus();
   }
-  say(error.message, error.code === "unauthorized" && !key() ? "" : "error");
+  if (goesOn) complain(error.message);
+  else say(error.message, error.code === "unauthorized" && !key() ? "" : "error");
 }
 
 /** Ask the server for the model of this page. */

@@ -70,14 +70,14 @@ export class SourcePlayer {
   async shown(source, time) {
     if (source.readyState !== "open") return;
     this.element.requestVideoFrameCallback((_, { mediaTime }) => this.shown(source, mediaTime));
+    let seen;
     for (const [place, { number, chunk, last }] of this.frames) { // several, where the browser left frames out
       if (place > Math.round(time * this.fps)) break;
       this.frames.delete(place);
-      this.painted += 1;
-      this.tell({
-        painted: this.painted, buffered: this.frames.size, chunk, number, shown: last ? chunk : undefined,
-      });
+      seen = { chunk, number };
+      if (last) this.tell({ shown: chunk });
     }
+    if (seen) this.tell({ painted: this.painted += 1, buffered: this.frames.size, ...seen });
     for (const track of Object.values(this.tracks)) track.forget(time - KEPT_S);
     if (this.copying) this.tell({ copy: await createImageBitmap(this.element) });
   }

@@ -1,6 +1,6 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
-import { Connection, admitted, answered, sentence } from "./connection.js";
-import { base, fail, find, key, say, servedModel } from "./frame.js";
+import { AWAY, Connection, admitted, answered, sentence } from "./connection.js";
+import { base, complain, fail, find, key, say, servedModel } from "./frame.js";
 import { save as saveFile } from "./recorder.js";
 import { Sound, playable } from "./sound.js";
 import { dataUrl } from "./uploads.js";
@@ -17,7 +17,7 @@ const waiting = []; // chunks that came and were not heard: { chunk, end } in mi
 const bars = [];
 
 async function attempted(action) {
-  try { await action(); } catch (error) { fail(error); }
+  try { await action(); } catch (error) { fail(error, begun); }
 }
 
 async function meet() {
@@ -72,6 +72,7 @@ async function enter(signal) {
 
 function ended(reason) {
   connection = undefined;
+  begun = false;
   sound?.close();
   sound = undefined;
   for (const id of BUTTONS) find(id).disabled = true;
@@ -93,7 +94,7 @@ function told(message) {
     say("Listening to what you write", "live");
     write();
   } else if (message.type === "rejected" || message.type === "error") {
-    say(sentence(message.message), "error");
+    complain(sentence(message.message));
   } else if (message.type === "chunk") {
     if (message.late_ms > 0 && started) find("late").textContent = Number(find("late").textContent) + 1;
     waiting.push({ chunk: message.chunk, end: samples / sound.facts.rate * 1e6 });
@@ -139,6 +140,10 @@ function draw() {
 /** Send what was written since the last piece. Where the text before it was changed, it begins anew with the change. */
 function write(last = false) {
   if (!begun) return;
+  if (!connection.isOpen) { // a socket that comes back sends what was written meanwhile
+    if (last) complain(AWAY);
+    return;
+  }
   const text = find("text").value;
   let same = 0;
   while (same < sent.length && same < text.length && sent[same] === text[same]) same += 1;
@@ -161,7 +166,7 @@ find("text").addEventListener("input", () => {
 find("start").onclick = () => { if (!trying) attempted(start); };
 find("say").onclick = () => write(true);
 find("again").onclick = () => { sent = ""; write(true); };
-find("hush").onclick = () => { connection?.send("restart"); };
+find("hush").onclick = () => { if (!connection?.send("restart")) complain(AWAY); };
 find("save").onclick = () => attempted(async () => {
   const input = find("text").value.trim();
   if (!input) throw new Error("Write something first");

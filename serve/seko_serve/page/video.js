@@ -1,13 +1,14 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
-import { Connection, admitted, answered, sentence } from "./connection.js";
-import { base, fail, find, key, say, servedModel } from "./frame.js";
+import { AWAY, Connection, admitted, answered, sentence } from "./connection.js";
+import { base, complain, fail, find, key, say, servedModel, settle } from "./frame.js";
 import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
 import { dataUrl, pictureUrl } from "./uploads.js";
 
-const FIGURES_MS = 2000; // over which frames a second are counted
+const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
+const MEASURE_MS = 500;
 const BUTTONS = ["pause", "restart", "record", "full", "stop"];
 
 const worker = new Worker(new URL("./player.js", import.meta.url), { type: "module" });
@@ -22,6 +23,9 @@ let trying; // what gives up the try to open a session that goes on
 let picture, lastPicture, picturesSent = "", voice; // a data URL each; what the session began with
 const sent = new Map(); // by id: when a control was sent, its line in the history, and the chunk that follows it
 const times = []; // when the last frames were painted
+let broken; // why nothing is shown
+let away = false; // whether the socket is lost
+let wish; // the last prompt of which the server has not said that it has it: { prompt, recache, line, id }
 
 // -- what is told ---------------------------------------------------------------------------------------------
 function hint(text) {
@@ -89,6 +93,20 @@ function remember(prompt) {
   return line;
 }
 
+/** Show what was measured: frames a second, and whether the video moves. Nothing else is called live. */
+function measure() {
+  const now = performance.now();
+  while (times.length && times[0] < now - FIGURES_MS) times.shift();
+  if (!connection || !begun) return;
+  const since = times.length > 1 ? now - times[0] : 0;
+  find("fps").textContent = since ? ((times.length - 1) * 1000 / since).toFixed(1) : "0.0";
+  if (away) return;
+  if (paused) say("Paused");
+  else if (times.length) say("Live", "live");
+  else say(broken ?? "Waiting for the next picture", broken && "error");
+}
+setInterval(measure, MEASURE_MS);
+
 // -- the session ----------------------------------------------------------------------------------------------
 async function supported() {
   const found = [];
@@ -104,6 +122,7 @@ async function supported() {
 
 function control(type, fields) {
   const id = connection?.send(type, fields);
+  if (connection && !id && type !== "keys") complain(AWAY);
   if (id && type !== "pause" && type !== "play") sent.set(id, { at: performance.now() });
   return id;
 }
@@ -162,16 +181,20 @@ function listen(to) {
   to.addEventListener("lost", ({ detail }) => {
     if (to !== connection) return;
     if (detail.ended) ended(detail.reason);
-    else say("The connection was lost. Trying again", "error");
+    else {
+      away = true;
+      say("The connection was lost. Trying again", "error");
+    }
   });
 }
 
 function told(message) {
   if (message.type === "ready") {
-    if (!begun) show(message.codec);
-    player.postMessage({ ready: message, again: begun });
+    const again = begun;
+    if (!again) show(message.codec);
+    player.postMessage({ ready: message, again });
     screen.parentElement.style.setProperty("--aspect", `${message.width} / ${message.height}`);
-    if (!begun) {
+    if (!again) {
       hear(message.audio);
       find("late").textContent = 0;
       if (model.takes.keys) screen.focus();
@@ -180,24 +203,49 @@ function told(message) {
     hint("");
     showRunning(true);
     showPaused(false); // where it is paused, a message `state` follows
-    say("Live", "live");
-  } else if (message.type === "applied") {
+    away = false;
+    broken = undefined;
+    settle();
+    measure();
+    if (wish) sendWish();
+    if (again && model.takes.keys) control("keys", { held: [...pad.held] }); // they may have changed meanwhile
+  } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
+    if (message.id === wish?.id) granted();
+    if (message.type === "received") return;
     if (control) control.chunk = message.chunk;
-    if (find("state").classList.contains("error")) say(paused ? "Paused" : "Live", "live");
+    settle();
   } else if (message.type === "rejected" || message.type === "error") {
     sent.get(message.id)?.line?.remove(); // it is not what the video shows
     sent.delete(message.id);
-    say(sentence(message.message), "error");
+    if (message.id && message.id === wish?.id) wish = undefined;
+    complain(sentence(message.message));
   } else if (message.type === "chunk" && message.late_ms > 0) {
     find("late").textContent = Number(find("late").textContent) + 1;
   } else if (message.type === "state") {
     showPaused(message.paused);
-    say(paused ? "Paused" : "Live", "live");
+    measure();
+    if (paused && hiddenPause && !document.hidden) goOn();
     if (paused) player.postMessage({ stop: true });
     if (paused) sound?.stop();
     else sound?.start();
   }
+}
+
+/** Send the prompt that is wished, again where the server did not say that it has it. */
+function sendWish() {
+  wish.id = control("prompt", { text: wish.prompt, recache: wish.recache });
+  sent.get(wish.id).line = wish.line;
+}
+
+function granted() {
+  wish.line.classList.remove("waiting");
+  wish = undefined;
+}
+
+/** Go on after a pause of the page's own. Where the socket is lost, the message `state` of the next one calls this again. */
+function goOn() {
+  if (control("play")) hiddenPause = false;
 }
 
 function showPaused(on) {
@@ -229,10 +277,7 @@ function ended(reason) {
   trying?.abort();
   trying = undefined;
   say(reason ?? "Ended", reason && "error");
-  connection = undefined;
-  begun = false;
-  showPaused(false);
-  sent.clear();
+  forget();
   finishRecording();
   microphone?.stop();
   microphone = undefined;
@@ -244,19 +289,32 @@ function ended(reason) {
   invite();
 }
 
+/** Forget a session: what was measured of it, what was sent and what waits. */
+function forget() {
+  connection = undefined;
+  begun = away = false;
+  broken = undefined;
+  showPaused(false);
+  sent.clear();
+  times.length = 0;
+  for (const id of ["fps", "buffered", "chunk", "reaction"]) find(id).textContent = "–";
+  wish?.line.remove();
+  wish = undefined;
+}
+
 worker.onmessage = ({ data }) => heed(data);
 
 /** Heed what a player tells: a frame that was painted or copied, or a failure. */
 function heed(data) {
-  if (data.failed) say(`This browser cannot decode the video: ${data.failed}`, "error");
+  if (data.failed) broken = `This browser cannot decode the video: ${data.failed}`;
   if (data.first !== undefined && !paused) sound?.start();
   if (data.copy) recorder ? recorder.add(data.copy) : data.copy.close();
   if (data.shown !== undefined) connection?.send("ack", { chunk: data.shown });
   if (data.painted === undefined) return;
+  if (!connection) return; // frames of a session that has ended
   const now = performance.now();
   times.push(now);
-  while (times.length && times[0] < now - FIGURES_MS) times.shift();
-  find("fps").textContent = times.length > 1 ? ((times.length - 1) * 1000 / (now - times[0])).toFixed(1) : "–";
+  measure();
   find("buffered").textContent = data.buffered;
   find("chunk").textContent = data.chunk;
   document.body.dataset.painted = data.painted;
@@ -270,11 +328,8 @@ function heed(data) {
 
 // -- what a person does ---------------------------------------------------------------------------------------
 async function reopen(prompt) {
-  if (connection) connection.close();
-  connection = undefined;
-  begun = false;
-  showPaused(false);
-  sent.clear();
+  connection?.close();
+  forget();
   await start(prompt);
 }
 
@@ -283,7 +338,7 @@ async function attempted(action) {
     await action();
   } catch (error) {
     find("stop").disabled = !connection;
-    fail(error);
+    fail(error, begun);
   }
 }
 
@@ -300,9 +355,10 @@ find("controls").addEventListener("submit", (event) => {
       if (prompt && connection) remember(prompt);
       return;
     }
-    const id = control("prompt", { text: prompt, recache: find("recache").checked });
-    if (!id) throw new Error("The connection was lost. Press Change when it is back");
-    sent.get(id).line = remember(prompt);
+    if (wish?.line.classList.contains("waiting")) wish.line.remove(); // of those that wait only the last one is seen
+    wish = { prompt, recache: find("recache").checked, line: remember(prompt) };
+    if (connection.isOpen) sendWish();
+    else wish.line.classList.add("waiting");
   });
 });
 find("prompt").addEventListener("keydown", (event) => {
@@ -404,11 +460,11 @@ find("microphone").onclick = () => attempted(async () => {
   find("microphone").textContent = microphone ? "Stop speaking" : "Speak";
 });
 
-new KeyPad(find, (held) => control("keys", { held }));
+const pad = new KeyPad(find, (held) => control("keys", { held }));
 document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
   if (!connection || sound || recorder) return;
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
-  if (!document.hidden && hiddenPause) { hiddenPause = false; control("play"); }
+  if (!document.hidden && hiddenPause) goOn();
 });
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 
