@@ -13,6 +13,7 @@ import pytest
 
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
+from seko_runtime.sessions.session import PendingChunk
 from seko_serve.live.content import Opening
 from seko_serve.live.pace import Pace
 from seko_serve.live.session import LiveSession
@@ -30,8 +31,9 @@ class Row:
     def __init__(self) -> None:
         self.dues: list[float] = []
 
-    def request_chunk(self, due: float) -> None:
+    def request_chunk(self, due: float) -> PendingChunk:
         self.dues.append(due)
+        return PendingChunk(None, due, due, 0)  # until it plays, a chunk is due when it is first asked for
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveSession]:
     loop, content = asyncio.new_event_loop(), VideoContent(toy_pool.pool_manifest(), Opening("a b", 0, 16.0))
     with ThreadPoolExecutor(1) as workers:
         session = LiveSession("x", "y", content, loop, workers, lambda: None, Metrics())
-        monkeypatch.setattr(session, "_row", Row())
+        session.row = Row()
         monkeypatch.setattr(session._encoder, "_encode_all", lambda: None)
         yield session
     loop.close()
@@ -48,7 +50,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveSession]:
 
 def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(session: LiveSession) -> None:
     """A call takes three times as long as a chunk plays, and carries one session."""
-    call_s, row = 3.0, cast("Row", session._row)
+    call_s, row = 3.0, cast("Row", session.row)
     late = [Pace(1.0), Pace(1.0)]
     for pace in late:
         pace.count_chunk(1, 0.0)
@@ -73,7 +75,7 @@ def test_a_newcomer_is_served_beside_viewers_whose_chunks_are_always_late(sessio
     ("error", "code", "words"),
     [
         (UsageError("no such key"), "bad_request", "no such key"),
-        (DeviceMemoryError("cuda:0 has 3 bytes"), "internal", "the control could not be applied"),
+        (DeviceMemoryError("cuda:0 has 3 bytes"), "exhausted", "the server's machine lacks what this needs"),
     ],
 )
 def test_a_control_that_the_server_cannot_apply_is_not_the_clients_fault(
@@ -89,7 +91,8 @@ def test_a_control_that_the_server_cannot_apply_is_not_the_clients_fault(
     session.control(Control("restart", "7", {}))
     session.request(0.0)
     (rejected,) = [line for line in told if line["type"] == "rejected"]
-    assert (rejected["id"], rejected["code"], rejected["message"]) == ("7", code, words)
+    assert (rejected["id"], rejected["code"]) == ("7", code)
+    assert rejected["message"].startswith(words)
 
 
 def steered(control: Control | None, *, asked: bool = False, saved: bool = False) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.membership import InputsT, ResultT, RowMembers, SessionT
 from seko_runtime.sessions.rows import Rows
 from seko_runtime.sessions.scheduler import NextCall, Waiting, next_call
-from seko_runtime.sessions.session import Request, RowSession
+from seko_runtime.sessions.session import PendingChunk, RowSession
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
             requests = [
                 (row, session, request)
                 for row, session in self._sessions_by_row().items()
-                if (request := session._request) and (among is None or session in among)
+                if (request := session._pending) and (among is None or session in among)
             ]
             requests.sort(key=lambda waiting: waiting[2].turn)
             requests = self._eligible(requests)
@@ -263,7 +263,9 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
             )
         return NextCall(tuple(range(len(variants))), buckets[0])
 
-    def _eligible(self, requests: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
+    def _eligible(
+        self, requests: list[tuple[int, SessionT, PendingChunk]]
+    ) -> list[tuple[int, SessionT, PendingChunk]]:
         """Return the sessions that the next engine call may carry, with their rows."""
         return requests
 
@@ -271,20 +273,20 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         """Note that an engine call with a session is queued. In the base class the queued call fulfils the session's
         request; a workload may override this."""
         del result
-        session._request = None
+        session._pending = None
 
     def _deliver_error(self, sessions: Sequence[SessionT], error: SekoRuntimeError) -> bool:
         """Return whether the threads that wait for a failed call's sessions get the call's error in another way."""
         del sessions, error
         return False
 
-    def _check_request(self, row: int, session: SessionT, request: Request) -> None:
+    def _check_request(self, row: int, session: SessionT, request: PendingChunk) -> None:
         """Check a session's request again before its call. If the row refuses it, drop the request and raise an error
         that names the session."""
         try:
             self._rows.check([row], self._inputs_of([session], [request.inputs]))
         except SekoRuntimeError as error:
-            session._request = None
+            session._pending = None
             raise type(error)(f"session {session.name!r}: {error}") from error
 
 

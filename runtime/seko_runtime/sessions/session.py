@@ -26,23 +26,27 @@ class SessionLeakWarning(ResourceWarning):
     free again."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A session's request for its next result.
+@dataclass(eq=False)
+class PendingChunk:
+    """A session's next chunk (or patch of speech) from its request until it is made. The session owns it, and the
+    scheduler reads it. A second request changes it and does not make another one.
 
     Parameters
     ----------
-    due : float
-        Time by which the result should be ready, in seconds of the pool's clock.
-    turn : int
-        Number of the request, counted over the pool.
     inputs : object
         The inputs that the caller supplies for the call, in the workload's own form.
+    due : float
+        Time by which the chunk should be ready, in seconds of the pool's clock.
+    requested_at : float
+        Time of the first request, in seconds of the pool's clock.
+    turn : int
+        Number of the first request, counted over the pool.
     """
 
-    due: float
-    turn: int
     inputs: Any
+    due: float
+    requested_at: float
+    turn: int
 
 
 class SharedRows(Protocol):
@@ -97,7 +101,7 @@ class RowSession(Closing):
         self._owns_pool = False  # whether the pool has this session only and is closed with it
         self._pool, self._lease_s = pool, lease_s
         self.expires: float | None = None
-        self._request: Request | None = None
+        self._pending: PendingChunk | None = None
 
     def _check_idle(self) -> None:
         """Raise a UsageError if a result of the session was queued ahead and has not been taken."""
@@ -170,8 +174,9 @@ class RowSession(Closing):
             state = self._stored()
         return Snapshot(state, self._pool._digests, self._pool._snapshot_key, self.tenant)
 
-    def _ask(self, due: float, inputs: Any) -> None:
-        """Request the session's next result by a due time; `RowPool.serve_next` makes the result.
+    def _ask(self, due: float, inputs: Any) -> PendingChunk:
+        """Request the session's next result by a due time; `RowPool.serve_next` makes the result. Return the request,
+        the same one until the result is on its way.
 
         Parameters
         ----------
@@ -184,13 +189,16 @@ class RowSession(Closing):
         with self._pool._call_lock.take():
             row = self._running_row()
             self._pool._rows.check([row], self._pool._inputs_of([self], [inputs]))
-            self._request = Request(due, next(self._pool._turns), inputs)
+            if self._pending is None:
+                self._pending = PendingChunk(inputs, due, self._pool._clock(), next(self._pool._turns))
+            self._pending.inputs, self._pending.due = inputs, due
+            return self._pending
 
     @property
     def due(self) -> float | None:
         """The due time of the requested result; None if no result is requested or the requested result is ready."""
-        request = self._request
-        return None if request is None else request.due
+        pending = self._pending
+        return None if pending is None else pending.due
 
     def renew(self) -> None:
         """Restart the session's lease; no effect on a session that has ended."""
@@ -217,7 +225,7 @@ class RowSession(Closing):
                 if self._row is not None:
                     self._pool._rows.begin_owner(self._row, None)
                 self._place = None
-                self._request = None
+                self._pending = None
                 self._ended()
             if self._owns_pool:
                 self._pool.close()

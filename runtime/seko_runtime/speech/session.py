@@ -10,7 +10,7 @@ import numpy as np
 
 from seko_runtime.arguments import iterates, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.sessions.session import Request, RowSession, SharedRows
+from seko_runtime.sessions.session import PendingChunk, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.speech.local_rows import LocalSpeechRows, Patch
 from seko_runtime.speech.manifest import SpeechManifest
@@ -323,7 +323,7 @@ class SpeechSession(RowSession):
             self._said = replace(self.said, present="", known=None)
             self._pool._rows.end_text(row)
 
-    def request_patch(self, due: float) -> None:
+    def request_patch(self, due: float) -> PendingChunk:
         """Request the next patch of the present text by a due time. `SpeechPool.serve_next` makes the patch, after the
         calls that run over the text's prompt. A second request replaces the due time of the first.
 
@@ -339,7 +339,7 @@ class SpeechSession(RowSession):
         SessionClosedError
             If the session is paused or has ended.
         """
-        self._ask(due, None)
+        return self._ask(due, None)
 
     @property
     def speaks(self) -> bool:
@@ -401,7 +401,7 @@ class SpeechSession(RowSession):
     @property
     def needs(self) -> bool:
         """Whether the session has requested a patch and no patch is ready; False while the session is paused."""
-        return self._request is not None and self._row is not None and not self._ready
+        return self._pending is not None and self._row is not None and not self._ready
 
     def _next(self, text: int) -> Patch | None:
         """Return the next patch, which is made if necessary; None after the text's last patch."""
@@ -427,7 +427,7 @@ class SpeechSession(RowSession):
 
     def take(self, patch: Patch) -> None:
         """Take a patch whose engine call is queued; the pool calls this method under its lock."""
-        self._request = None
+        self._pending = None
         if self._ahead is not None and self._row is not None:
             self._ready[patch.number] = patch
             if len(self._ready) < self._ahead:
@@ -438,20 +438,20 @@ class SpeechSession(RowSession):
         otherwise return False.
         """
         if self._ahead is not None:
-            self._request, self._refusal = None, error
+            self._pending, self._refusal = None, error
         return self._ahead is not None
 
     def _ask_for_more(self, row: int) -> None:
         """Request the next patch, unless the text is known to be over."""
         speech_row = self._pool._rows.row(row)
-        if self._request is None and speech_row.may_speak:
+        if self._pending is None and speech_row.may_speak:
             due = self._began + speech_row.patches * self.manifest.workload.patch.seconds
             # not by `request_patch`: its checks read the last flag, which may not be there
-            self._request = Request(due, next(self._pool._turns), None)
+            self._pending = PendingChunk(None, due, self._pool._clock(), next(self._pool._turns))
 
     def _drop_text(self) -> None:
         self._text += 1
-        self._request = self._refusal = None
+        self._pending = self._refusal = None
         self._ahead, self._taken = None, 0
         self._ready.clear()
 

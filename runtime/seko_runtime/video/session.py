@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from seko_runtime.arguments import flag, iterates, whole_number
 from seko_runtime.controls import Controls, controls_of
 from seko_runtime.errors import UsageError
-from seko_runtime.sessions.session import RowSession, SharedRows
+from seko_runtime.sessions.session import PendingChunk, RowSession, SharedRows
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
@@ -94,7 +94,7 @@ class Session(RowSession):
         """
         return self._pool.run([self], [inputs])[0]
 
-    def request_chunk(self, due: float, inputs: Inputs | None = None) -> None:
+    def request_chunk(self, due: float, inputs: Inputs | None = None) -> PendingChunk:
         """Request the next chunk by a due time; `Pool.serve_next` makes the chunk. A second request replaces the due
         time and the inputs of the first.
 
@@ -106,6 +106,11 @@ class Session(RowSession):
             Inputs that the caller supplies for the chunk, by name; see `run_chunk`. What the session's controls give is
             asked for when the chunk is queued.
 
+        Returns
+        -------
+        PendingChunk
+            The requested chunk; the same object for each request until the chunk is queued.
+
         Raises
         ------
         UsageError
@@ -113,7 +118,7 @@ class Session(RowSession):
         SessionClosedError
             If the session is paused or has ended.
         """
-        self._ask(due, inputs)
+        return self._ask(due, inputs)
 
     def stream(
         self,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from seko_runtime import Chunk, VideoManifest
 from seko_runtime.errors import UsageError
-from seko_runtime.sessions.session import RowSession
+from seko_runtime.sessions.session import PendingChunk
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.errors import ServeError
@@ -124,7 +124,8 @@ class VideoBehind:
         self._content = VideoContent(manifest, opening)
         self._frames, self._path, self._workers = frames, path, workers
         self._report, self._wake = report, wake
-        self._row: Any = None
+        self.row: Any = None
+        self.pending: PendingChunk | None = None
         self._file: VideoFile | None = None
         self._written = 0
         self._chunks_made = 0  # counted by the device's thread
@@ -139,7 +140,7 @@ class VideoBehind:
     @property
     def holds_row(self) -> bool:
         """Whether the video has a row of the pool."""
-        return self._row is not None and not self._row.paused
+        return self.row is not None and not self.row.paused
 
     def ready(self) -> bool:
         """Return whether the video's next chunk may be made now."""
@@ -149,30 +150,29 @@ class VideoBehind:
         """Take a free row of the pool; after `yield_row`, continue from the stored state. The method raises errors of
         the runtime unchanged.
         """
-        if self._row is not None:
-            self._row.resume()
+        if self.row is not None:
+            self.row.resume()
             return
         self._file = VideoFile(self._path, self._manifest, self._opening)
-        self._row = self._content.open(pool, self._name, self._tenant)
+        self.row = self._content.open(pool, self._name, self._tenant)
         if AudioWindows.of(self._manifest) is not None:
-            self._content.apply(self._row, Control("audio_end"))  # behind its voice there is silence
+            self._content.apply(self.row, Control("audio_end"))  # behind its voice there is silence
 
     def yield_row(self) -> None:
         """Move the video's state to the host and free the row, for a live session."""
         self._idle.wait()
-        self._row.pause()
+        self.row.pause()
 
-    def request(self, now: float) -> RowSession | None:
-        """Request the video's next chunk from the pool, and return the pool's session that makes it."""
+    def request(self, now: float) -> None:
+        """Request the video's next chunk from the pool."""
         if self._content.starved():
             raise ServeError("bad_request", "the video needs a voice, and none was given")
-        self._content.ask(self._row, now + LATER_S)
-        row: RowSession = self._row
-        return row
+        self.pending = self._content.ask(self.row, now + LATER_S)
 
     def accept_chunk(self, chunk: Chunk, now: float) -> None:
         """Accept a finished chunk, and begin to read its frames."""
         del now
+        self.pending = None
         self._content.accept_chunk(chunk)
         self._chunks_made += 1
         self._idle.clear()
@@ -191,7 +191,7 @@ class VideoBehind:
         """Free the video's row of the pool; a second call does nothing."""
         self._idle.wait()
         self._over = True
-        row, self._row = self._row, None
+        row, self.row, self.pending = self.row, None, None
         if row is not None:
             row.close()
 

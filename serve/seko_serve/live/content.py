@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import EnvironmentLacksError, LibraryMissingError, UsageError
-from seko_runtime.sessions.session import RowSession
+from seko_runtime.sessions.session import PendingChunk, RowSession
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Codec, Control, Media
@@ -203,8 +203,8 @@ class Content(Protocol):
     def starved(self) -> bool:
         """Return whether the next chunk lacks something that the viewer must still send, such as sound."""
 
-    def ask(self, row: Any, due: float) -> None:
-        """Request the session's next chunk from the pool; a repeated request replaces the due time."""
+    def ask(self, row: Any, due: float) -> PendingChunk:
+        """Request the session's next chunk from the pool; a repeated request changes the due time alone."""
 
     def accept_chunk(self, result: Any) -> Piece:
         """Accept the requested chunk, which the device has made."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from seko_runtime import Pool, VideoManifest, open_artifact
 from seko_runtime.errors import DeviceFaultError, RankLostError
-from seko_runtime.sessions.session import RowSession
+from seko_runtime.sessions.session import PendingChunk, RowSession
 from seko_runtime.speech.artifact import SpeechArtifact
 from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.manifest import SpeechManifest
@@ -68,15 +68,19 @@ class Streamed(Protocol):
     """The interface through which the device's thread runs a stream. The device's thread calls every method of a
     stream."""
 
+    @property
+    def row(self) -> RowSession | None:
+        """The session of the pool that makes the stream's chunks; None if the stream has no row."""
+
+    @property
+    def pending(self) -> PendingChunk | None:
+        """The chunk that is requested and not made yet."""
+
     def ready(self) -> bool:
         """Return whether the stream's next chunk may be made now."""
 
-    def request(self, now: float) -> RowSession | None:
-        """Apply waiting controls, request the next chunk from the pool, and return the pool's session that makes the
-        chunk.
-
-        The result is None if the stream needs no chunk now.
-        """
+    def request(self, now: float) -> None:
+        """Apply waiting controls, and request the next chunk from the pool, unless the stream needs no chunk now."""
 
     def accept_chunk(self, chunk: Any, now: float) -> None:
         """Accept the requested chunk, which the device has made."""
@@ -181,7 +185,6 @@ class Device:
         self._works: deque[_PartialWork] = deque()  # of which only the first one has begun
         self._parts_s: deque[float] = deque(maxlen=PARTS_KEPT)
         self._streams: list[Watched] = []
-        self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
         self._behind: Behind | None = None
         self._reserved = 0  # rows for which live sessions hold a `reserved_row`
         self._taking_s = 0.0  # the longest time in which a stream behind took a row
@@ -288,7 +291,6 @@ class Device:
         if stream is self._behind:
             self._behind = None
         self._streams = [other for other in self._streams if other is not stream]
-        self._asked = {session: other for session, other in self._asked.items() if other is not stream}
 
     def run_behind(self, stream: Behind) -> None:
         """From now on, run a stream without a viewer while the live sessions leave time; the stream replaces the
@@ -366,7 +368,7 @@ class Device:
                 run, _ = self._calls.popleft()
                 run(pool)
             ready: list[Streamed] = [stream for stream in self._streams if stream.ready()]
-            if not ready and not self._asked and self._fits_behind(pool, time.monotonic()):
+            if not ready and not self._waiting() and self._fits_behind(pool, time.monotonic()):
                 ready = self._ready_behind(pool)
             self._make_chunks(pool, ready)
             if self._fits_part(time.monotonic()):
@@ -432,22 +434,27 @@ class Device:
         """Run the pool's next call for the sessions that are ready."""
         for stream in ready:
             try:
-                session = stream.request(time.monotonic())
+                stream.request(time.monotonic())
             except Exception as error:
                 self._end(stream, error)
-                continue
-            if session is not None:
-                self._asked[session] = stream
-        if not self._asked:
+        waiting = self._waiting()
+        if not waiting:
             return
         try:
-            self._serve_next(pool, list(self._asked))
+            self._serve_next(pool, waiting)
         except LOST:
             raise
         except Exception as error:
             self._serve_one_by_one(pool, error)
 
-    def _serve_next(self, pool: ServedPool, among: Sequence[RowSession]) -> None:
+    def _waiting(self) -> dict[RowSession, Streamed]:
+        """Return the streams whose chunk is requested and not made yet, by their session of the pool."""
+        streams: list[Streamed] = [*self._streams, *([] if self._behind is None else [self._behind])]
+        return {
+            stream.row: stream for stream in streams if stream.row is not None and stream.pending is not None
+        }
+
+    def _serve_next(self, pool: ServedPool, among: Mapping[RowSession, Streamed]) -> None:
         began = time.monotonic()
         served = pool.serve_next(among=among)
         now = time.monotonic()
@@ -457,7 +464,7 @@ class Device:
         for session, chunk in served:
             if chunk is None:  # a part of its prompt was made: it still waits
                 continue
-            stream = self._asked.pop(session)
+            stream = among[session]
             try:
                 stream.accept_chunk(chunk, now)  # also one that was paused since it asked
             except Exception as error:
@@ -466,10 +473,11 @@ class Device:
     def _serve_one_by_one(self, pool: ServedPool, error: Exception) -> None:
         """Serve sessions one by one after a call that failed with ``error``; only the sessions whose chunk cannot be
         made end."""
-        _LOG.warning("a call of %d sessions failed: %s", len(self._asked), type(error).__name__)
-        for session, stream in list(self._asked.items()):
+        waiting = self._waiting()
+        _LOG.warning("a call of %d sessions failed: %s", len(waiting), type(error).__name__)
+        for session, stream in waiting.items():
             try:
-                self._serve_next(pool, [session])
+                self._serve_next(pool, {session: stream})
             except Exception as fault:
                 self._end(stream, fault)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.sessions.session import RowSession
+from seko_runtime.sessions.session import PendingChunk, RowSession
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_serve.errors import ServeError
 from seko_serve.live.connection import Connection
@@ -87,6 +87,10 @@ class LiveSession:
     ----------
     savable : bool
         Whether the session may be saved.
+    row : RowSession or None
+        The session of the pool; None before `open` and after `close`.
+    pending : PendingChunk or None
+        The chunk that is requested and not made yet.
     viewer : Viewer
         The session's socket, the messages sent to it, and the viewer's clock.
     ticket : Ticket
@@ -120,8 +124,8 @@ class LiveSession:
         self._waiting: deque[Control] = deque()  # controls for the next chunk
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
         self._chunks_made = 0  # chunks that the device has made
-        self._row: RowSession | None = None
-        self._waits_since: float | None = None  # when the chunk that is made next was first requested
+        self.row: RowSession | None = None
+        self.pending: PendingChunk | None = None
 
     @property
     def end(self) -> ServeError | None:
@@ -172,7 +176,7 @@ class LiveSession:
         elif control.type in ("pause", "play"):
             with self._lock:
                 self._paused = control.type == "pause"
-                following = self._chunks_made + (self._waits_since is not None)
+                following = self._chunks_made + (self.pending is not None)
             self.viewer.stop_clock()
             self._tell_receipt("received", control)
             self._tell_receipt("applied", control, chunk=following)
@@ -223,7 +227,7 @@ class LiveSession:
 
     def open(self, pool: Any) -> None:
         """Take a row of the pool; errors of the pool are raised unchanged."""
-        self._row = self.content.open(pool, self.name, self.tenant)
+        self.row = self.content.open(pool, self.name, self.tenant)
 
     def reopen(self, pool: Any, state: Mapping[str, Any], messages: Sequence[bytes], row: memoryview) -> None:
         """Take a row of the pool, and continue from a `Capture`. Any thread may call `reopen`. Other sessions continue
@@ -245,7 +249,7 @@ class LiveSession:
         except BaseException:
             restored.close()
             raise
-        self._row = restored
+        self.row = restored
 
     def check(self, control: Control) -> None:
         """Raise the error with which a control would be rejected, if the error is known before the next chunk. The
@@ -279,7 +283,7 @@ class LiveSession:
 
     def close(self) -> None:
         """Free the session's row of the pool; a second call does nothing."""
-        row, self._row = self._row, None
+        row, self.row, self.pending = self.row, None, None
         if row is not None:
             row.close()
 
@@ -294,7 +298,7 @@ class LiveSession:
             may_run = not (self._paused or self._on_hold) and (bool(self._waiting) or not starved)
         return (
             may_run
-            and self._row is not None
+            and self.row is not None
             and len(self._encoder) < (1 if alone else MAX_ENCODING)
             and self.viewer.takes(self._chunks_made)
         )
@@ -303,12 +307,12 @@ class LiveSession:
         """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing."""
         return self.viewer.due(0.0, self._chunks_made) if self.viewer.plays and not self._paused else None
 
-    def request(self, now: float) -> RowSession | None:
-        """Apply waiting controls, request the next chunk, and return the pool's session that makes the chunk.
+    def request(self, now: float) -> None:
+        """Apply waiting controls, and request the next chunk, which is then `pending`.
 
         For a viewer that does not play yet, the chunk is due at the time of the first request, not at the time of a
-        repeated request. Otherwise the chunks of late viewers that play would always be due earlier. The result is None
-        if the chunk lacks something that the viewer must still send, or the session was paused meanwhile.
+        repeated request. Otherwise the chunks of late viewers that play would always be due earlier. Nothing is
+        requested if the chunk lacks something that the viewer must still send, or the session was paused meanwhile.
         """
         row = self._own_row()
         self._apply_waiting(row)
@@ -325,21 +329,19 @@ class LiveSession:
                 with self._lock:
                     self._unsaved = 0  # the next snapshot is tried after as many chunks as ever
         if self.content.starved():
-            return None
+            return
+        since = now if self.pending is None else self.pending.requested_at
+        pending = self.content.ask(row, self.viewer.due(since, self._chunks_made))
         with self._lock:
-            if self._paused:  # since `ready` was asked
-                return None
-            if self._waits_since is None:
-                self._waits_since = now
-        self.content.ask(row, self.viewer.due(self._waits_since, self._chunks_made))
-        return row
+            if not self._paused:  # since `ready` was asked
+                self.pending = pending
 
     def accept_chunk(self, chunk: Any, now: float) -> None:
         """Accept the requested chunk, and queue its encoding."""
         applied, self._applied = self._applied, []
         finished = MadeChunk(self._chunks_made, self.content.accept_chunk(chunk), applied, now)
         with self._lock:
-            self._waits_since = None
+            self.pending = None
             self._chunks_made += 1
             self._unsaved += 1
         self._encoder.add(finished)
@@ -356,9 +358,9 @@ class LiveSession:
             self.viewer.tell(message(kind, id=control.id, **fields))
 
     def _own_row(self) -> RowSession:
-        if self._row is None:
+        if self.row is None:
             raise ServeError("conflict", "the session has no row")
-        return self._row
+        return self.row
 
     def _snapshot_due(self) -> bool:
         return 0 < self._every <= self._unsaved and not self._saving

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime import Chunk, Pool, Session, VideoManifest
 from seko_runtime.controls import controls_of
+from seko_runtime.sessions.session import PendingChunk
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
 from seko_runtime.video.conditioning.squashed import squashed_input
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
@@ -249,11 +250,11 @@ class VideoContent:
         """Return whether the next chunk needs audio samples that have not arrived."""
         return self._voice is not None and self._voice.starved()
 
-    def ask(self, row: Session, due: float) -> None:
+    def ask(self, row: Session, due: float) -> PendingChunk:
         """Request the session's next chunk from the pool."""
         if self._voice is not None:
             self._voice.asked = True
-        row.request_chunk(due)
+        return row.request_chunk(due)
 
     def accept_chunk(self, result: Chunk) -> VideoPiece:
         """Accept a finished chunk of video, and return it with the sound that is played with it."""
