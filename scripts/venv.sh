@@ -26,6 +26,24 @@ seko_ticking() { # $1: what is being done; then the command. Says every five sec
     return "$status"
 }
 
+seko_install_torch() { # TORCH==VERSION PIP...: by this pip and its options; without a GPU the build for CPUs
+    local torch=$1 install=("${@:2}") index report
+    # torch 2.13 requires it, and indexes of torch alone lack it; what follows is built with it.
+    "${install[@]}" "setuptools>=77" || return
+    # An index that somebody chose is used as it is. The public one has torch for CUDA alone: 2.7 GB to download and 5.5 GB
+    # on the disk, which are of no use without a GPU.
+    if ! nvidia-smi -L >/dev/null 2>&1 &&
+        ! "$PYTHON" -m pip config list | grep -E 'index|find-links' >/dev/null &&
+        report=$("${install[@]}" --dry-run --ignore-installed --no-deps --report - "$torch") &&
+        grep -E '"(nvidia|cuda)-' >/dev/null <<<"$report"; then
+        index=$(sed -n 's/.*--index-url \([^ ]*\).*/\1/p' scripts/container/Dockerfile.cpu)
+        seko_ticking "installing $torch for CPUs: no NVIDIA GPU is seen" "${install[@]}" --index-url "$index" "$torch" && return
+        echo "torch for CPUs cannot be had from $index; torch for CUDA comes instead, with 2.7 GB. To choose another index," \
+            "end this, set PIP_INDEX_URL, and start again" >&2
+    fi
+    seko_ticking "installing $torch" "${install[@]}" "$torch"
+}
+
 seko_make_venv() { # $1: the extra to install, "" or "dev"
     # pip compiles nothing below: modules are compiled when they are first imported, once for all processes.
     unset PYTHONDONTWRITEBYTECODE
@@ -37,7 +55,7 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     PYTHON=$PWD/.venv/bin/python
     local extra=${1:-} stamp wanted
     stamp=.venv/seko-installed-${extra:-base}
-    wanted=$(cat pyproject.toml runtime/pyproject.toml kernels/pyproject.toml serve/pyproject.toml scripts/constraints.txt | cksum)
+    wanted=$(cat pyproject.toml runtime/pyproject.toml kernels/pyproject.toml serve/pyproject.toml scripts/constraints.txt scripts/venv.sh | cksum)
     if [ -x "$PYTHON" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
         return 0
     fi
@@ -45,10 +63,14 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     base=$(seko_find_python) || return
     [ -x "$PYTHON" ] || seko_ticking "making .venv" "$base" -m venv .venv || return
     local torch install=("$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile
-        --constraint scripts/constraints.txt)
+        --constraint .venv/constraints.txt)
     torch=$(grep '^torch==' scripts/constraints.txt)
-    # torch first and alone: the pinned version keeps a range elsewhere from pulling another build of it.
-    seko_ticking "installing $torch" "${install[@]}" "$torch" "setuptools>=77" || return
+    # torch first and alone: the pinned version keeps a range elsewhere from pulling another build of it. The one for CUDA
+    # requires a Triton of its own, which stays; the one for CPUs requires none, and the pinned one comes.
+    grep -v '^triton==' scripts/constraints.txt >.venv/constraints.txt
+    seko_install_torch "$torch" "${install[@]}" || return
+    "$PYTHON" -c 'from importlib.metadata import requires; exit(any("triton" in line for line in requires("torch")))' &&
+        cp scripts/constraints.txt .venv/constraints.txt
     # Without isolation: setuptools is here, and would be installed again for each of the three.
     seko_ticking "installing seko-runtime, seko-kernels, seko-export and what they need" \
         "${install[@]}" --no-build-isolation -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return
@@ -66,7 +88,7 @@ seko_add_serve() { # the server's distribution, behind the base environment; $1:
     wanted=$(cat runtime/pyproject.toml serve/pyproject.toml scripts/constraints.txt | cksum)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
     seko_ticking "installing seko-serve and what it needs" "$PYTHON" -m pip install --quiet --disable-pip-version-check \
-        --constraint scripts/constraints.txt --no-build-isolation -e "./serve${1:+[$1]}" || return
+        --constraint .venv/constraints.txt --no-build-isolation -e "./serve${1:+[$1]}" || return
     echo "$wanted" >"$stamp"
 }
 
@@ -75,7 +97,7 @@ seko_try_extra() { # $1: an extra that is nice to have; tests that need it skip 
     local stamp=.venv/seko-tried-$1 wanted
     wanted=$(cat pyproject.toml scripts/constraints.txt | cksum)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt -e ".[$1]" ||
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint .venv/constraints.txt -e ".[$1]" ||
         echo "the extra $1 cannot be installed here: the tests that need it skip" >&2
     echo "$wanted" >"$stamp"
 }

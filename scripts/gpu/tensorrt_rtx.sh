@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.."
 source scripts/venv.sh
 seko_make_venv dev
 seko_need_gpu prove
-[ -n "${SEKO_PYTHON:-}" ] || "$PYTHON" -m pip install --quiet --constraint scripts/constraints.txt -e '.[tensorrt-rtx]'
+[ -n "${SEKO_PYTHON:-}" ] || "$PYTHON" -m pip install --quiet --constraint .venv/constraints.txt -e '.[tensorrt-rtx]'
 work=${1:-$(mktemp -d /tmp/seko-rtx.XXXXXX)}
 mkdir -p "$work"
 failed=0

@@ -7,6 +7,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+# Triton 3.7 has renamed it, and torch 2.13 for CUDA requires that version.
+_thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+
 
 @gluon.jit
 def lane_sums(p):  # type: ignore[no-untyped-def]
@@ -111,7 +114,7 @@ def seen_by_products():  # type: ignore[no-untyped-def]
     that reads the memory, in each iteration of a loop.
     """
     fence_async_shared()
-    gl.thread_barrier()
+    _thread_barrier()
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
