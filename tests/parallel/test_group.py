@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,11 @@ from scripts.bench.rank_faults import is_running
 from seko_runtime.errors import RankLostError, UsageError
 from seko_runtime.parallel.channel import MAX_DEPTH, MAX_PARTS
 from seko_runtime.parallel.group import SILENT_S, RankGroup
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.pool import Pool, Session
+from seko_runtime.video.ranked_rows import RankedVideoRows
 from tests.parallel.test_faults import PATIENCE_S, await_all
+from tests.runtime import toy_whole
 
 MODULE = "tests.parallel.plain_rank"
 LONG_S = 10 * PATIENCE_S  # no test waits so long for an answer
@@ -287,3 +292,27 @@ def test_no_process_outlives_a_killed_caller_whose_own_child_lives_on() -> None:
         assert is_running(child)
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+class LostUnnoticed:
+    """A group whose ranks have died, which only its next call finds."""
+
+    lost = False
+
+    def call(self, *_: object, **__: object) -> SimpleNamespace:
+        if self.lost:
+            raise RankLostError("rank 1 of 2 (process 7) was ended by signal 9")
+        return SimpleNamespace(results={0: {"overlaps": False}})
+
+
+def test_sessions_of_ranks_that_died_unnoticed_end_quietly() -> None:
+    group = LostUnnoticed()
+    pool = Pool(RankedVideoRows(toy_whole.whole_manifest(), group, VideoOptions()))
+    session = Session(pool, "a", None, None)
+    session._place = 0  # as `open_session` does, of which the ranks' answers are more than this double gives
+    group.lost = True
+    with pytest.raises(RankLostError):
+        session.run_chunk()
+    session.close()
+    assert session.closed
+    pool.close()

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 from seko_runtime.cli import run as run_command
+from seko_runtime.cli.audio import as_portrait
 from seko_runtime.cli.commands import main
-from seko_runtime.cli.conditioning import Conditioning, PromptAt, with_own_picture
+from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, with_own_picture
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import FileEntry, InputSpec
 from seko_runtime.opening.artifact import read_manifest
+from seko_runtime.video.conditioning.voice import PLAIN, WINDOW
 from seko_runtime.video.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.video.manifest import Viewer, ViewerPicture
 from seko_runtime.video.reference_frames import check_reference
@@ -342,3 +344,23 @@ def test_reference_frames_without_room_name_the_option_of_build(reference: objec
     two = toy.changed(manifest, stream=replace(manifest.workload.stream, reference_frames=2))
     with pytest.raises(UsageError, match=r"found 3 .* room for 2; rebuild it with --reference-frames 3"):
         check_reference(two, frames)
+
+
+def test_a_portrait_is_told_by_the_option_that_named_it(tmp_path: Path, capsys: Said) -> None:
+    """`--image` is the reference frame of a model that speaks, and its errors and notes say `--image`."""
+    manifest = toy_whole.whole_manifest()
+    audio = InputSpec(
+        "audio", (1, toy.CHUNK, WINDOW), "float32", "audio", "chunk", "caller", "required", PLAIN
+    )
+    stream = replace(manifest.workload.stream, reference_frames=1)
+    manifest = replace(toy.changed(manifest, stream=stream), inputs=(audio,))
+    options = argparse.Namespace(
+        image=tmp_path / "face.npy", reference=None, steps=None, shift=None, seed=0, device="cpu", text=None
+    )
+    face = np.zeros((30, 40, 3), np.uint8)
+    conditions = as_portrait(Conditioning([], None, face, None), options, manifest)
+    assert fit_conditioning(conditions, options, manifest).reference.shape == (HEIGHT, WIDTH, 3)
+    assert capsys.readouterr().err.startswith("image    face.npy 40x30: ")
+    conditions = as_portrait(Conditioning([], None, face[..., :2], None), options, manifest)
+    with pytest.raises(UsageError, match=f"^--image {tmp_path / 'face.npy'} is "):
+        fit_conditioning(conditions, options, manifest)

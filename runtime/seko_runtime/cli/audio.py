@@ -121,5 +121,4 @@ def as_portrait(
         return conditions
     if options.reference is not None:
         raise UsageError("--image and --reference are both the portrait of a model that speaks; give one")
-    options.image, options.reference = None, options.image
-    return replace(conditions, image=None, reference=conditions.image)
+    return replace(conditions, image=None, reference=conditions.image, reference_option="image")

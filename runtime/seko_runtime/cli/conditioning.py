@@ -72,6 +72,7 @@ class Conditioning:
     image: NDArray[Any] | None
     reference: NDArray[Any] | None
     last_image: NDArray[Any] | None = None
+    reference_option: str = "reference"  # the option that named the reference frames, "image" for a portrait
 
 
 def read_conditioning(options: argparse.Namespace) -> Conditioning:
@@ -163,8 +164,10 @@ def fit_conditioning(
         image = _fit_image(image, conditioning.last_image, options, manifest)
     if reference is not None:
         if reference.dtype == np.uint8 and IMAGE in shapes:
-            reference, done = fit_reference(manifest, reference, f"--reference {options.reference}")
-            _note_fit("reference", options.reference, done)
+            option = conditioning.reference_option
+            path = getattr(options, option)
+            reference, done = fit_reference(manifest, reference, f"--{option} {path}")
+            _note_fit(option, path, done)
         check_reference(manifest, reference)
     return Conditioning(conditioning.prompts, conditioning.text, image, reference)
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
-from seko_runtime.errors import SekoRuntimeError, SessionClosedError
+from seko_runtime.errors import RankLostError, SekoRuntimeError, SessionClosedError
 from seko_runtime.format.json_fields import Fields
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.sessions.call_lock import CallLock
@@ -34,10 +34,6 @@ Command = Callable[[Any, Facts], object]  # takes a rank's rows and the command'
 
 class Group(Protocol):
     """The interface of a group of rank processes, as far as ranked rows use it."""
-
-    @property
-    def over(self) -> bool:
-        """Whether the group has ended because a rank was lost."""
 
     def call(
         self,
@@ -76,9 +72,9 @@ class RankedRows(Generic[ManifestT]):
         self.ask_ranks("open", {"options": dict(options)}, patient=True)
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Set the owner of a row. If a rank was lost, `begin_owner` does nothing, so that sessions can still be
-        closed."""
-        if not self._open_group().over:
+        """Set the owner of a row. If a rank was lost, also unnoticed until now, nothing is left to set: sessions can
+        still be closed, and the next work raises the error."""
+        with suppress(RankLostError):
             self.ask_ranks("begin_owner", {"row": row, "tenant": tenant})
 
     def reserve(self, row: int) -> None:

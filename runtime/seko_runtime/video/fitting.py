@@ -133,7 +133,7 @@ def _levels(numbers: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _lanczos(size: int, whole: int, middle: int) -> tuple[NDArray[np.float64], slice]:
     """Matrix [middle, read] of the ``middle`` central pixels of a resize to ``whole`` pixels by Lanczos' filter, and
-    the pixels that the matrix reads. The weights are Pillow's whole numbers, of which each row has `_UNIT` but for their
+    the pixels that the matrix reads. The weights are Pillow's whole numbers; a row sums to `_UNIT`, but for their
     rounding."""
     scale = size / whole
     reach = _LOBES * max(scale, 1.0)
