@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from seko_export.families.voxcpm2.random_files import tokenizer_json
 from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.speech.manifest import SpeechLimits
 from seko_runtime.speech.prompts import assemble, pad_voice
+from seko_runtime.speech.texts import joined, says_something, spoken_text
 from seko_runtime.speech.tokens import SpeechTokenizer
+from seko_runtime.speech.voice import Voice
 from tests.voxcpm2.oracle import original, original_model, quiet
 
 CONFIG = PRESETS[TINY]
@@ -99,7 +102,7 @@ def test_voices_are_filled_up_to_whole_patches() -> None:
 
 def test_what_makes_no_prompt_is_refused() -> None:
     none, some = np.array([], np.int64), np.array([3])
-    with pytest.raises(UsageError, match="give a sentence"):
+    with pytest.raises(UsageError, match="with at least one token"):
         assemble(none, CONFIG.patch_shape)
     with pytest.raises(UsageError, match=r"reference has patches of shape \[2, 4, 9\]"):
         assemble(some, CONFIG.patch_shape, reference=np.zeros((2, 4, 9), np.float32))
@@ -150,3 +153,66 @@ def test_a_text_that_is_none_and_files_of_others_are_refused() -> None:
         SpeechTokenizer(DOCUMENT, "tokenizer.json", 20).ids("hello")
     with pytest.raises(ArtifactError, match="is no file of tokenizers"):
         SpeechTokenizer(b"{}", "tokenizer.json").ids("hello")
+
+
+SENTENCES = ("a new text", "then more")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sentence_continues_the_one_before_as_the_original_merges_it(mode: str) -> None:
+    """`merge_prompt_cache`, which the package offers to keep a voice, with the generated patches of a sentence."""
+    model, kinds, seen = original_model(CONFIG), MODES[mode], list[tuple[Tensor, ...]]()
+    model.text_tokenizer = lambda text: [ord(letter) % 40 for letter in text]
+    model._encode_wav = lambda path, **_: torch.from_numpy(VOICES[path])
+
+    def loop(*arguments: Tensor, **_: Any) -> Any:
+        seen.append(arguments)
+        yield torch.zeros(1, *reversed(CONFIG.patch_shape)), torch.zeros(1), 0
+
+    model._inference = loop
+    said = voice(3, 4)
+    named = {"reference": "reference_wav_path", "continued": "prompt_wav_path"}
+    with quiet():
+        cache = (
+            model.build_prompt_cache(
+                prompt_text="an old text" if "continued" in kinds else None,
+                **{named[kind]: kind for kind in kinds},
+            )
+            if kinds
+            else None
+        )
+        blank = " " if "continued" in kinds else ""
+        merged = model.merge_prompt_cache(cache, blank + SENTENCES[0], torch.from_numpy(said))
+        model.generate_with_prompt_cache(f" {SENTENCES[1]}", merged)
+    ids, _, patches, is_audio = seen[-1]
+    own = Voice(**{kind: VOICES[kind] for kind in kinds}, text="an old text" if "continued" in kinds else "")
+    before = own.then(SENTENCES[0], said)
+    prompt = assemble(
+        np.array(model.text_tokenizer(joined(before.text, SENTENCES[1]))),
+        CONFIG.patch_shape,
+        reference=before.reference,
+        continued=before.continued,
+    )
+    assert np.array_equal(prompt.ids, ids[0])
+    assert np.array_equal(prompt.is_audio, is_audio[0].bool())
+    assert np.array_equal(prompt.patches, patches[0])
+
+
+@given(st.text(st.sampled_from("abc \n\t\r\x0b\x1c\x85\xa0\u2028\u3000"), max_size=20))
+def test_white_space_is_read_as_in_the_original(text: str) -> None:
+    core = importlib.import_module(f"{original().model.__name__.split('.')[0]}.core")
+    seen: list[str] = []
+
+    class Model:
+        def _generate_with_prompt_cache(self, target_text: str, **_: Any) -> Any:
+            seen.append(target_text)
+            yield torch.zeros(1, 1), None, None
+
+    package = core.VoxCPM.__new__(core.VoxCPM)
+    package.tts_model, package.text_normalizer, package.denoiser = Model(), None, None
+    if not says_something(text):
+        with pytest.raises(UsageError, match="nothing to say"):
+            spoken_text(text)
+        return
+    package.generate(text)
+    assert spoken_text(text) == seen[-1]

@@ -91,9 +91,8 @@ def test_a_session_says_what_the_engines_make_one_by_one(folder: Path) -> None:
     with opened(folder, 1, (1,)) as pool, pool.open_session(seed=7) as session:
         session.voice = session.encode_voice(sound(1, 5 * PLAIN.patch_size * PLAIN.vae.encoder_stride - 3))
         sounds = list(session.speak(TEXTS[1], patches=6))
-        tokens = pool._rows.tokens
-        assert tokens is not None
-        prompt = assemble(tokens.ids(TEXTS[1]), PLAIN.patch_shape, reference=session.voice.reference)
+        ids = pool._rows.token_ids(TEXTS[1])
+        prompt = assemble(ids, PLAIN.patch_shape, reference=session.voice.reference)
     assert len(prompt.ids) > PREFILL[-1]
     parts = dict(zip(("ids", "is_audio", "patches"), prompt.arrays, strict=True))
     speech.prefill(0, parts, start=3, tokens=64, length=64, seed=7)
