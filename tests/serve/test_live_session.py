@@ -20,6 +20,7 @@ from seko_serve.live.session import LiveSession
 from seko_serve.live.video import VideoContent
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Control
+from seko_serve.store.arrays import array_table
 from tests.runtime import toy_pool
 
 from .toys import world_opener
@@ -114,7 +115,7 @@ def steered(control: Control | None, *, asked: bool = False, saved: bool = False
         if asked:
             content.ask(row, 0.0)
         if saved:
-            state = json.loads(json.dumps(content.state()))
+            state = json.loads(json.dumps(content.state(), default=array_table))
             content = VideoContent(pool.manifest, content.opening)
             content.load(row, state)
         if control is not None:

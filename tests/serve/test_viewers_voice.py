@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from seko_serve.live.voice import ViewersVoice, pcm_samples
+from seko_serve.store.arrays import array_table
 
 WINDOWS = AudioWindows("audio", 1, 2, 1000, 4, normalised=False)
 LONGEST = 400_000  # samples that a story may come to
@@ -55,7 +56,8 @@ def test_what_is_played_is_what_is_heard(story: list[tuple[str, int]], opening: 
             ended = True
             ours.finish(row)
         elif step == "save":
-            state = json.loads(json.dumps(ours.state()))
+            assert isinstance(ours.state()["samples"], np.ndarray)  # not text: the device's thread calls this
+            state = json.loads(json.dumps(ours.state(), default=array_table))
             later, row = ViewersVoice(WINDOWS, begun), Row()
             later.load(row, state)
             later.asked = ours.asked

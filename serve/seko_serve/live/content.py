@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from seko_runtime.sessions.session import PendingChunk, RowSession
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Codec, Control, Media
+from seko_serve.store.arrays import array_of, arrays_of
 
 
 def answer_to(error: Exception, otherwise: str) -> ServeError:
@@ -60,13 +60,14 @@ class Opening:
     voice: NDArray[np.float32] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return all conditions except the prompt as a JSON value; the state of the session's row holds the prompt."""
+        """Return all conditions except the prompt, with their arrays; the state of the session's row holds the
+        prompt."""
         return {
             "seed": self.seed,
             "fps": self.fps,
-            "image": None if self.image is None else array_table(self.image),
-            "inputs": array_tables(self.inputs),
-            "voice": None if self.voice is None else array_table(self.voice),
+            "image": self.image,
+            "inputs": dict(self.inputs),
+            "voice": self.voice,
         }
 
     @classmethod
@@ -83,28 +84,6 @@ class Opening:
             inputs=arrays_of(state["inputs"]),
             voice=None if voice is None else array_of(voice),
         )
-
-
-def array_table(array: NDArray[Any]) -> dict[str, Any]:
-    """Return an array as a JSON object with its dtype, shape and data."""
-    content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": content}
-
-
-def array_of(table: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array from a JSON object that `array_table` returned."""
-    content = base64.b64decode(table["base64"])
-    return np.frombuffer(content, np.dtype(table["dtype"])).reshape(table["shape"]).copy()
-
-
-def array_tables(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays as a JSON object, by name."""
-    return {name: array_table(np.asarray(array)) for name, array in arrays.items()}
-
-
-def arrays_of(tables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return arrays by name from a JSON object that `array_tables` returned."""
-    return {name: array_of(table) for name, table in tables.items()}
 
 
 @dataclass(frozen=True)
@@ -210,8 +189,8 @@ class Content(Protocol):
         """Accept the requested chunk, which the device has made."""
 
     def state(self) -> dict[str, Any]:
-        """Return, as a JSON value, the part of the session's state that a snapshot of the session's row in the pool
-        does not contain."""
+        """Return the part of the session's state that a snapshot of the session's row in the pool does not contain: a
+        JSON value that holds arrays, which are not changed afterwards and which the writer of the snapshot encodes."""
 
     def load(self, row: Any, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned, with a session of the pool that was restored from the snapshot

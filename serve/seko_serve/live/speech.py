@@ -18,10 +18,11 @@ from seko_runtime.speech.session import Said, SpeechSession
 from seko_runtime.speech.texts import NOTHING_TO_SAY, checked_text
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.errors import ServeError
-from seko_serve.live.content import SpeechOpening, array_tables, arrays_of
+from seko_serve.live.content import SpeechOpening
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound
 from seko_serve.protocol import Codec, Control, Media
+from seko_serve.store.arrays import arrays_of
 
 MAX_LETTERS_AHEAD = 20_000
 
@@ -171,9 +172,9 @@ class SpeechContent:
         return {
             "text": self._text.state(),
             "speaking": self._speaking,
-            "voice": array_tables({name: array for name, array in latents.items() if array is not None}),
+            "voice": {name: array for name, array in latents.items() if array is not None},
             "voice_text": voice.text,
-            "said": array_tables({name: array for name, array in of_said.items() if array is not None}),
+            "said": {name: array for name, array in of_said.items() if array is not None},
             "said_texts": [said.text, said.present],
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows, SampleBuffer
+from seko_serve.store.arrays import array_of
 
 Samples = NDArray[np.float32]
 
@@ -109,22 +109,20 @@ class ViewersVoice:
         return sound
 
     def state(self) -> dict[str, Any]:
-        """Return the voice's state as a JSON value, for `load`."""
-        samples = self._samples.between(0, len(self._samples))
+        """Return the voice's state for `load`, with the samples as an array."""
         return {
             "first": self._first,
             "ended": self._ended,
             "next_frame": self._next_frame,
             "asked": self.asked,
-            "samples": base64.b64encode(samples.astype("<f4").tobytes()).decode(),
+            "samples": self._samples.between(0, len(self._samples)),
         }
 
     def load(self, row: Hearing, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned, with a session of the pool that has no voice yet."""
         self._forget()
         self._first, self._next_frame = state["first"], state["next_frame"]
-        raw = np.frombuffer(base64.b64decode(state["samples"]), "<f4")
-        self._take(row, raw.reshape(self.windows.speakers, -1).astype(np.float32), self._first)
+        self._take(row, array_of(state["samples"]), self._first)
         if state["ended"]:
             self.finish(row)
         else:

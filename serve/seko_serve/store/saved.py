@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from seko_serve.store.arrays import array_table
 from seko_serve.store.base import (
     SESSION,
     Content,
@@ -88,7 +89,7 @@ class Saved:
     Parameters
     ----------
     state : mapping
-        The server's part of the session's state, as a JSON value.
+        The server's part of the session's state: a JSON value that may hold arrays.
     messages : sequence of bytes-like
         Sent messages that the viewer may not have received, oldest first.
     row : sequence of bytes-like
@@ -327,7 +328,7 @@ class SavedSessions:
 
     def _pieces(self, names: Sequence[str], saved: Saved) -> list[Content]:
         table = {"state": saved.state, "messages": [len(message) for message in saved.messages]}
-        head = json.dumps(table, separators=(",", ":"), allow_nan=False).encode()
+        head = json.dumps(table, separators=(",", ":"), allow_nan=False, default=array_table).encode()
         if len(head) > MAX_HEAD_BYTES:
             raise StoreError(
                 f"the server's part of a snapshot has {len(head)} bytes, at most {MAX_HEAD_BYTES}"
