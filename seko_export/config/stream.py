@@ -90,9 +90,10 @@ class StreamConfig:
         for side in ("height", "width"):
             pixels = getattr(self, side)
             if pixels < unit or pixels % unit:
+                below = "x".join(str(max(unit, size // unit * unit)) for size in (self.height, self.width))
                 raise UsageError(
                     f"{side} {pixels} is no multiple of {unit} pixels (VAE stride {self.spatial_stride} times patch "
-                    f"{PATCH})"
+                    f"{PATCH}); the nearest video that fits is {below} (height x width)"
                 )
         if self.chunk_frames < 1 or self.batch < 1 or self.fps < 1 or self.sink_frames < 0:
             raise UsageError(

@@ -127,3 +127,15 @@ def test_a_vae_fits_by_the_channels_that_a_model_gives():
     assert beside.workload.vae == WanVaeConfig()
     with pytest.raises(UsageError, match="16 latent channels, 'tiny' gives 48"):
         dataclasses.replace(build, model=dataclasses.replace(preset.model, out_channels=48))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "stride", "offered"),
+    [(720, 1280, 16, "704x1280"), (1280, 720, 16, "1280x704"), (90, 100, 8, "80x96"), (5, 64, 8, "16x64")],
+)
+def test_a_size_that_no_patch_fits_is_refused_with_one_that_does(height, width, stride, offered):
+    """720p is no size of the 5B model, 704x1280 is."""
+    with pytest.raises(
+        UsageError, match=rf"multiple of .* nearest video that fits is {offered} \(height x width\)"
+    ):
+        StreamConfig(height, width, 3, 1, 6, spatial_stride=stride)

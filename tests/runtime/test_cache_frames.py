@@ -124,3 +124,26 @@ def test_a_pad_id_beyond_the_text_engines_table_is_refused(
 def test_the_last_row_of_the_table_may_pad() -> None:
     table = replace(toy_whole.TABLE, pad_id=len(toy_whole.WORDS) - 1)
     resolve_video(toy_whole.whole_manifest(text=table))
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("name", ["kv", "latents", "frames", "seeds"])
+def test_rows_on_an_axis_that_calls_do_not_leave_to_them_are_refused(name: str, axis: int) -> None:
+    """Also where one row could be cut along any axis."""
+    for manifest in (toy.toy_manifest(), toy_pool.pool_manifest()):
+        changed = replace(
+            manifest,
+            buffers=tuple(replace(b, row_axis=axis) if b.name == name else b for b in manifest.buffers),
+        )
+        if changed == manifest:
+            resolve_video(changed)
+        else:
+            with pytest.raises(ManifestError, match=rf"{name}.*(row_axis|axis {axis}|entries a row)"):
+                resolve_video(changed)
+
+
+def test_a_program_without_calls_is_refused() -> None:
+    manifest = toy.toy_manifest()
+    for name in manifest.programs:
+        with pytest.raises(ManifestError, match=f"program {name} has no calls"):
+            resolve_video(replace(manifest, programs={**manifest.programs, name: ()}))

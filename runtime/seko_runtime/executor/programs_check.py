@@ -47,8 +47,9 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
     Raises
     ------
     ManifestError
-        If a program or table names something that does not exist or exists twice, or a program writes a buffer that
-        it must not write.
+        If a program has no calls, a program or table names something that does not exist or exists twice, a program
+        writes a buffer that it must not write, or a buffer's rows lie on another axis than behind those that calls
+        index.
     ArtifactError
         If the shape or dtype of a tensor differs from the engine's signature.
     """
@@ -62,6 +63,7 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
         resolved[program] = tuple(
             tables.resolve(_Run(program, rule, contract, number), calls) for number in rule.numbers
         )
+    tables.check_row_axes()
     layer_visits(manifest, resolved, contract.units)  # called only for the errors that it raises
     return resolved
 
@@ -105,6 +107,24 @@ class _Tables:
             for name in engine.mutates:
                 if name not in inputs:
                     raise ManifestError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
+
+    def check_row_axes(self) -> None:
+        """Check that a buffer's rows lie behind the axes that the resolved references index, such as passes and layers;
+        the runtime clears, saves and moves rows along that axis."""
+        indexed: dict[str, set[int]] = {}
+        for ref, _ in self._meanings.values():
+            if ref.kind == "buffer":
+                indexed.setdefault(ref.name, set()).add(len(ref.index) - ref.by_row)
+        for buffer in self.buffers.values():
+            axis, most = buffer.row_axis, max(indexed.get(buffer.name, {0}))
+            of_rows = buffer.role in ("cache", "session")
+            if axis and axis >= len(buffer.shape):
+                raise ManifestError(f"buffer {buffer.name} {list(buffer.shape)} has no row_axis {axis}")
+            if most and (axis > most or (of_rows and axis < most)):
+                raise ManifestError(
+                    f"buffer {buffer.name} {list(buffer.shape)} has row_axis {axis}, and calls index its first {most} "
+                    f"axes: expected row_axis {most}; rebuild the artifact"
+                )
 
     def resolve(self, run: _Run, calls: tuple[Call, ...]) -> tuple[ResolvedCall, ...]:
         values: dict[str, TensorSpec] = {}
@@ -260,6 +280,9 @@ def _check_program_names(manifest: Manifest, contract: Contract) -> None:
         raise ManifestError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"
         )
+    for name, calls in manifest.programs.items():
+        if not calls:
+            raise ManifestError(f"program {name} has no calls; rebuild the artifact")
     for together in contract.together:
         if 0 < len(names & set(together)) < len(together):
             raise ManifestError(f"programs hold one of {' and '.join(together)}, expected both or none")

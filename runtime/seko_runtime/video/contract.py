@@ -140,9 +140,10 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
         )
     latents = _latent_shape(manifest, manifest.call_rows)
     output = buffers.get(manifest.workload.output)
-    if output is None or output.role != "state" or output.shape != latents or output.dtype != "float32":
+    wanted = ("state", latents, "float32", 0)
+    if output is None or (output.role, output.shape, output.dtype, output.row_axis) != wanted:
         raise ManifestError(
-            f"output {manifest.workload.output!r} is no state buffer of float32 {list(latents)}"
+            f"output {manifest.workload.output!r} is no state buffer of float32 {list(latents)} with row_axis 0"
         )
     _check_text(manifest, buffers)
     _check_conditioning(manifest, buffers)
@@ -188,10 +189,10 @@ def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) 
             raise ManifestError(
                 f"host buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}, nor of an input"
             )
-        if buffer.shape != host[buffer.name] or buffer.dtype != "int64":
+        if (buffer.shape, buffer.dtype, buffer.row_axis) != (host[buffer.name], "int64", 0):
             raise ManifestError(
-                f"host buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
-                f"the host writes int64 {list(host[buffer.name])}"
+                f"host buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)} with row_axis {buffer.row_axis}, "
+                f"the host writes int64 {list(host[buffer.name])}, with row_axis 0"
             )
 
 
