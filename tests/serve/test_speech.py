@@ -27,6 +27,7 @@ from seko_runtime.errors import EngineRunError
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.speech.contract import VOICE_PROGRAM
 from seko_runtime.speech.local_rows import PREFILL
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import assemble
 from seko_runtime.speech.voice import NO_VOICE, Voice
@@ -37,6 +38,7 @@ from seko_serve.live.device import pool_of
 from seko_serve.live.pace import CREDIT
 from seko_serve.media.sound_files import FORMS, sound_file
 from seko_serve.protocol import Media
+from tests.speech.texts import said_in_turn
 from tests.speech.toy_speech import (
     MARKS,
     PATCH,
@@ -220,6 +222,45 @@ def test_a_text_is_spoken_on_by_the_next_process(start: Starter, tmp_path: Path,
         assert places == set(range(len(wanted)))
 
     run(test, first)
+
+
+def test_a_sentence_goes_on_in_the_voice_of_the_one_before_also_in_the_next_process(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the socket, across a snapshot within the first sentence, and over HTTP: the same bytes."""
+    monkeypatch.setattr(SpeechManifest, "session_positions", 32)
+    texts, store = ("abcd!", "zzzz!"), str(tmp_path / "store")
+    seed = next(
+        seed
+        for seed in range(20)
+        if len(said_alone(texts[0], seed=seed)) > 4
+        and levels(said_in_turn(texts, positions=32, seed=seed)).tobytes()
+        != levels(
+            [patch for text in texts for patch in said_in_turn([text], positions=32, seed=seed)]
+        ).tobytes()
+    )
+    wanted = levels(said_in_turn(texts, positions=32, seed=seed))
+    first = start(opener, snapshots=store)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(audio=["pcm"], seed=seed)
+        await client.send("text", text=" ".join(texts), last=True)
+        sound = await heard(client, 2)
+        await client.drop()
+        await asyncio.to_thread(first.stop)
+        client._url = start(opener, snapshots=store).url
+        await client.resume()
+        while not sound[-1].last:
+            sound += await heard(client)
+        for media in sound:
+            part = wanted[media.first : media.first + media.count]
+            assert np.array_equal(np.frombuffer(media.payload, "<i2"), part)
+        assert sound[-1].first + sound[-1].count == len(wanted)
+        await client.close()
+
+    run(test, first)
+    content, _ = spoken(start(opener).url, input=" ".join(texts), seed=seed, response_format="pcm")
+    assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
 
 
 def test_an_answer_to_whom_nobody_comes_back_is_not_saved(start: Starter, tmp_path: Path) -> None:
