@@ -95,6 +95,8 @@ function told(message) {
     write();
   } else if (message.type === "rejected" || message.type === "error") {
     complain(sentence(message.message));
+  } else if (message.type === "applied" && message.note) {
+    complain(sentence(message.note));
   } else if (message.type === "chunk") {
     if (message.late_ms > 0 && started) find("late").textContent = Number(find("late").textContent) + 1;
     waiting.push({ chunk: message.chunk, end: samples / sound.facts.rate * 1e6 });
