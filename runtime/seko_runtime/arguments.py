@@ -166,3 +166,12 @@ def check_magnitude(array: Any, what: str) -> None:
             f"{what} holds a number of magnitude {largest:.3g}, expected at most {LARGEST:g}: a model computes no "
             "video of such numbers, only NaN"
         )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown word: the known word that is most like it; empty if none
+    is."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""

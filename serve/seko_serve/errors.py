@@ -4,9 +4,13 @@ whether to try again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from seko_runtime.arguments import nearest
+
+MAX_NAME_LETTERS = 64  # of a client's word in a message
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,13 @@ _KINDS = (
     Kind("not_found", 404, POLICY, False, "There is no such session, video or model."),
     Kind("not_allowed", 405, POLICY, False, "The path exists, but not with this HTTP method."),
     Kind("timeout", 408, POLICY, True, "The request took too long to arrive."),
-    Kind("conflict", 409, POLICY, False, "The session's state does not allow the request."),
+    Kind(
+        "conflict",
+        409,
+        POLICY,
+        False,
+        "The state of the session or video does not allow the request; with retry_after it soon will.",
+    ),
     Kind("too_large", 413, POLICY, False, "A message, text, picture or sound is larger than the limit."),
     Kind(
         "unsupported",
@@ -125,9 +135,9 @@ class ServeError(Exception):
         Code of the error, one of `KINDS`.
     message : str
         A sentence that names the found and the expected value. The sentence has no path, no key, no token and no text
-        of a user.
+        of a user, except for the name of an unknown field.
     retry_after : float, optional
-        Seconds after which the client may repeat the request.
+        Seconds after which the client may repeat the request; also makes an error retryable whose kind is not.
     facts : dict, optional
         Further fields of the JSON object of the error, such as the request's place in the queue.
     """
@@ -146,12 +156,18 @@ class ServeError(Exception):
         self.retry_after = retry_after
         self.facts = dict(facts or {})
 
+    @property
+    def retryable(self) -> bool:
+        """Whether the refused request may succeed later: always for some kinds of errors, and for one of another kind
+        if it says when to repeat the request."""
+        return self.kind.retryable or self.retry_after is not None
+
     def body(self) -> dict[str, object]:
         """Return the error as a JSON object, as HTTP answers and sockets send it."""
         table: dict[str, object] = {
             "code": self.kind.code,
             "message": self.message,
-            "retryable": self.kind.retryable,
+            "retryable": self.retryable,
             **self.facts,
         }
         if self.retry_after is not None:
@@ -208,3 +224,16 @@ class UnreachableError(ServeError):
             f"no server of Seko answers at {address}: {reason}; check the address, and whether the server runs",
         )
         self.address = address
+
+
+def check_fields(given: Iterable[object], known: Iterable[str], where: str = "the request") -> None:
+    """Raise a ServeError if a client's JSON object has a field that is not among the known ones; its message names the
+    field, and the known field that is most like it."""
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            shown, takes = str(name)[:MAX_NAME_LETTERS], ", ".join(names) or "none"
+            raise ServeError(
+                "bad_request",
+                f"{where} has the unknown field {shown!r}{nearest(shown, names)}; it takes {takes}",
+            )

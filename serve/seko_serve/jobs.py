@@ -25,6 +25,7 @@ from seko_serve.store.own_folder import OwnFolder
 MAX_FOLDER_BYTES = 1 << 30
 KEPT_S = 3600.0  # from a video's end to its removal
 REAP_S = 5.0
+AGAIN_S = 1.0  # after which a client asks again for the file of a video that is being made
 NICE = 10  # niceness of the thread that encodes videos: encoders of live sessions go first
 ID = "video_"  # first letters of every id
 _FILE = "seko-serve-"  # and of every file, before the id: cameras and people also write video_SOMETHING.mp4
@@ -188,7 +189,8 @@ class VideoJobs:
     def file(self, video: Video) -> Path:
         """Return the path of a video's file; ServeError if the video is not completed, or its file is gone."""
         if video.status != "completed":
-            raise ServeError("conflict", f"the video is {video.status}")
+            again = AGAIN_S if video.status in ("queued", "in_progress") else None
+            raise ServeError("conflict", f"the video is {video.status}", retry_after=again)
         path = self._path(video)
         if not path.is_file():
             raise ServeError("not_found", "the video's file was removed on the server")

@@ -6,13 +6,15 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from seko_serve.errors import ServeError
+from seko_runtime.arguments import nearest
+from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 
 SUBPROTOCOL = "seko.v1"
 QUEUE_HEADER, JOIN = "seko-queue", "join"  # of a request that waits: `join`, then the token of its place
@@ -24,6 +26,7 @@ MAX_CONTROL_BYTES = 64 << 10  # a JSON message of a client
 MAX_ID_LETTERS, MAX_KEYS = 64, 32
 MAX_BUFFER = 8  # chunks that a viewer collects before it plays
 MAX_AUDIO_BYTES = 128 << 10  # of a binary message of a client: 4 s of one voice
+_DIGITS = re.compile("-?[0-9]{1,19}")
 _UNSIGNED_32, _UNSIGNED_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
@@ -217,17 +220,36 @@ def _intrinsics(value: object, name: str) -> tuple[float, ...]:
     return numbers
 
 
-def _bytes(value: object, name: str) -> bytes:
+def base64_bytes(text: str, name: str, most: int) -> bytes:
+    """Return the bytes of base64 text, which may be broken into lines, as MIME does; ServeError if ``text`` is no
+    base64, or holds more than ``most`` bytes. Messages call it by ``name``."""
+    for space in "\r\n\t ":
+        text = text.replace(space, "")
+    if len(text) > -(-most // 3) * 4:
+        raise ServeError("too_large", f"{name} has more than {most} bytes")
     try:
-        return base64.b64decode(_text(MAX_CONTROL_BYTES)(value, name), validate=True)
+        return base64.b64decode(text, validate=True)
     except ValueError:
         raise ServeError("bad_request", f"{name} is no base64") from None
+
+
+def _bytes(value: object, name: str) -> bytes:
+    return base64_bytes(_text(MAX_CONTROL_BYTES)(value, name), name, MAX_CONTROL_BYTES)
+
+
+def whole_seed(value: object, name: str) -> int:
+    """Return a seed, which is a whole number or, as forms and some clients send it, a text of its digits; ServeError
+    for any other value. Messages call it by ``name``."""
+    seed = int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
+    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
+        found = repr(value)[:MAX_NAME_LETTERS]
+        raise ServeError("bad_request", f"{name} is {found}, expected a whole number within 62 bits")
+    return seed
 
 
 MAX_PROMPT_LETTERS = 4_000
 MAX_POSES = 256
 _ID = ("id", _text(MAX_ID_LETTERS))
-_SEED = _whole(-((1 << 62) - 1), (1 << 62) - 1)
 
 
 @dataclass(frozen=True)
@@ -255,10 +277,10 @@ CONTROLS: Mapping[str, Shape] = {
     "audio": Shape((_ID, ("pcm16", _bytes)), (("last", _flag),)),
     "audio_end": Shape((_ID,)),
     "text": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("last", _flag),)),
-    "seed": Shape((_ID, ("value", _SEED))),
+    "seed": Shape((_ID, ("value", whole_seed))),
     "pause": Shape((_ID,)),
     "play": Shape((_ID,)),
-    "restart": Shape((_ID,), (("seed", _SEED),)),
+    "restart": Shape((_ID,), (("seed", whole_seed),)),
     "ping": Shape((("t", _number),)),
     "close": Shape(),
 }
@@ -290,8 +312,7 @@ def parse_control(message: str | bytes) -> Control:
             fields[name] = check(table.pop(name), f"{kind}.{name}")
         elif (name, check) in shape.required:
             raise ServeError("bad_request", f"{kind}.{name} is missing")
-    if table:
-        raise ServeError("bad_request", f"{kind} has unknown fields; it takes {_names(shape)}")
+    check_fields(table, [name for name, _ in (*shape.required, *shape.optional)], str(kind))
     return Control(str(kind), fields.pop("id", ""), fields)
 
 
@@ -299,7 +320,10 @@ def shape_of(kind: object) -> Shape:
     """Return the fields of a type of control; ServeError if there is no such type."""
     shape = CONTROLS.get(kind) if isinstance(kind, str) else None
     if shape is None:
-        raise ServeError("bad_request", f"unknown type of control, expected one of {', '.join(CONTROLS)}")
+        word = f"{str(kind)[:MAX_NAME_LETTERS]!r}{nearest(str(kind)[:MAX_NAME_LETTERS], CONTROLS)}"
+        raise ServeError(
+            "bad_request", f"unknown type of control {word}; expected one of {', '.join(CONTROLS)}"
+        )
     return shape
 
 
@@ -331,10 +355,6 @@ def parse_sound(message: bytes) -> Control:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def _names(shape: Shape) -> str:
-    return ", ".join(name for name, _ in (*shape.required, *shape.optional)) or "none"
 
 
 def message(kind: str, **fields: object) -> str:

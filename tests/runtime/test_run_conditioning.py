@@ -130,6 +130,22 @@ def test_a_sentence_for_an_artifact_without_a_text_encoder(
     assert "no text encoder" in refused(2, "--prompt", "a red disc")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        ("", "the prompt is empty"),
+        ("  ", "the prompt has no letter"),
+        ("a\0b", "letter 2 of the prompt is NUL"),
+    ],
+)
+def test_a_sentence_without_words(refused: Refused, tmp_path: Path, prompt: str, why: str) -> None:
+    schedule = tmp_path / "prompts.json"
+    schedule.write_text(json.dumps([{"at_s": 0, "prompt": "a"}, {"at_s": 1, "prompt": prompt}]))
+    assert why in refused(2, "--prompt", prompt)
+    if "\0" not in prompt:  # the schedule's reader says where it stands
+        assert why in refused(2, "--prompts", str(schedule))
+
+
 # -- words -----------------------------------------------------------------------------------------------------
 
 
@@ -138,8 +154,6 @@ def test_a_sentence_for_an_artifact_without_a_text_encoder(
     [
         ("a red whale", "does not know the words 'whale'; they mean nothing to it"),
         ("ein Wal, a Wal", "does not know the words 'ein', 'Wal'; "),
-        ("", "the prompt is empty"),
-        ("  ", "the prompt is empty"),
         ("a red disc bounces a ring", "the prompt has 7 tokens and is cut to 5"),
         ("b c d e f g h i j k", "'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i' and 2 more"),
     ],

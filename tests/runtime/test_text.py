@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError, UsageError
-from seko_runtime.video.text import _PLAIN, PromptIds, clean_prompt
+from seko_runtime.video.text import _PLAIN, PromptIds, clean_prompt, prompt_words
 
 from . import toy_whole
 from .toy_whole import TABLE, tokenizer_json
@@ -123,3 +123,31 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(EnvironmentLacksError, match="pip install tokenizers") as caught:
         PromptIds(TABLE, tokenizer_json()).ids("a")
     assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("may_be_empty", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        (" ", "the prompt has no letter that can be seen"),
+        ("\n\t\u3000", "the prompt has no letter that can be seen"),
+        ("\u200b", "the prompt has no letter that can be seen"),
+        ("&nbsp;", "the prompt has no letter that can be seen"),
+        ("\0", "letter 1 of the prompt is NUL"),
+        ("a red\0disc", "letter 6 of the prompt is NUL"),
+    ],
+)
+def test_a_prompt_without_words_is_refused(prompt: str, why: str, may_be_empty: bool) -> None:
+    with pytest.raises(UsageError, match=why):
+        prompt_words(prompt, may_be_empty=may_be_empty)
+
+
+def test_an_empty_prompt_is_taken_where_a_picture_says_what_to_show() -> None:
+    assert prompt_words("", may_be_empty=True) == ""
+    with pytest.raises(UsageError, match="the prompt is empty; write what the video is to show"):
+        prompt_words("", may_be_empty=False)
+
+
+@pytest.mark.parametrize("prompt", ["a", " a ", "!", "\u7ea2", "\U0001f600", "e\u0301"])
+def test_a_prompt_with_words_is_cleaned_alone(prompt: str) -> None:
+    assert prompt_words(prompt, may_be_empty=False) == clean_prompt(prompt)

@@ -422,7 +422,7 @@ def test_a_voice_that_leaves_no_room_is_refused_before_it_is_encoded(
         ({"input": "a", "ref_audio": 1}, 400, "ref_audio is of type int"),
         ({"input": "a", "ref_audio": "AAAA"}, 400, "ref_audio is no sound"),
         ({"input": "a", "response_format": []}, 415, "response_format"),
-        ({"input": "a", "more": 1}, 400, "unknown fields"),
+        ({"input": "a", "more": 1}, 400, "unknown field 'more'"),
     ],
 )
 def test_what_cannot_be_spoken_is_refused(

@@ -27,6 +27,7 @@ from seko_runtime.video.contract import (
     IMAGE,
     PICTURE_LEVELS,
     TEXT_BUFFER,
+    begins_with_picture,
     picture_input,
     start_pictures,
     text_vocabulary,
@@ -34,7 +35,7 @@ from seko_runtime.video.contract import (
 from seko_runtime.video.manifest import Stream, VideoManifest
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.schedule import rescheduled
-from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
+from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, prompt_words
 
 MAX_SCHEDULE_BYTES = 1 << 20
 MAX_WORDS_TOLD = 8
@@ -226,18 +227,19 @@ def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, man
         raise UsageError(NO_TEXT_ENCODER)
     document = read_file(options.artifact, manifest, spec.tokenizer)
     ids = PromptIds(spec, document, text_vocabulary(manifest))
-    for prompt in dict.fromkeys(clean_prompt(prompt_at.prompt) for prompt_at in prompts):
+    may_be_empty = begins_with_picture(manifest)
+    words = [prompt_words(prompt_at.prompt, may_be_empty=may_be_empty) for prompt_at in prompts]
+    for prompt in dict.fromkeys(words):
         if not prompt:
-            note("warning: the prompt is empty; the video shows whatever the model makes of nothing")
-            continue
+            note("the prompt is empty: the video follows its picture alone")
         ids.ids(prompt)  # raises if it is too long and may not be cut
         length = ids.length(prompt)
         if length > spec.tokens:
             note(f"warning: the prompt has {length} tokens and is cut to {spec.tokens}")
-        words = ids.unknown_words(prompt)
-        if words:
-            word_list = ", ".join(map(repr, words[:MAX_WORDS_TOLD]))
-            more = f" and {len(words) - MAX_WORDS_TOLD} more" if len(words) > MAX_WORDS_TOLD else ""
+        unknown = ids.unknown_words(prompt)
+        if unknown:
+            word_list = ", ".join(map(repr, unknown[:MAX_WORDS_TOLD]))
+            more = f" and {len(unknown) - MAX_WORDS_TOLD} more" if len(unknown) > MAX_WORDS_TOLD else ""
             note(
                 one_line(
                     f"warning: this artifact does not know the words {word_list}{more}; they mean nothing to it"

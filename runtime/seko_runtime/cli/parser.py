@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from seko_runtime import __version__
+from seko_runtime.arguments import nearest
 from seko_runtime.cli.controls import control_options
 from seko_runtime.cli.option_values import OptionParser
 from seko_runtime.cli.output import print_lines
@@ -359,7 +360,7 @@ def _check_names(arguments: Sequence[str], commands: dict[str, argparse.Argument
     command = arguments[0]
     if command not in commands:
         raise UsageError(
-            f"there is no command {command!r}{_nearest(command, commands)}; see `seko-run --help`"
+            f"there is no command {command!r}{nearest(command, commands)}; see `seko-run --help`"
         )
     names = [spelled for action in commands[command]._actions for spelled in action.option_strings]
     for argument in arguments[1:]:
@@ -370,13 +371,6 @@ def _check_names(arguments: Sequence[str], commands: dict[str, argparse.Argument
             continue
         if not any(name.startswith(option) for name in names):  # argparse takes beginnings
             raise UsageError(
-                f"`seko-run {command}` has no option {option}{_nearest(option, names)}; "
+                f"`seko-run {command}` has no option {option}{nearest(option, names)}; "
                 f"see `seko-run {command} --help`"
             )
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f": did you mean {near[0]}?" if near else ""

@@ -347,6 +347,13 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
     return pictures[0]
 
 
+def begins_with_picture(manifest: VideoManifest) -> bool:
+    """Return whether every session of an artifact begins with a picture. Its video needs no words, so that an empty
+    prompt is taken."""
+    spec, portrait = picture_input(manifest), manifest.workload.stream.reference_frames > 0
+    return (portrait and "encode" in manifest.programs) or (spec is not None and spec.default == "required")
+
+
 def start_pictures(manifest: VideoManifest) -> int:
     """Return the number of pictures of ``image`` with which a session of this artifact begins: 2 for a model that takes
     a first and a last picture, otherwise 1."""

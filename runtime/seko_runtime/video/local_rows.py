@@ -22,7 +22,7 @@ from seko_runtime.sessions.rows import LocalRows
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import MAX_JUMP, checked_seed
 from seko_runtime.video.conditioning.squashed import with_squashed
-from seko_runtime.video.contract import input_of_picture
+from seko_runtime.video.contract import begins_with_picture, input_of_picture
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import Inputs, check_call
@@ -69,7 +69,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self._chunks = self._launches = 0
         self._prompts: RowPrompts | None = None
         if manifest.workload.text is not None and loaded.tokens is not None:
-            self._prompts = RowPrompts(memory, loaded.tokens, loaded.digest, options.prompt_cache)
+            self._prompts = RowPrompts(
+                memory,
+                loaded.tokens,
+                loaded.digest,
+                options.prompt_cache,
+                may_be_empty=begins_with_picture(self.manifest),
+            )
         self._open(lambda: VideoDevice(loaded, memory, self.streams.clocks, self.streams.inputs, options))
 
     @machine_faults()

@@ -12,7 +12,7 @@ from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.sessions.loaded import TokenIds
 from seko_runtime.video.contract import TEXT_BUFFER, TEXT_ENCODED, TEXT_IDS
 from seko_runtime.video.device import VideoDevice
-from seko_runtime.video.text import clean_prompt, prompt_key
+from seko_runtime.video.text import prompt_key, prompt_words
 
 
 class PromptKey(NamedTuple):
@@ -86,10 +86,14 @@ class RowPrompts:
         SHA-256 of the artifact; may be empty.
     capacity : int
         Largest number of entries of the prompt cache.
+    may_be_empty : bool
+        Whether a prompt may be the empty text; see `prompt_words`.
     """
 
-    def __init__(self, memory: Memory, ids: TokenIds, digest: str, capacity: int) -> None:
-        self.cache = PromptCache(capacity)
+    def __init__(
+        self, memory: Memory, ids: TokenIds, digest: str, capacity: int, *, may_be_empty: bool = False
+    ) -> None:
+        self.cache, self._may_be_empty = PromptCache(capacity), may_be_empty
         self._memory, self._ids = memory, ids
         self._digest = digest
         self._owners: dict[int, str] = {}  # owner of each row; rows that are missing here share one owner
@@ -106,7 +110,7 @@ class RowPrompts:
 
     def check(self, prompt: str) -> None:
         """Raise the error that `set` would raise for a prompt; no prompt changes."""
-        self._ids.ids(clean_prompt(prompt))
+        self._ids.ids(self._words(prompt))
 
     def set(self, device: VideoDevice, row: int, prompt: str) -> None:
         """Set the prompt of a row. A new prompt is encoded, and a cached prompt is copied from the prompt cache.
@@ -121,7 +125,7 @@ class RowPrompts:
         prompt : str
             The prompt, a sentence.
         """
-        cleaned, names = clean_prompt(prompt), self._results(device)
+        cleaned, names = self._words(prompt), self._results(device)
         key = PromptKey(self._owners.get(row, ""), prompt_key(cleaned, self._digest))
         entry = self.cache.get(key) if names else None
         encoded = self._encode(device, cleaned) if entry is None else None
@@ -135,6 +139,9 @@ class RowPrompts:
                 device.run_prompt(row)
             if entry is None and names:
                 self.cache.put(key, [self._copied(device, name, row) for name in names])
+
+    def _words(self, prompt: str) -> str:
+        return prompt_words(prompt, may_be_empty=self._may_be_empty)
 
     def _encode(self, device: VideoDevice, prompt: str) -> Tensor:
         """Return a copy of the embeddings [1, n, text_dim] of a cleaned prompt."""

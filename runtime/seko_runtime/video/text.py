@@ -154,6 +154,36 @@ def clean_prompt(prompt: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(html.unescape(mended))).strip()
 
 
+def prompt_words(prompt: str, *, may_be_empty: bool) -> str:
+    """Return a cleaned prompt, as `clean_prompt` does, that has words.
+
+    Parameters
+    ----------
+    prompt : str
+        The prompt of a caller.
+    may_be_empty : bool
+        Whether an empty text is taken as a wish for no words; see `contract.begins_with_picture`. White space alone is
+        no such wish.
+
+    Raises
+    ------
+    UsageError
+        If the prompt holds NUL or has no words, and for the reasons of `clean_prompt`.
+    LibraryMissingError
+        See `clean_prompt`.
+    """
+    if isinstance(prompt, str) and "\0" in prompt:
+        raise UsageError(f"letter {prompt.index(chr(0)) + 1} of the prompt is NUL, which no text holds")
+    cleaned = clean_prompt(prompt)
+    if any(letter.isprintable() and not letter.isspace() for letter in cleaned) or (
+        may_be_empty and not prompt
+    ):
+        return cleaned
+    what = "has no letter that can be seen" if prompt else "is empty"
+    more = ', or give an empty text ("") for a video without words' if may_be_empty else ""
+    raise UsageError(f"the prompt {what}; write what the video is to show{more}")
+
+
 def ftfy_library() -> Any:
     """Return the library `ftfy`; LibraryMissingError if it is not installed."""
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 
+from seko_runtime.arguments import nearest
 from seko_runtime.backends.host import check_device_name
 from seko_runtime.errors import UsageError
 from seko_serve.security.keys import private_bytes, read_keys
@@ -351,7 +352,8 @@ def _read(kind: type[Any], table: object, where: str) -> Any:
     hints, values = get_type_hints(kind), {}
     unknown = set(table) - set(hints)
     if unknown:
-        raise ValueError(f"{where} has the unknown field {sorted(map(str, unknown))[0]!r}")
+        name = sorted(map(str, unknown))[0]
+        raise ValueError(f"{where} has the unknown field {name!r}{nearest(name, hints)}")
     for entry in fields(kind):
         if entry.name in table:
             values[entry.name] = _value(hints[entry.name], table[entry.name], f"{where}: {entry.name}")

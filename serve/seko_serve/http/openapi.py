@@ -13,7 +13,7 @@ import seko_serve
 from seko_serve.errors import KINDS
 from seko_serve.http.access import TICKET
 from seko_serve.http.line import EVENTS
-from seko_serve.http.openings import LAST_S, MAX_FPS, MAX_LAST_S
+from seko_serve.http.openings import LAST_S, LEAST_FPS, MAX_FPS, MAX_LAST_S
 from seko_serve.http.service import PICTURE_KINDS
 from seko_serve.http.speech import MAX_INPUT_LETTERS
 from seko_serve.http.videos import MAX_LISTED, MAX_SECONDS
@@ -27,7 +27,8 @@ WHOLE: Table = {"type": "integer"}
 FLAG: Table = {"type": "boolean"}
 BINARY: Table = {"type": "string", "contentMediaType": "application/octet-stream"}
 UPLOAD: Table = {"type": "string", "description": "Base64, or a data URL of base64."}
-SEED: Table = {"type": "integer", "minimum": 1 - (1 << 62), "maximum": (1 << 62) - 1, "default": 0}
+_WHOLE_SEED: Table = {"type": "integer", "minimum": 1 - (1 << 62), "maximum": (1 << 62) - 1}
+SEED: Table = {"anyOf": [_WHOLE_SEED, {"type": "string", "pattern": "^-?[0-9]{1,19}$"}], "default": 0}
 PROMPT: Table = {"type": "string", "maxLength": MAX_PROMPT_LETTERS}
 
 BODY = (
@@ -229,7 +230,7 @@ def _schemas() -> Table:
     begins: Table = {"prompt": PROMPT, "seed": SEED, **pictures, "voice": voice, "inputs": inputs}
     prompts = {"type": "array", "items": PROMPT, "minItems": 1, "maxItems": 1, "description": "As `prompt`."}
     last_s = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LAST_S, "default": LAST_S}
-    fps = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_FPS}
+    fps = {"type": "number", "minimum": LEAST_FPS, "maximum": MAX_FPS}
     opened: Table = {
         "id": TEXT,
         "object": {"const": "session"},

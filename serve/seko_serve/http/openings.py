@@ -17,14 +17,15 @@ from seko_runtime.speech.texts import checked_text
 from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
 from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.conditioning.voice import AudioWindows
-from seko_serve.errors import ServeError
+from seko_runtime.video.contract import begins_with_picture
+from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 from seko_serve.live.content import Opening, SpeechOpening
 from seko_serve.live.kinds import Served
-from seko_serve.live.video import last_frame_input, latent_frame, needs_picture, picture_place
+from seko_serve.live.video import last_frame_input, latent_frame, picture_place
 from seko_serve.media import uploads
-from seko_serve.protocol import MAX_PROMPT_LETTERS
+from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
 
-MAX_FPS = 240.0
+LEAST_FPS, MAX_FPS = 1.0, 240.0
 LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's start to its last picture
 # Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
 MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
@@ -51,8 +52,8 @@ def opening_of(table: dict[str, Any], manifest: Served, picture: str = "image") 
     call the field ``image`` by the name ``picture``."""
     if not isinstance(manifest, VideoManifest):
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
-    _check_fields(table, FIELDS, manifest.name)
-    prompt, seed = _prompt(_first_prompt(table), manifest), _seed(table.get("seed", 0))
+    _check_opening(table, FIELDS, manifest.name)
+    prompt, seed = _prompt(_first_prompt(table), manifest), whole_seed(table.get("seed", 0), "seed")
     fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
     image, of_pictures = _pictures(table, fps, manifest, picture)
     inputs = {**of_pictures, **_inputs(table.get("inputs", {}))}
@@ -64,8 +65,12 @@ def speech_opening_of(
 ) -> SpeechOpening:
     """Return the opening of a session of a speech artifact from a request; see `session_opening_of`. Messages of errors
     call the fields ``voice`` and ``voice_text`` by the names ``sound`` and ``words``."""
-    _check_fields(table, SPEECH_FIELDS, manifest.name)
-    seed, text, voice = _seed(table.get("seed", 0)), table.get("voice_text", ""), table.get("voice")
+    _check_opening(table, SPEECH_FIELDS, manifest.name)
+    seed, text, voice = (
+        whole_seed(table.get("seed", 0), "seed"),
+        table.get("voice_text", ""),
+        table.get("voice"),
+    )
     if seed < 0:
         raise ServeError("bad_request", f"seed is {seed}, expected 0 or more for speech")
     if not isinstance(text, str):
@@ -106,17 +111,10 @@ def _voice_seconds(manifest: SpeechManifest, continued: bool) -> float:
     return min(float(uploads.MAX_VOICE_S), patches * spec.patch_samples / spec.sample_rate)
 
 
-def _check_fields(table: dict[str, Any], fields: Sequence[str], name: str) -> None:
-    if set(table) - set(fields):
-        raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(fields))}")
+def _check_opening(table: dict[str, Any], fields: Sequence[str], name: str) -> None:
+    check_fields(table, fields)
     if table.get("model", name) != name:
         raise ServeError("not_found", f"this server has the model {name}")
-
-
-def _seed(seed: object) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
-        raise ServeError("bad_request", "seed is no whole number within 62 bits")
-    return seed
 
 
 def _between(value: object, name: str, most: float) -> float | None:
@@ -163,8 +161,11 @@ def _prompt(prompt: object, manifest: VideoManifest) -> str | None:
 
 
 def _fps(fps: object, manifest: VideoManifest) -> float:
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= MAX_FPS:
-        raise ServeError("bad_request", f"fps is no number above 0 and at most {MAX_FPS:g}")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not LEAST_FPS <= fps <= MAX_FPS:
+        found = repr(fps)[:MAX_NAME_LETTERS]
+        raise ServeError(
+            "bad_request", f"fps is {found}, expected a number from {LEAST_FPS:g} to {MAX_FPS:g}"
+        )
     own = manifest.workload.stream.fps
     if fps != own and AudioWindows.of(manifest) is not None:
         raise ServeError("unsupported", f"this artifact's video follows a voice at {own} fps: leave fps out")
@@ -181,7 +182,7 @@ def _pictures(
             "unsupported", "this artifact takes no last picture: leave last_image and last_s out"
         )
     if table.get("image") is None:
-        if needs_picture(manifest):
+        if begins_with_picture(manifest):
             raise ServeError(
                 "bad_request", f"{picture} is missing: this artifact's video begins with a picture"
             )

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from seko_serve.errors import ServeError
+from seko_serve.errors import ServeError, check_fields
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
 from seko_serve.http.limits import limits_of
@@ -148,8 +148,7 @@ class SessionRoutes:
 
 def _changes_of(table: dict[str, Any]) -> list[Control]:
     """Return the controls that the body of a PATCH request stands for: a new prompt, a pause, or both."""
-    if set(table) - {"prompt", "recache", "paused"}:
-        raise ServeError("bad_request", "unknown fields, expected some of paused, prompt, recache")
+    check_fields(table, ("prompt", "recache", "paused"))
     if "recache" in table and "prompt" not in table:
         raise ServeError("bad_request", "recache says how a prompt is taken: give prompt, too")
     if not isinstance(table.get("paused", False), bool):

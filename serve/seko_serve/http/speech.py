@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.texts import spoken_text
-from seko_serve.errors import ServeError
+from seko_serve.errors import ServeError, check_fields
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body, link_to
 from seko_serve.http.openings import MAX_OPENING_BYTES, speech_opening_of
@@ -216,8 +216,7 @@ def _event(table: dict[str, Any]) -> bytes:
 def _checked(table: dict[str, Any]) -> tuple[str, str, bool]:
     """Return the text, the file's format, and whether events are requested; ServeError if a field of the request is
     invalid."""
-    if set(table) - FIELDS:
-        raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
+    check_fields(table, FIELDS)
     text = table.get("input")
     if not isinstance(text, str):
         raise ServeError("bad_request", "input is missing or no text, expected a text with words")

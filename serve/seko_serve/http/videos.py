@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from seko_serve.errors import ServeError
+from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body, link_to, raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
@@ -25,7 +25,7 @@ from seko_serve.live.manager import SessionManager
 
 MAX_SECONDS = 60.0
 MAX_LISTED = 100
-INTEGER, LIMIT = re.compile("-?[0-9]{1,19}"), re.compile("[0-9]{1,4}")
+LIMIT = re.compile("[0-9]{1,4}")
 PICTURE = "input_reference"  # OpenAI's name of the field `image`
 FIELDS = frozenset(
     {"model", "prompt", "seconds", "size", "seed", "image", PICTURE, "last_image", "voice", "inputs"}
@@ -64,8 +64,7 @@ class VideoRoutes:
     async def _create(self, request: Request) -> Response:
         tenant = self._access.opener(request)
         table = await _fields(request)
-        if set(table) - FIELDS:
-            raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
+        check_fields(table, FIELDS)
         named = "image" if table.get("image") is not None else PICTURE
         reference = table.pop(PICTURE, None)
         if isinstance(reference, dict):
@@ -170,8 +169,12 @@ def _frames(seconds: object, fps: int) -> int:
         length = float(seconds) if isinstance(seconds, int | float | str) else math.nan
     except (ValueError, OverflowError):  # no number; an integer that no float holds
         length = math.nan
-    if isinstance(seconds, bool) or not 0 < length <= MAX_SECONDS or round(length * fps) < 1:
-        raise ServeError("bad_request", f"seconds is no number above 0 and at most {MAX_SECONDS:g}")
+    if isinstance(seconds, bool) or not (0 < length <= MAX_SECONDS and round(length * fps) >= 1):
+        found = repr(seconds)[:MAX_NAME_LETTERS]
+        raise ServeError(
+            "bad_request",
+            f"seconds is {found}, expected a number from {1 / fps:g}, the time of one frame, to {MAX_SECONDS:g}",
+        )
     return round(length * fps)
 
 
@@ -212,5 +215,5 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
             text = b64encode(content).decode() if name in FILES else content.decode()
         except UnicodeDecodeError:
             raise ServeError("bad_request", "a part of the form is no text") from None
-        fields[name] = int(text) if name == "seed" and INTEGER.fullmatch(text) else text
+        fields[name] = text
     return fields

@@ -471,7 +471,7 @@ class SessionManager:
             await self.device.call(lambda _: self.device.add(session))
             session.hold(False)
             return
-        session.finish(ServeError("conflict", "the session's lease is over; resume it"))
+        session.finish(ServeError("conflict", "the session's lease is over; resume it", retry_after=AGAIN_S))
         await self._drop(session)
 
     async def _drop(self, session: LiveSession) -> None:

@@ -15,7 +15,7 @@ from seko_runtime.sessions.session import PendingChunk
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
 from seko_runtime.video.conditioning.squashed import squashed_input
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
-from seko_runtime.video.contract import picture_input, start_pictures
+from seko_runtime.video.contract import begins_with_picture, start_pictures
 from seko_runtime.video.manifest import Viewer
 from seko_serve.errors import ServeError
 from seko_serve.live.content import Opening
@@ -48,7 +48,7 @@ def described(manifest: VideoManifest) -> dict[str, object]:
         "takes": {
             "prompt": manifest.workload.text is not None,
             "keys": controls_of(manifest).taking(EVENTS["keys"]) is not None,
-            "image": "no" if place is None else "required" if needs_picture(manifest) else "may",
+            "image": "no" if place is None else "required" if begins_with_picture(manifest) else "may",
             "last_image": last_frame_input(manifest) is not None,
             "voice": 0 if windows is None else windows.speakers,
         },
@@ -73,12 +73,6 @@ def _viewer_facts(manifest: VideoManifest) -> dict[str, object]:
     }
 
 
-def needs_picture(manifest: VideoManifest) -> bool:
-    """Return whether every session of an artifact begins with a picture."""
-    spec = picture_input(manifest)
-    return picture_place(manifest) == "reference" or (spec is not None and spec.default == "required")
-
-
 def last_frame_input(manifest: VideoManifest) -> str | None:
     """Return the name of the input that says at which latent frame a stream shows its last picture; None if the model
     takes no last picture."""
@@ -94,13 +88,13 @@ def latent_frame(manifest: VideoManifest, seconds: float, fps: float) -> int:
 
 
 def blank_opening(manifest: VideoManifest) -> Opening:
-    """Return an opening with seed 0 and an empty sentence, whose pictures are black where the artifact takes
+    """Return an opening with seed 0 and a word for a prompt, whose pictures are black where the artifact takes
     pictures."""
     stream, last = manifest.workload.stream, last_frame_input(manifest)
     pictures = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
     image = pictures[0] if len(pictures) == 1 else pictures
     return Opening(
-        None if manifest.workload.text is None else "",
+        None if manifest.workload.text is None else "a",
         0,
         float(stream.fps),
         image=None if picture_place(manifest) is None else image,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import tempfile
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from seko_runtime.errors import DecodingError, SekoRuntimeError
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.media_files.sound import load_sound
-from seko_serve.errors import ServeError
+from seko_serve.errors import ServeError, check_fields
+from seko_serve.protocol import base64_bytes
 
 ReadT = TypeVar("ReadT")
 MAX_PICTURE_BYTES, MAX_SOUND_BYTES = 8 << 20, 16 << 20
@@ -34,7 +34,7 @@ def data_of(value: object, name: str, most: int) -> bytes:
     Parameters
     ----------
     value : object
-        The upload as text: base64, or a data URL with base64.
+        The upload as text: base64, or a data URL with base64; line breaks are left out.
     name : str
         Name of the request's field, for error messages.
     most : int
@@ -53,12 +53,7 @@ def data_of(value: object, name: str, most: int) -> bytes:
     if value.startswith("data:") and not (comma and head.endswith(";base64")):
         raise ServeError("bad_request", f"{name} is a data URL without base64")
     text = rest if value.startswith("data:") else value
-    if len(text) > -(-most // 3) * 4:
-        raise ServeError("too_large", f"{name} has more than {most} bytes")
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        raise ServeError("bad_request", f"{name} is no base64") from None
+    return base64_bytes(text, name, most)
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
@@ -166,7 +161,10 @@ def array_of(value: object, name: str) -> NDArray[Any]:
     ServeError
         If the JSON object is invalid, or the array is larger than the limit.
     """
-    table = value if isinstance(value, dict) and set(value) == {"dtype", "shape", "data"} else None
+    table = value if isinstance(value, dict) else None
+    if table is not None:
+        check_fields(table, ("dtype", "shape", "data"), name)
+        table = table if len(table) == 3 else None
     if table is None or table["dtype"] not in ("float32", "uint8", "int64") or not _is_shape(table["shape"]):
         raise ServeError(
             "bad_request",

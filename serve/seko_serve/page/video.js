@@ -152,7 +152,7 @@ async function enter(prompt, signal) {
   const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
   const hello = { codecs, audio: model.takes.voice ? audio : [] };
   const session = {
-    model: model.id, seed: seed(), ...(prompt && { prompt }), ...pictures(), ...(voice && { voice }),
+    model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...pictures(), ...(voice && { voice }),
   };
   if (signal.aborted) return;
   say("Opening");
