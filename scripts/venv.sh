@@ -37,9 +37,9 @@ seko_install_torch() { # TORCH==VERSION PIP...: by this pip and its options; wit
         report=$("${install[@]}" --dry-run --ignore-installed --no-deps --report - "$torch") &&
         grep -E '"(nvidia|cuda)-' >/dev/null <<<"$report"; then
         index=$(sed -n 's/.*--index-url \([^ ]*\).*/\1/p' scripts/container/Dockerfile.cpu)
-        seko_ticking "installing $torch for CPUs: no NVIDIA GPU is seen" "${install[@]}" --index-url "$index" "$torch" && return
-        echo "torch for CPUs cannot be had from $index; torch for CUDA comes instead, with 2.7 GB. To choose another index," \
-            "end this, set PIP_INDEX_URL, and start again" >&2
+        seko_ticking "installing $torch for CPUs: no NVIDIA GPU is seen" "${install[@]}" --retries 1 --index-url "$index" "$torch" && return
+        echo "torch for CPUs cannot be had from $index; torch for CUDA comes instead, with 2.7 GB. To choose one yourself," \
+            "end this, set PIP_EXTRA_INDEX_URL, and start again" >&2
     fi
     seko_ticking "installing $torch" "${install[@]}" "$torch"
 }

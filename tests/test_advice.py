@@ -17,6 +17,9 @@ from seko_export.cli import main as export_command
 from seko_runtime.cli.commands import main as runtime_main
 from seko_runtime.cli.parser import SUMMARIES, parse, parsers
 from seko_runtime.errors import UsageError
+from seko_serve.cli import parser as serve_parser
+from seko_serve.fleet.command import parser as fleet_parser
+from seko_serve.load import parser as load_parser
 from seko_serve.simulation.command import parser as simulation_parser
 
 ROOT = Path(__file__).parents[1]
@@ -209,6 +212,35 @@ def test_command_lines_of_the_pages_are_understood(line: str) -> None:
     command = export_command.commands[name]
     with click.Context(export_command) as parent:
         assert command.make_context(name, arguments, parent=parent).command is command
+
+
+SERVE_PARSERS = {"": serve_parser, "load": load_parser, "fleet": fleet_parser, "simulate": simulation_parser}
+
+
+def lines_of(pattern: str) -> list[str]:
+    """Lines of the pages' code that match, without what stands behind them."""
+    found = [
+        re.split(r" +[|>#] ?| && ", line)[0].rstrip("\\ ")
+        for page in PAGES
+        for line in re.findall(
+            rf"^(?: {{4}})?({pattern}[^\n]*)$", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("line", lines_of("seko-serve "))
+def test_command_lines_of_the_server_are_understood(line: str) -> None:
+    _, *words = shlex.split(line)
+    name = words.pop(0) if words[0] in SERVE_PARSERS else ""
+    SERVE_PARSERS[name]().parse_args(words)
+
+
+@pytest.mark.parametrize("line", lines_of("(?:bash|python|python -m) scripts[/.]"))
+def test_scripts_that_pages_run_are_there(line: str) -> None:
+    words = shlex.split(line)
+    script = words[2].replace(".", "/") if words[1] == "-m" else words[1]
+    assert any((ROOT / f"{script}{suffix}").is_file() for suffix in ("", ".py", "/__main__.py"))
 
 
 @pytest.mark.parametrize("name", SUMMARIES)

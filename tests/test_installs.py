@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = {name: tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"]
@@ -38,7 +39,7 @@ LEFT_OUT = {
     "tensorrt-lean-cu13": {"tensorrt-lean-cu13-bindings", "tensorrt-lean-cu13-libs"},
 }  # fmt: skip
 VALUED = {"--constraint", "-c", "--index-url", "--extra-index-url", "--target", "-d", "-w", "--python-version",
-          "--only-binary", "-r"}  # fmt: skip
+          "--only-binary", "--retries", "-r"}  # fmt: skip
 OF_PIP = re.compile(r"pip['\"]? (?:install|download|wheel) ([^&|`#;()]*)|\"\$\{install\[@\]\}\" ([^|&#]*)")
 
 
@@ -65,6 +66,13 @@ def packages(words: list[str]) -> list[str]:
     ]
 
 
+def pinned() -> dict[str, SpecifierSet]:
+    """What scripts/constraints.txt says of each package."""
+    lines = (ROOT / "scripts" / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {pin.name: pin.specifier for pin in pins}
+
+
 def known_names() -> set[str]:
     """Names that this repository depends on or pins, its own apart."""
     lines = [
@@ -75,9 +83,7 @@ def known_names() -> set[str]:
             *(line for extra in project.get("optional-dependencies", {}).values() for line in extra),
         )
     ]
-    pins = (ROOT / "scripts" / "constraints.txt").read_text().splitlines()
-    lines += [line for line in pins if line and not line.startswith("#")]
-    return {Requirement(line).name for line in lines} - OURS
+    return {*(Requirement(line).name for line in lines), *pinned()} - OURS
 
 
 def is_path(word: str) -> bool:
@@ -95,7 +101,10 @@ def test_nothing_of_ours_is_installed_by_name_or_without_its_requirements(path: 
                 ours = folder in (".", "./runtime", "./kernels", "./serve") or folder.startswith("/build/")
                 wrong += [f"{word} with --no-deps"] * (ours and "--no-deps" in words)
                 continue
-            name = re.split(r"[=<>\[]", word)[0]
+            name, _, version = word.partition("==")
+            name = re.split(r"[<>\[]", name)[0]
+            if version[:1].isdecimal() and version not in pinned().get(name, SpecifierSet()):
+                wrong.append(f"{word} is not what scripts/constraints.txt says")
             if name in OURS:
                 wrong.append(f"{word} by its name")
             elif name not in known and name not in LEFT_OUT:
@@ -138,6 +147,7 @@ def test_every_no_deps_of_a_script_is_read() -> None:
         ("setup:\n  - /opt/bin/pip install --quiet 'seko-serve[ray,s3]'\n", "seko-serve[ray,s3] by its name"),
         ("RUN pip install --no-cache-dir --no-deps /build/serve \\\n && x", "/build/serve with --no-deps"),
         ("pip install left-pad", "left-pad, on which nothing here depends"),
+        ("pip install torch==2.1.0", "torch==2.1.0 is not what scripts/constraints.txt says"),
         ("pip install --no-deps ftfy==6.3.1", "ftfy==6.3.1 with --no-deps and no list"),
     ],
 )
