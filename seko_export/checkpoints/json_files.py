@@ -18,8 +18,8 @@ _MOST_DIGITS = 300  # of an integer that a float holds
 MAX_JSON_BYTES = 4 << 20  # the index of a model of 14B has 0.1 MB
 
 
-def read_json(file: Path) -> object:
-    """Return the content of a JSON file.
+def read_json(file: Path, most: int = MAX_JSON_BYTES) -> object:
+    """Return the content of a JSON file of at most ``most`` bytes.
 
     Parameters
     ----------
@@ -29,17 +29,17 @@ def read_json(file: Path) -> object:
     Raises
     ------
     ValueError
-        If the path is not a regular file, or the file is larger than `MAX_JSON_BYTES` or not JSON; the message states
-        the cause.
+        If the path is not a regular file, or the file is larger than ``most`` bytes or not JSON; the message states the
+        cause.
     OSError
         If the file cannot be read.
     """
     if file.exists() and not file.is_file():
         raise ValueError("it is no regular file")
     with file.open("rb") as opened:
-        content = opened.read(MAX_JSON_BYTES + 1)
-    if len(content) > MAX_JSON_BYTES:
-        raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
+        content = opened.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most} bytes")
     return parse_json(content)
 
 
@@ -64,8 +64,8 @@ def _whole(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
+def read_json_object(file: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON object from a file of at most ``most`` bytes.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         If the file is not a JSON object.
     """
     try:
-        value = read_json(file)
+        value = read_json(file, most)
     except (OSError, ValueError) as fault:
         raise NotACheckpointError(f"{file} cannot be read as JSON: {shown(str(fault))}") from fault
     if not isinstance(value, dict):

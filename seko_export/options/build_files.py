@@ -14,6 +14,7 @@ from seko_export.host.workshop import workshop
 from seko_runtime.format.disk_faults import disk_faults
 
 TOKENIZER = "tokenizer.json"
+MAX_TOKENIZER_BYTES = 256 << 20  # that of UMT5 has 17 MB
 RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not video)"
 
 
@@ -42,7 +43,7 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
         raise CheckpointNotFoundError(
             f"no tokenizer at {tried}: name the encoder's tokenizer.json with --tokenizer, or build with --no-text"
         )
-    if "model" not in read_json_object(tokenizer):
+    if "model" not in read_json_object(tokenizer, MAX_TOKENIZER_BYTES):
         raise NotACheckpointError(f"{tokenizer} is no JSON file of the library tokenizers: it has no 'model'")
     return tokenizer
 

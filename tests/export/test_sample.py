@@ -168,6 +168,14 @@ def test_tokenizers_are_found_where_encoders_keep_them(tmp_path):
         find_tokenizer(text, None)
 
 
+def test_a_tokenizer_as_large_as_umt5s_is_found(tmp_path: Path) -> None:
+    """A vocabulary of 256,000 pieces takes 17 MB of JSON."""
+    vocabulary = [[f"piece {number:060}", -float(number)] for number in range(200_000)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram", "vocab": vocabulary}}))
+    assert (tmp_path / "tokenizer.json").stat().st_size > 15 << 20
+    assert find_tokenizer(tmp_path, None) == tmp_path / "tokenizer.json"
+
+
 def test_sources_that_contradict_the_build_are_refused(folder):
     build = plan(folder)
     with pytest.raises(UsageError, match="expected both or none"):
