@@ -269,7 +269,7 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
         with pytest.raises(SekoRuntimeError, match=words):
             fed(odd, manifest, arrays)
     still = replace(manifest, inputs=(), controls=None)
-    with pytest.raises(UsageError, match="--keys: this artifact's model has no camera"):
+    with pytest.raises(UsageError, match="--keys: this artifact's model has no actions or camera"):
         fed(asked(keys="w-3"), still, {})
 
 

@@ -17,9 +17,9 @@ DEFAULT_CHUNKS = 4
 
 
 def control_options() -> Iterator[ControlOption]:
-    """Yield the options of the runtime's own kinds of controls."""
-    for kind in KINDS.own:
-        yield from control_class(kind).options
+    """Yield the options of the runtime's own kinds of controls; kinds may share an option, such as ``--keys``."""
+    options = (option for kind in KINDS.own for option in control_class(kind).options)
+    yield from {option.name: option for option in options}.values()
 
 
 def attribute(option: ControlOption) -> str:
@@ -69,13 +69,16 @@ def fed_controls(
     by_kind, by_name = events
     each = [controls_of(manifest) for _ in range(manifest.call_rows)]
     for controls in each:
+        taken = {name for kind in by_kind if controls.of_kind(kind) for name in _given(kind, options)}
         for kind, own in by_kind.items():
             found = controls.of_kind(kind)
-            if not found:
+            untaken = [name for name in _given(kind, options) if name not in taken]
+            if untaken:
                 names = ", ".join(spec.name for spec in manifest.caller_inputs) or "none"
-                raise UsageError(
-                    f"{_options_of(kind, options)}: this artifact's model has no {kind}; its inputs: {names}"
-                )
+                kinds = " or ".join(other for other in by_kind if untaken[0] in _given(other, options))
+                raise UsageError(f"{untaken[0]}: this artifact's model has no {kinds}; its inputs: {names}")
+            if not found:  # another kind has taken the same options
+                continue
             for event in own:
                 found[0].take(event)
         for name, own in by_name.items():
@@ -96,5 +99,10 @@ def fed_controls(
 def _options_of(kind: str, options: argparse.Namespace) -> str:
     if kind not in KINDS.own:
         return ""
+    return next(iter(_given(kind, options)), "")
+
+
+def _given(kind: str, options: argparse.Namespace) -> list[str]:
+    """Return the names of the options of a kind that a command line has."""
     own = control_class(kind).options
-    return next((o.name for o in own if getattr(options, attribute(o), None) is not None), "")
+    return [option.name for option in own if getattr(options, attribute(option), None) is not None]

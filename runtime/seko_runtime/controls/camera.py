@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import LARGEST, flag, iterates, mapping_of, real_number, shown, whole_number
 from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
-from seko_runtime.controls.key_text import MAX_STEPS, key_letters, key_steps
+from seko_runtime.controls.key_text import CODE, HEADING, KEYS_OPTION, MAX_STEPS, key_letters, key_steps
 from seko_runtime.controls.poses import (
     VIDEO_PER_LATENT,
     Array,
@@ -64,11 +63,9 @@ MAX_SIDE = 1 << 16  # pixels
 MAX_STEPS_PER_FRAME = 1000
 MAX_POSES = 256  # latent frames of one event
 MAX_POSES_AHEAD = 4_096  # latent frames that wait
-_CODE = re.compile(r"[A-Z][A-Za-z0-9]{1,31}")  # of any key, as browsers name it
 _LEAST_LENGTH = 1e-6  # the authors' code adds this to a length before dividing by it
 _USUAL_FOCAL_LENGTH = 500.0  # in pixels, for every picture size
 _REST = np.eye(4)[:3]
-_HEADING = "Camera and other inputs"
 
 
 @dataclass(frozen=True)
@@ -171,21 +168,15 @@ class CameraControl(Control):
 
     kind = "camera"
     options: ClassVar = (
+        KEYS_OPTION,
         ControlOption(
-            "--keys",
-            "KEYS",
-            "steer the camera with keys w a s d i j k l: w-10,iw-15,none-5 holds w for 10 video frames, then i and w "
-            "for 15, then none for 5",
-            _HEADING,
-        ),
-        ControlOption(
-            "--poses", "FILE.npy", "a recorded camera: [N, 4, 4], camera to world", _HEADING, file=True
+            "--poses", "FILE.npy", "a recorded camera: [N, 4, 4], camera to world", HEADING, file=True
         ),
         ControlOption(
             "--intrinsics",
             "FILE.npy",
             "focal lengths x, y and centre x, y, [4] or [N, 4], in pixels of a picture of 480x832",
-            _HEADING,
+            HEADING,
             file=True,
         ),
     )
@@ -390,7 +381,7 @@ class CameraControl(Control):
         ):
             raise UsageError(f"keys are {shown(keys)}, expected some of {', '.join(self._names)}, as a list")
         for key in keys:
-            if not (isinstance(key, str) and (key in self._names or _CODE.fullmatch(key))):
+            if not (isinstance(key, str) and (key in self._names or CODE.fullmatch(key))):
                 raise UsageError(f"key {shown(key)} is not known, expected one of {', '.join(self._names)}")
         return frozenset(self._names[key] for key in keys if key in self._names)
 

@@ -63,6 +63,24 @@ def of_json(value: Any) -> Any:
         raise UsageError(f"an object with base64 holds no array: {fault}") from None
 
 
+def read_json(path: Path, option: str) -> Any:
+    """Read what a JSON file of events holds.
+
+    Raises
+    ------
+    InputFileError
+        If the file cannot be read, or holds no JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            document = file.read(MAX_EVENT_BYTES + 1)
+        return of_json(parse_json(document, "it", MAX_EVENT_BYTES))
+    except OSError as fault:
+        raise InputFileError(f"{option} {path} cannot be read: {fault_text(fault)}") from None
+    except (ManifestError, UsageError) as fault:
+        raise InputFileError(f"{option} {path} holds no events: {fault}") from None
+
+
 def read_events(path: Path, option: str) -> list[Event]:
     """Read the events of a file: one as a JSON object, or several as a JSON array.
 
@@ -71,14 +89,7 @@ def read_events(path: Path, option: str) -> list[Event]:
     InputFileError
         If the file cannot be read, or holds no events.
     """
-    try:
-        with path.open("rb") as file:
-            document = file.read(MAX_EVENT_BYTES + 1)
-        table = of_json(parse_json(document, "it", MAX_EVENT_BYTES))
-    except OSError as fault:
-        raise InputFileError(f"{option} {path} cannot be read: {fault_text(fault)}") from None
-    except (ManifestError, UsageError) as fault:
-        raise InputFileError(f"{option} {path} holds no events: {fault}") from None
+    table = read_json(path, option)
     events = table if isinstance(table, list) else [table]
     if not events or not all(isinstance(event, Mapping) for event in events):
         raise InputFileError(f"{option} {path} holds no events: expected a JSON object, or an array of them")

@@ -17,7 +17,10 @@ KINDS: Door[type] = Door(
     "seko.controls",
     "kind of control",
     type,
-    {"camera": "seko_runtime.controls.camera:CameraControl"},
+    {
+        "actions": "seko_runtime.controls.actions:ActionsControl",
+        "camera": "seko_runtime.controls.camera:CameraControl",
+    },
     error=EnvironmentLacksError,
 )
 
