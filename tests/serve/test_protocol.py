@@ -135,12 +135,15 @@ def test_what_is_no_control_is_refused(text: str) -> None:
         parse_control(text)
 
 
-def test_errors_tell_nothing_that_a_user_wrote() -> None:
+def test_errors_name_no_content_of_a_users_fields() -> None:
+    """Names of fields and types are named, and nothing that stands in a text."""
     secret = "my-secret-text"
     texts = (
-        f'{{"type": "{secret}"}}',
         f'{{"type": "ack", "chunk": "{secret}"}}',
-        f'{{"type": "close", "{secret}": 1}}',
+        f'{{"type": "prompt", "id": "{secret * 9}", "text": "a"}}',
+        f'{{"type": "prompt", "id": "1", "text": "{secret * 999}"}}',
+        f'{{"type": "prompt", "id": "1", "text": ["{secret}"]}}',
+        f'{{"type": "close", "other": "{secret}"}}',
     )
     for text in texts:
         with pytest.raises(ServeError) as caught:
