@@ -5,6 +5,7 @@ after a lost socket.
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import json
 import os
@@ -185,6 +186,35 @@ class AsyncClient:
             raise
         return self
 
+    async def example(self, model: str | None = None) -> dict[str, object]:
+        """Return the prompt, and for a model that needs one the picture, with which an artifact's maker suggests to
+        begin, as fields for `open`; those that the artifact brings.
+
+        Parameters
+        ----------
+        model : str, optional
+            Name of the artifact; default: the server's only one, or a gateway's first.
+
+        Raises
+        ------
+        ServeError
+            If the server refuses the request, or has no such model; an `UnreachableError` as in `open`.
+        """
+        with _reached(self._url):
+            models = json.loads(await self._fetched("/v1/models"))["data"]
+            chosen = [entry for entry in models if model in (None, entry["id"])]
+            if not chosen:
+                raise ServeError("not_found", "the server has no such model")
+            entry = chosen[0]
+            brought, fields = entry.get("viewer", {}), {"model": entry["id"]}
+            if prompts := brought.get("prompts"):
+                fields["prompt"] = prompts[0]
+            pictures = brought.get("pictures")
+            if pictures and entry["takes"]["image"] == "required":
+                content = await self._fetched(f"/{pictures[0]['url']}")
+                fields["image"] = base64.b64encode(content).decode()
+        return fields
+
     async def resume(self) -> None:
         """Reconnect after the socket was lost; the server sends the missed messages again. If the session was opened
         through a gateway of several servers, the client first asks the gateway which server has the session or can
@@ -313,15 +343,29 @@ class AsyncClient:
         self, method: str, path: str, body: Mapping[str, object] | None = None, queue: str = ""
     ) -> dict[str, Any]:
         """Return the answer to a request, as `_answer` does."""
+        request = self._request(method, path, body, queue)
+        with _reached(self._url):
+            return await asyncio.to_thread(_answer, request, self._url)
+
+    async def _fetched(self, path: str) -> bytes:
+        """Return the content at a path; errors are those of `_ask`."""
+        request = self._request("GET", path)
+        with _reached(self._url):
+            status, content = await asyncio.to_thread(_received, request)
+        if status != HTTPStatus.OK:
+            raise ServeError.of_answer(status, content, self._url)
+        return content
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, object] | None = None, queue: str = ""
+    ) -> Request:
         headers = {"content-type": "application/json", protocol.QUEUE_HEADER: queue}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         content = None if body is None else json.dumps(body).encode()
         if not is_address(self._url):
             raise UnreachableError(self._url, "it is no address of a server, such as http://127.0.0.1:8000")
-        request = Request(f"{self._url}{path}", content, headers, method=method)
-        with _reached(self._url):
-            return await asyncio.to_thread(_answer, request, self._url)
+        return Request(f"{self._url}{path}", content, headers, method=method)
 
 
 def is_address(url: str) -> bool:
@@ -333,19 +377,24 @@ def is_address(url: str) -> bool:
         return False
 
 
+def _received(request: Request) -> tuple[int, bytes]:
+    """Return the status and the content of the answer to a request."""
+    try:
+        with urlopen(request, timeout=ANSWER_S) as answer:
+            return answer.status, answer.read()
+    except HTTPError as refused:
+        with refused:
+            return refused.code, refused.read()
+    except TimeoutError:
+        raise TimeoutError(f"the server gave no answer within {ANSWER_S:g} s") from None
+
+
 def _answer(request: Request, address: str) -> dict[str, Any]:
     """Return the session in the server's answer to a request; an empty dict if the request deleted the session.
     ServeError if the request is refused; the errors that `_reached` takes if a proxy or another server answered, or if
     no answer came.
     """
-    try:
-        with urlopen(request, timeout=ANSWER_S) as answer:
-            status, content = answer.status, answer.read()
-    except HTTPError as refused:
-        with refused:
-            status, content = refused.code, refused.read()
-    except TimeoutError:
-        raise TimeoutError(f"the server gave no answer within {ANSWER_S:g} s") from None
+    status, content = _received(request)
     if status == HTTPStatus.NO_CONTENT:
         return {}
     with suppress(ValueError, KeyError, TypeError):  # the answer is no session
@@ -381,6 +430,10 @@ class Client:
     def ready(self) -> dict[str, Any]:
         """The server's first message on the socket; see `AsyncClient`."""
         return self._client.ready
+
+    def example(self, model: str | None = None) -> dict[str, object]:
+        """Return what a session may begin with; see `AsyncClient.example`."""
+        return self._wait(self._client.example(model))
 
     def open(self, **session: Any) -> Self:
         """Open a session and its socket; see `AsyncClient.open`."""

@@ -12,9 +12,12 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
+import seko_serve.live.video
 from seko_runtime import Pool
 from seko_runtime.format.manifest import FileEntry
 from seko_runtime.video.manifest import Viewer, ViewerPicture
+from seko_serve.client import Client
+from seko_serve.errors import ServeError
 from tests.runtime import toy, toy_pool
 
 from .browser import browser_path, open_page
@@ -79,6 +82,23 @@ def test_a_picture_that_was_changed_is_not_sent(
     (tmp_path / "viewer/0.png").write_bytes(PICTURES["viewer/1.png"])
     (model,) = http(f"{server.url}/v1/models")[1]["data"]
     assert http(f"{server.url}/{model['viewer']['pictures'][0]['url']}")[0] == 500
+
+
+def test_a_client_opens_a_session_with_it(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a picture only where the model needs one."""
+    server = bring(start, monkeypatch, tmp_path)
+    with Client(server.url) as client:
+        assert client.example() == {"model": "toy", "prompt": "a b"}
+        monkeypatch.setattr(seko_serve.live.video, "begins_with_picture", lambda _: True)
+        example = client.example("toy")
+        client.open(codecs=["rgb24"], **example)
+        (session,) = server.manager.sessions.values()
+        assert session.content.opening.prompt == "a b"
+        assert session.content.opening.image.max(axis=(0, 1)).tolist() == [200, 0, 0]
+        with pytest.raises(ServeError, match="no such model"):
+            client.example("other")
 
 
 def test_an_artifact_that_brings_nothing_shows_nothing(start: Starter) -> None:

@@ -111,10 +111,9 @@ def with_own_picture(
         If the artifact's picture cannot be read.
     """
     viewer, spec = manifest.workload.viewer, picture_input(manifest)
-    wanted = manifest.workload.stream.reference_frames or (spec is not None and spec.default == "required")
     given = options.image or options.reference or (spec is not None and spec.name in arrays)
     takes_one = "encode" in manifest.programs and start_pictures(manifest) == 1
-    if viewer is None or not viewer.pictures or not wanted or not takes_one or given:
+    if viewer is None or not viewer.pictures or not begins_with_picture(manifest) or not takes_one or given:
         return conditioning
     picture = viewer.pictures[0]
     read_file(options.artifact, manifest, picture.file)  # its hash

@@ -481,7 +481,7 @@ async function meet() {
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
   find("prompt-box").hidden = !model.takes.prompt;
-  find("prompt").required = model.takes.prompt;
+  find("prompt").required = model.takes.prompt && model.takes.image !== "required"; // a portrait needs no words
   find("picture-box").hidden = model.takes.image === "no";
   find("last-box").hidden = !model.takes.last_image;
   find("voice-box").hidden = !model.takes.voice;
