@@ -130,10 +130,7 @@ class Stacked:
         self, samples: Any, *, row: int | None = None, at: int | None = None, last: bool = False
     ) -> None:
         for session in self._of(row):
-            session.push_audio(samples, at=at, last=last)
-
-    def audio_needed(self, row: int = 0) -> tuple[int, int]:
-        return self.sessions[row].audio_needed()
+            push(session, samples, at=at, last=last)
 
     def restart_row(self, row: int, **more: Any) -> None:
         self.sessions[row].restart(**more)
@@ -158,6 +155,17 @@ class Stacked:
 
     def _of(self, row: int | None) -> Sequence[Session]:
         return self.sessions if row is None else [self.sessions[row]]
+
+
+def push(session: Session, samples: Any, *, at: int | None = None, last: bool = False) -> None:
+    """Give samples to a session's voice."""
+    session.controls["voice"].take({"samples": samples, "last": last} | ({} if at is None else {"at": at}))
+
+
+def needed(session: Session) -> tuple[int, int]:
+    """The samples that a session's next chunk hears."""
+    voice: Any = session.controls["voice"]
+    return voice.needed
 
 
 def _of_row(manifest: VideoManifest, inputs: Any, row: int) -> Any:

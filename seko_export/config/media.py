@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from seko_export.errors import UsageError
-from seko_runtime.video.conditioning.voice import WINDOW
+from seko_runtime.controls.voice import WINDOW
 
 TOKENIZER_FILE = "text/tokenizer.json"  # file names in the artifact
 

@@ -26,6 +26,7 @@ from tests.eager_pool import eager_pool
 from tests.parallel.conftest import ranks_of_programs, weights_of
 from tests.seko_talk.streams import random_reference, talk_config, write_hubert
 from tests.shared import made_once
+from tests.stacked import needed, push
 from tests.tolerances import relative_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -108,18 +109,18 @@ def life(pool: Pool, config: VideoBuild) -> list[np.ndarray]:
     """Return the chunks of two sessions whose voices come late, one of which pauses and one of which steps back."""
     chunks, pushed = [], voices()
     with begin(pool, config) as first, begin(pool, config, 1) as second:
-        second.push_audio(voices(1))
+        push(second, voices(1))
         at = 0
         for number in range(CHUNKS):
-            _, end = first.audio_needed()
-            first.push_audio(pushed[:, at:end])
+            _, end = needed(first)
+            push(first, pushed[:, at:end])
             at = end
             chunks += [chunk.to_host() for chunk in pool.run([second, first])]
             if number == 1:
                 second.pause()
                 second.resume()
         second.rewind(CHUNKS - 1)
-        second.push_audio(voices(2)[:, 21_000:], at=21_000)
+        push(second, voices(2)[:, 21_000:], at=21_000)
         chunks.append(second.run_chunk().to_host())
     return chunks
 
@@ -139,7 +140,7 @@ def test_a_snapshot_of_two_ranks_opens_on_one_and_back(
 ) -> None:
     config, pushed = config_of(built / "hubert"), voices()
     with begin(several, config) as session:
-        session.push_audio(pushed)
+        push(session, pushed)
         for _ in range(CHUNKS - 1):
             session.run_chunk()
         session.save(tmp_path / "two")
@@ -148,8 +149,8 @@ def test_a_snapshot_of_two_ranks_opens_on_one_and_back(
     def heard(pool: Pool, name: str, saved: str) -> np.ndarray:
         with pool.restore(tmp_path / name) as session:
             session.save(tmp_path / saved)
-            needed, _ = session.audio_needed()
-            session.push_audio(pushed[:, needed:], at=needed)
+            at, _ = needed(session)
+            push(session, pushed[:, at:], at=at)
             return session.run_chunk().to_host()
 
     assert relative_error(*map(torch.from_numpy, (heard(single, "two", "one"), expected))) <= BAR

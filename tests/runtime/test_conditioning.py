@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.controls.poses import checked_poses, recorded_intrinsics
+from seko_runtime.controls.voice import checked_samples
 from seko_runtime.errors import EngineRunError, ManifestError, TornStreamError, UsageError
 from seko_runtime.format.manifest import Buffer
-from seko_runtime.video.conditioning.voice import checked_samples
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import Passes, rescheduled, schedule_tables, warped_timesteps

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from seko_runtime.cli.audio import read_audio
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.controls import controls_of
+from seko_runtime.controls.voice import read_voices
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.manifest import VideoManifest
@@ -187,10 +187,10 @@ def test_a_wav_that_is_cut_or_damaged_is_heard_as_far_as_it_goes_or_refused(tmp_
     whole = path.read_bytes()
     for cut in (0, 1, 2, 151):
         path.write_bytes(whole[: len(whole) - cut])
-        heard = read_audio([path])
+        heard = read_voices([path])
         assert heard is not None
         assert np.array_equal(heard[0] * 32768, samples[: (200 - cut) // 2])
     for at in range(44):  # every byte of the header
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
         with contextlib.suppress(UsageError, VideoWriterError):
-            read_audio([path])
+            read_voices([path])

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from seko_runtime.controls.voice import NORMALISED, WINDOW
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.sessions.snapshot import read_snapshot
-from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.pool import Pool, Session
 from tests.stacked import stacked_session
@@ -220,7 +220,7 @@ def test_what_are_no_inputs_of_a_call_is_refused_beside_a_voice_too(inputs: Any)
         for _ in range(2):
             with pytest.raises(UsageError, match=r"expected a mapping|expected one mapping each"):
                 session.run_chunk(inputs)
-            session.push_audio(np.zeros(WINDOW, np.float32), at=0, last=True)
+            session.take("voice", {"samples": np.zeros(WINDOW, np.float32), "at": 0, "last": True})
         assert session.run_chunk().to_host().any()
 
 

@@ -16,14 +16,19 @@ import numpy as np
 import pytest
 
 from seko_runtime.cli import run as run_command
-from seko_runtime.cli.audio import as_portrait
 from seko_runtime.cli.commands import main
-from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, with_own_picture
+from seko_runtime.cli.conditioning import (
+    Conditioning,
+    PromptAt,
+    as_portrait,
+    fit_conditioning,
+    with_own_picture,
+)
+from seko_runtime.controls.fitting import cover_pictures, fit_levels, fit_pictures
+from seko_runtime.controls.voice import PLAIN, WINDOW
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import FileEntry, InputSpec
 from seko_runtime.opening.artifact import read_manifest
-from seko_runtime.video.conditioning.voice import PLAIN, WINDOW
-from seko_runtime.video.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.video.manifest import Viewer, ViewerPicture
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.text import PromptIds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import InputSpec
-from seko_runtime.video.conditioning.voice import (
+from seko_runtime.controls.voice import (
     MAX_HELD,
     MAX_SAMPLE,
-    NORMALISED,
     RATE,
     WINDOW,
     AudioWindows,
     SampleBuffer,
-    Voice,
 )
-from seko_runtime.video.voices import Voices
+from seko_runtime.errors import UsageError
+from tests.voices import Heard, voice_control
 
 from .toy import CHUNK
-from .toy_whole import whole_manifest
 
 
 def windows(chunk_frames: int = 1, speakers: int = 1, *, normalised: bool = False) -> AudioWindows:
     """Those of 16 frames a second, four of them for a latent frame."""
-    return AudioWindows("audio", speakers, chunk_frames, 1000, 4, normalised)
+    return AudioWindows(speakers, chunk_frames, 1000, 4, normalised)
 
 
 def by_hand(voice: np.ndarray, frame: int) -> np.ndarray:
@@ -105,7 +100,7 @@ def test_numbers_are_normalised_as_transformers_does_it(frames: int) -> None:
 def test_pushing_in_pieces_is_pushing_at_once(cuts: list[int], frames: int, at: int) -> None:
     """Also where what was said is replaced, and where samples were dropped that are heard no more."""
     whole, other = noise(30_000), noise(30_000 - at, seed=1)
-    voice, seen = Voice(windows(frames)), 0
+    voice, seen = Heard(windows(frames)), 0
     for cut in [*sorted(cuts), 30_000]:
         voice.push(whole[:, seen:cut])
         seen = cut
@@ -119,27 +114,25 @@ def test_pushing_in_pieces_is_pushing_at_once(cuts: list[int], frames: int, at: 
 
 def test_a_chunk_waits_for_its_samples() -> None:
     """Up to 1000 * (4i + 1) of its last latent frame, and not one more."""
-    voice = Voice(windows(2))
+    voice = Heard(windows(2))
     voice.push(noise(4999))
-    with pytest.raises(
-        UsageError, match=r"samples 0 to 5000 of the voice, found 0 to 4999: push_audio 1 more"
-    ):
+    with pytest.raises(UsageError, match=r"samples 0 to 5000 of the voice, found 0 to 4999: give 1 more"):
         voice.of_chunk(0)
     voice.push(np.zeros(1, np.int16))
     assert voice.of_chunk(0).any()
-    with pytest.raises(UsageError, match="push_audio 8000 more, or say last=True"):
+    with pytest.raises(UsageError, match="give 8000 more, or say last=True"):
         voice.of_chunk(2)
     voice.push(np.zeros(0, np.float32), last=True)
     assert voice.of_chunk(2).any()
     assert not voice.of_chunk(40).any()
     voice.forget(6)
-    with pytest.raises(UsageError, match=r"hears samples 0 to 5000 .*push_audio them with at=0"):
+    with pytest.raises(UsageError, match=r"hears samples 0 to 5000 .*give them with at=0"):
         voice.of_chunk(0)
 
 
 def test_a_voice_that_goes_on_elsewhere() -> None:
     """A stream that another process began: samples from where its next chunk hears them."""
-    voice, whole = Voice(windows()), noise(80_000)
+    voice, whole = Heard(windows()), noise(80_000)
     first, end = windows().needed(12)
     voice.push(whole[:, first:end], at=first)
     assert np.array_equal(voice.of_chunk(12), windows().of_chunk(whole, 0, 12))
@@ -156,14 +149,12 @@ def test_a_voice_that_goes_on_elsewhere() -> None:
 )
 def test_what_are_no_samples(samples: np.ndarray, speakers: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Voice(windows(speakers=speakers)).push(samples)
+        Heard(windows(speakers=speakers)).push(samples)
 
 
 def test_gaps_and_what_comes_behind_the_end() -> None:
-    voice = Voice(windows())
+    voice = Heard(windows())
     voice.push(noise(100), last=True)
-    with pytest.raises(UsageError, match="has ended at sample 100"):
-        voice.push(noise(1))
     with pytest.raises(UsageError, match="samples from 101 on: the voice is held from 0 to 100"):
         voice.push(noise(1), at=101)
     odd: Any
@@ -176,7 +167,7 @@ def test_gaps_and_what_comes_behind_the_end() -> None:
 
 
 def test_an_empty_push_does_not_take_an_end_back() -> None:
-    voice, empty = Voice(windows()), np.zeros(0, np.float32)
+    voice, empty = Heard(windows()), np.zeros(0, np.float32)
     voice.push(noise(100), last=True)
     voice.push(empty)
     assert voice.ended
@@ -194,7 +185,7 @@ def test_an_empty_push_does_not_take_an_end_back() -> None:
 @settings(max_examples=60)
 def test_what_is_held_are_the_samples_pushed_whatever_the_pieces(pushes: list[tuple[int, bool, int]]) -> None:
     """Against one plain array, with replacements, dropped samples and copies in any order."""
-    voice, plain, rng = Voice(windows()), np.zeros((1, 0), np.float32), np.random.default_rng(1)
+    voice, plain, rng = Heard(windows()), np.zeros((1, 0), np.float32), np.random.default_rng(1)
     frame = 0
     for length, replaces, draw in pushes:
         part = rng.standard_normal((1, length)).astype(np.float32)
@@ -207,11 +198,11 @@ def test_what_is_held_are_the_samples_pushed_whatever_the_pieces(pushes: list[tu
             frame += 1
             voice.forget(frame)
         assert voice.end == plain.shape[1]
-        assert np.array_equal(voice.state()["samples"], plain[:, voice.first :])
+        assert np.array_equal(voice.samples, plain[:, voice.first :])
 
 
 def test_more_than_is_held_is_refused_before_it_is_copied() -> None:
-    voice = Voice(windows())
+    voice = Heard(windows())
     with pytest.raises(UsageError, match=f"audio has {2**40} samples, at most {MAX_HELD} are held"):
         voice.push(np.broadcast_to(np.float32(0), 2**40))
     voice.push(np.broadcast_to(np.int16(1), MAX_HELD - 5))
@@ -243,23 +234,23 @@ def test_a_push_moves_what_it_brings_and_not_what_is_held() -> None:
 
 def test_when_samples_came_takes_no_more_room_than_frames() -> None:
     """However small the pushes are; and each frame is told the push of its last sample."""
-    voice = Voice(windows())
+    voice = Heard(windows())
     for _ in range(5000):
         voice.push(noise(0))
-    assert len(voice._came) == 1
+    assert len(voice.control._came) == 1
     for _ in range(6000):
         voice.push(noise(5))
-    assert len(voice._came) <= windows().latent_frames(30_000) + 1
+    assert len(voice.control._came) <= windows().latent_frames(30_000) + 1
 
 
 @given(pushes=st.lists(st.tuples(st.integers(0, 1500), st.booleans()), min_size=1, max_size=40))
 @settings(max_examples=60)
 def test_a_frame_is_told_when_its_last_sample_came(pushes: list[tuple[int, bool]]) -> None:
     """By a clock that counts the pushes, against one entry for each sample."""
-    voice, came = Voice(windows()), list[int]()
+    voice, came = Heard(windows()), list[int]()
     with pytest.MonkeyPatch.context() as patch:
         for number, (length, replaces) in enumerate(pushes):
-            patch.setattr("seko_runtime.video.conditioning.voice.time.monotonic", lambda now=number: now)
+            patch.setattr("seko_runtime.controls.voice.time.monotonic", lambda now=number: now)
             begin = len(came) // 2 if replaces else len(came)
             voice.push(noise(length), at=begin if replaces else None)
             came = [*came[:begin], *[number] * length]
@@ -270,40 +261,56 @@ def test_a_frame_is_told_when_its_last_sample_came(pushes: list[tuple[int, bool]
 
 
 def test_what_a_replacement_took_back_is_told() -> None:
-    voice = Voice(windows())
+    voice = Heard(windows())
     voice.push(noise(50_000))
     voice.push(noise(10), at=100)
-    with pytest.raises(UsageError, match=r"push_audio 890 more.* took back the samples from 110 to 50000"):
+    with pytest.raises(UsageError, match=r"give 890 more.* took back those from 110 to 50000"):
         voice.of_chunk(0)
 
 
-def hearing(batch: int = 2) -> Voices:
-    """Those of the toy's rows, with a window for each of a chunk's two latent frames."""
-    spec = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", "chunk", kind=NORMALISED)
-    return Voices(replace(whole_manifest(batch), inputs=(spec,)))
-
-
 def test_a_chunk_before_any_push_names_what_to_push() -> None:
-    voices = hearing()
-    _, end = voices.windows.needed(0)
+    control = voice_control(CHUNK)
+    _, end = control.needed
     with pytest.raises(
-        UsageError, match=rf"hears samples 0 to {end} .* none was pushed: push_audio {end} samples, or"
+        UsageError, match=rf"hears samples 0 to {end} .* none has come: give {end} samples to"
     ):
-        voices.beside([0, 1], [None, None], [0, 0])
-    with pytest.raises(UsageError, match="push_audio"):
-        voices.beside([0, 1], [{"audio": 1}, None], [0, 2])
+        control.next_chunk()
+    control.go_to(4 * CHUNK)
+    with pytest.raises(
+        UsageError, match=r"give \d+ samples to the control 'voice' with at=\d+, or the input 'audio'"
+    ):
+        control.next_chunk()
 
 
-def test_samples_that_are_refused_reach_no_row() -> None:
-    """A row that is given windows has no voice after them, and a voice that refuses samples is as it was."""
-    voices = hearing()
+def test_samples_that_are_refused_reach_no_voice() -> None:
+    control = voice_control(CHUNK)
     with pytest.raises(UsageError, match="not finite"):
-        voices.push(0, np.full(5, np.nan), None, last=False)
-    inputs = {"audio": 1}
-    assert voices.beside([0], [inputs], [0]) == [inputs]
-    voices.push(0, noise(100), None, last=False)
-    voices.push(1, noise(10), None, last=False)
-    with pytest.raises(UsageError, match="samples from 50 on: the voice is held from 0 to 10"):
-        voices.push(1, noise(100), 50, last=True)
-    buffers = [voices.voice(row) for row in range(2)]
-    assert [(buffer and (buffer.end, buffer.ended)) for buffer in buffers] == [(100, False), (10, False)]
+        control.take({"samples": np.full(9000, np.nan, np.float32)})
+    assert not control.active
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"pcm16": b"\0" * ((128 << 10) + 1)}, "pcm16 has 131073 bytes, at most 131072 are taken"),
+        ({"pcm16": "not base64!"}, "pcm16 is neither bytes nor base64"),
+        ({"pcm16": b"", "at": 3}, "unknown field 'at'"),
+        ({"end": False}, "end is False, expected True"),
+        ({"samples": [1], "last": 1}, "last is 1, expected True or False"),
+    ],
+)
+def test_events_that_cannot_be(event: dict[str, Any], words: str) -> None:
+    control = voice_control()
+    with pytest.raises(UsageError, match=words):
+        control.take(event)
+    assert not control.active
+
+
+@pytest.mark.parametrize("change", [{"samples": "AA"}, {"frame": -1}, {"ended": 1}, {"first": None}])
+def test_states_of_others_are_refused(change: dict[str, Any]) -> None:
+    control = voice_control()
+    control.take({"samples": noise(1000)})
+    with pytest.raises(UsageError, match="no state of a voice"):
+        control.load(control.state() | change)
+    with pytest.raises(UsageError, match="no state of a voice"):
+        control.load({})

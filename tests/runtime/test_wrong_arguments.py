@@ -15,9 +15,10 @@ import torch
 
 import seko_runtime
 from seko_runtime.controls.camera import CameraControl
+from seko_runtime.controls.masks import MasksControl
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.video.conditioning.speaker_masks import speaker_masks
-from seko_runtime.video.conditioning.voice import AudioWindows, Voice
+from seko_runtime.format.manifest import InputSpec
+from tests.voices import voice_control
 
 from . import toy, toy_inputs, toy_pool, toy_whole
 from .eager_backend import EagerBackend, write_whole
@@ -135,8 +136,6 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "session.check_prompt recache": lambda at, x: at.session.check_prompt("red", recache=x),
     "session.set_text recache": lambda at, x: at.session.set_text(toy.toy_text(), recache=x),
     "session.cut": lambda at, x: at.session.cut(frames=x),
-    "session.push_audio": lambda at, x: at.session.push_audio(x),
-    "session.push_audio at": lambda at, x: at.session.push_audio(np.zeros(9, np.float32), at=x),
     "session.restart seed": lambda at, x: at.session.restart(seed=x),
     "session.restart image": lambda at, x: at.session.restart(image=x),
     "session.restart reference": lambda at, x: at.session.restart(reference=x),
@@ -167,7 +166,6 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "pooled.set_text": lambda at, x: at.pooled.set_text(x),
     "pooled.set_inputs": lambda at, x: at.pooled.set_inputs(x),
     "pooled.rewind": lambda at, x: at.pooled.rewind(x),
-    "pooled.push_audio": lambda at, x: at.pooled.push_audio(x),
     "pooled.restart seed": lambda at, x: at.pooled.restart(seed=x),
     "pooled.restart image": lambda at, x: at.pooled.restart(image=x),
     "pooled.save": lambda at, x: at.pooled.save(x),
@@ -182,9 +180,22 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         f"steered.set_inputs {spec.name}": lambda at, x, name=spec.name: at.steered.set_inputs({name: x})
         for spec in toy_inputs.INPUTS
     },
-    "voice.push": lambda at, x: at.voice.push(x),
-    "voice.push last": lambda at, x: at.voice.push(np.zeros(0, np.float32), last=x),
-    "voice.push at": lambda at, x: at.voice.push(np.zeros(0, np.float32), at=x),
+    "voice.take": lambda at, x: at.voice.take(x),
+    **{
+        f"voice.take {name}": lambda at, x, name=name: at.voice.take({name: x})
+        for name in ("samples", "pcm16", "end")
+    },
+    **{
+        f"voice.take samples {name}": lambda at, x, name=name: at.voice.take(
+            {"samples": np.zeros(0, np.float32), name: x}
+        )
+        for name in ("at", "last")
+    },
+    "voice.load": lambda at, x: at.voice.load(x),
+    **{
+        f"voice.load {name}": lambda at, x, name=name: at.voice.load(at.voice.state() | {name: x})
+        for name in ("first", "ended", "active", "frame", "samples")
+    },
     # cameras
     "camera.take": lambda at, x: at.camera.take(x),
     **{
@@ -212,8 +223,10 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         f"camera {name}": lambda _, x, name=name: CameraControl.without_artifact(**SIZE | {name: x})
         for name in SIZE
     },
-    "speaker_masks": lambda at, x: speaker_masks(x, at.speaking),
-    "speaker_masks picture": lambda at, x: speaker_masks([x] * 2, at.speaking),
+    "masks.take": lambda at, x: at.masks.take({"masks": x}),
+    "masks.take picture": lambda at, x: at.masks.take({"masks": [x] * 2}),
+    "masks.load": lambda at, x: at.masks.load(x),
+    "masks.load masks": lambda at, x: at.masks.load({"masks": x}),
     "pool.check_prompt": lambda at, x: at.pool.check_prompt(x),
 }
 
@@ -221,6 +234,11 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 def entered(context: AbstractContextManager[object]) -> None:
     with context:
         pass
+
+
+def masks_control() -> MasksControl:
+    spec = MasksControl.declared("masks", height=32, width=48, rows=2, columns=3)
+    return MasksControl(spec, {"masks": InputSpec("masks", (2, 6), "float32", "input.masks", "session")})
 
 
 @pytest.fixture(scope="module")
@@ -242,9 +260,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
         inputs = {"place": np.zeros(toy_inputs.CHANNELS, np.float32)}
         steering = opened.enter_context(toy_inputs.open_pool())
         at.steered = opened.enter_context(steering.open_session(text=toy.toy_text(), inputs=inputs))
-        at.voice = Voice(AudioWindows("audio", 1, 1, 1000, 4, False))
+        at.voice = voice_control()
         at.camera = CameraControl.without_artifact(**SIZE)
-        at.speaking = toy_whole.whole_manifest()
+        at.masks = masks_control()
         yield at
 
 
@@ -309,7 +327,7 @@ def test_pictures_cameras_and_voices_of_numbers_that_overflow_are_refused(world:
     shaken[3:, 0, 3] = 1e38
     refused: list[tuple[Callable[[], object], str]] = [
         (lambda: world.artifact.open_session(conditioning_latents=latents), "conditioning_latents holds"),
-        (lambda: world.voice.push(np.full(9, 1e38, np.float32)), "audio holds"),
+        (lambda: world.voice.take({"samples": np.full(9, 1e38, np.float32)}), "audio holds"),
         (
             lambda: world.camera.take({"path": shaken, "intrinsics": INTRINSICS, "unit": 1.0}),
             "movement, in its unit, holds",

@@ -24,10 +24,10 @@ from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.video.recording import golden_reference, golden_text
 from seko_runtime import OpenArtifact, open_artifact
-from seko_runtime.cli.audio import read_audio
 from seko_runtime.cli.commands import main
+from seko_runtime.controls import controls_of
+from seko_runtime.controls.voice import AudioWindows, VoiceControl, read_voices
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning.voice import AudioWindows
 from tests.export.media_files import VAE, write_vae
 from tests.seko_talk.streams import Reference, talk_config, weights_of, write_clip, write_hubert
 from tests.stacked import eager_session, open_stacked
@@ -90,7 +90,7 @@ def test_it_is_built_verified_and_replayed(
             open_stacked(artifact, **opening, shift=3.0)
         with open_stacked(artifact, **opening) as session:
             with pytest.raises(
-                UsageError, match=r"input 'audio' is required for every chunk|none was pushed: push_audio"
+                UsageError, match=r"input 'audio' is required for every chunk|none has come: give"
             ):
                 session.run_chunk()
             chunks = [session.run_chunk({"audio": voice.numpy()}).to_host() for voice in voices]
@@ -120,9 +120,10 @@ def test_it_is_built_verified_and_replayed(
 def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray]:
     """Make chunks of a voice that is pushed, and the same of its windows."""
     voice = np.random.default_rng(2).normal(0, 0.2, (2, 1000 * (8 * 2 + 1))).astype(np.float32)
-    windows = AudioWindows.of(artifact.manifest)
-    assert windows is not None
-    assert windows == AudioWindows("audio", 2, 2, 1000, 4, normalised=True)
+    (control,) = controls_of(artifact.manifest).of_kind("voice")
+    assert isinstance(control, VoiceControl)
+    windows = control.windows
+    assert windows == AudioWindows(2, 2, 1000, 4, normalised=True)
     with open_stacked(artifact, **opening) as session:
         session.push_audio(voice)
         chunks = [session.run_chunk().to_host() for _ in range(2)]
@@ -194,7 +195,7 @@ def speaks(artifact: Path, folder: Path) -> None:
         frame = av.AudioFrame.from_ndarray(np.repeat(samples, 3)[None] / np.float32(32768), "fltp", "mono")
         frame.sample_rate = 48_000
         container.mux([*track.encode(frame), *track.encode(None)])
-    read = read_audio([as_m4a])
+    read = read_voices([as_m4a])
     assert read is not None
     assert abs(read.shape[1] - len(samples)) <= 1100  # the coder's own frames
 

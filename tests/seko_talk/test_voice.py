@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import wave
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +33,14 @@ from seko_export.families.seko_talk.keys import PROJECTOR
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
 from seko_export.video.recording import golden_text
-from seko_runtime.cli.audio import fit_audio, mask_inputs, read_masks
+from seko_runtime.cli.controls import fed_controls, read_controls
+from seko_runtime.controls import Controls
+from seko_runtime.controls import voice as voice_module
+from seko_runtime.controls.masks import MasksControl
+from seko_runtime.controls.voice import AudioWindows
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import InputSpec, Weight
-from seko_runtime.video.conditioning import voice as voice_module
-from seko_runtime.video.conditioning.speaker_masks import speaker_masks
-from seko_runtime.video.conditioning.voice import AudioWindows, Voice
+from seko_runtime.video.manifest import VideoManifest
 from tests.asked import resolved
 from tests.seko_talk.streams import (
     PRESET,
@@ -49,8 +52,9 @@ from tests.seko_talk.streams import (
     weights_of,
     write_hubert,
 )
-from tests.stacked import eager_session
+from tests.stacked import eager_session, needed, push
 from tests.tolerances import ORACLE, relative_error
+from tests.voices import Heard
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -235,12 +239,10 @@ def test_a_session_hears_what_is_pushed(
         with session_of(config, folder) as session:
             at = 0
             for number in range(CHUNKS):
-                first, end = session.audio_needed()
+                first, end = needed(session.sessions[0])
                 assert (first, end) == (max(0, 1000 * (8 * number - 1) - 8000), 1000 * (8 * number + 5))
                 session.push_audio(pushed[:, at : end - 1])
-                with pytest.raises(
-                    RuntimeUsageError, match=f"hears samples {first} to {end}.*push_audio 1 more"
-                ):
+                with pytest.raises(RuntimeUsageError, match=f"hears samples {first} to {end}.*give 1 more"):
                     session.run_chunk()
                 session.push_audio(pushed[:, end - 1 : end])
                 at = end
@@ -271,16 +273,18 @@ def test_rows_hear_their_own_voices_and_forget_them(hubert: tuple[Path, Any]) ->
     ) as session:
         session.set_inputs({"picture": np.ones((5, 40), np.float32)})
         session.push_audio(voice, row=0)
-        with pytest.raises(RuntimeUsageError, match=r"none was pushed"):
+        with pytest.raises(RuntimeUsageError, match=r"none has come"):
             session.run_chunk()
         session.push_audio(other, row=1)
-        with pytest.raises(RuntimeUsageError, match="found the input 'audio' and audio that was pushed"):
+        with pytest.raises(
+            RuntimeUsageError, match="found the input 'audio' and events of the control 'voice'"
+        ):
             session.run_chunk({"audio": np.zeros((1, 2, 16_000), np.float32)})
         first = session.run_chunk().to_host()
         assert relative_error(*map(torch.from_numpy, first)) > 100 * STREAM_BAR
         session.restart_row(0)
         session.restart_row(1)
-        with pytest.raises(RuntimeUsageError, match="none was pushed: push_audio"):
+        with pytest.raises(RuntimeUsageError, match="none has come: give"):
             session.run_chunk()
         session.push_audio((voice * 32767).astype(np.int16))
         again = session.run_chunk().to_host()
@@ -298,13 +302,27 @@ def test_features_have_no_samples() -> None:
         eager_session(
             config, weights, golden_text(config), [3], reference=random_reference(config)
         ) as session,
-        pytest.raises(RuntimeUsageError, match=r"give them as the input 'audio', float32 \[1, 2, 13, 48\] "),
+        pytest.raises(RuntimeUsageError, match="this artifact has no control 'voice'; its controls: none"),
     ):
         session.push_audio(sound()[0])
 
 
+def write_wav(path: Path, samples: int) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16_000, samples, "NONE", ""))
+        file.writeframes(bytes(2 * samples))
+
+
+def fed(options: dict[str, object], manifest: VideoManifest, files: Any = ()) -> Controls:
+    """The controls of a run with these options."""
+    given = argparse.Namespace(chunks=None, **options)
+    return fed_controls(given, manifest, read_controls(given), files)[0]
+
+
 @pytest.mark.parametrize("hears", [True, False])
-def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(hears: bool) -> None:
+def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(
+    hears: bool, tmp_path: Path
+) -> None:
     """One that takes features, and one whose model hears nothing."""
     config = talk_config()
     table = tuple(
@@ -317,11 +335,13 @@ def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(hear
     words, masks = "hears features of a voice, not its sound: give .* --audio-encoder", "has one speaker"
     if not hears:
         words, masks = "this artifact's model hears no audio; its inputs: none", "hears no speakers"
-    options = argparse.Namespace(chunks=None)
+    manifest = replace(manifest, controls=None)
+    write_wav(tmp_path / "voice.wav", 9000)
+    np.save(tmp_path / "mask.npy", np.zeros((64, 64, 3), np.uint8))
     with pytest.raises(RuntimeUsageError, match=f"--audio: .*{words}"):
-        fit_audio(np.zeros((1, 9000), np.float32), options, manifest, {})
-    with pytest.raises(RuntimeUsageError, match=masks):
-        speaker_masks([np.zeros((8, 8, 3), np.uint8)], manifest)
+        fed({"audio": [tmp_path / "voice.wav"]}, manifest)
+    with pytest.raises(RuntimeUsageError, match=f"--mask: .*{masks}"):
+        fed({"mask": [tmp_path / "mask.npy"]}, manifest)
 
 
 def test_a_mask_is_not_rounded_on_its_way() -> None:
@@ -330,17 +350,12 @@ def test_a_mask_is_not_rounded_on_its_way() -> None:
     s = config.workload.stream
     fine = np.zeros((2 * s.height, 2 * s.width, 3), np.uint8)
     fine[:, 0::2], fine[:, 1::2] = 127, 128  # its mean, 127.5, would be rounded to 128
-    spec = InputSpec(
-        "masks", (2, s.frame_tokens), "float32", "input.masks", per="session", kind="speaker_masks"
-    )
-    stream = SimpleNamespace(
-        latent_shape=(16, s.latent_height, s.latent_width),
-        frame_tokens=s.frame_tokens,
-        height=s.height,
-        width=s.width,
-    )
-    manifest = SimpleNamespace(caller_inputs=(spec,), workload=SimpleNamespace(stream=stream))
-    masks = speaker_masks([fine, np.full_like(fine, 128)], manifest)  # type: ignore[arg-type]
+    spec = InputSpec("masks", (2, s.frame_tokens), "float32", "input.masks", per="session")
+    rows, columns = s.latent_height // 2, s.latent_width // 2
+    declared = MasksControl.declared("masks", height=s.height, width=s.width, rows=rows, columns=columns)
+    control = MasksControl(declared, {"masks": spec})
+    control.take({"masks": [fine, np.full_like(fine, 128)]})
+    masks = control.opening()["inputs"]["masks"]
     assert (masks[0].max(), masks[1].min()) == (0, 1)
 
 
@@ -356,14 +371,14 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
         runs: list[list[np.ndarray]] = []
         for interrupted in (False, True):
             session = pool.open_session(**opening)
-            session.push_audio(voice)
+            push(session, voice)
             chunks = []
             for number in range(CHUNKS):
                 chunks.append(session.run_chunk().to_host())
                 if interrupted and number == 0:
                     session.pause()
                     other = pool.open_session(**opening)  # takes the row
-                    with pytest.raises(RuntimeUsageError, match="none was pushed: push_audio"):
+                    with pytest.raises(RuntimeUsageError, match="none has come: give"):
                         other.run_chunk()
                     session.resume()
                     other.close()
@@ -371,10 +386,10 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
                     session.save(tmp_path / "stream")
                     session.close()
                     session = pool.restore(tmp_path / "stream")
-                    with pytest.raises(RuntimeUsageError, match="none was pushed: push_audio"):
+                    with pytest.raises(RuntimeUsageError, match="none has come: give"):
                         session.run_chunk()
-                    first, _ = session.audio_needed()
-                    session.push_audio(voice[first:], at=first)
+                    first, _ = needed(session)
+                    push(session, voice[first:], at=first)
             session.close()
             runs.append(chunks)
     for chunk, other_chunk in zip(*runs, strict=True):
@@ -422,26 +437,25 @@ def test_masks_of_speakers_are_made_of_pictures(tmp_path: Path) -> None:
     for name, picture in (("left", left), ("tall", tall)):
         np.save(tmp_path / f"{name}.npy", picture)
     files = [tmp_path / "left.npy", tmp_path / "tall.npy"]
-    mask_array = mask_inputs(read_masks(files), two, {})["speaker_masks"]
+    controls = fed({"mask": files}, two, {"audio": 0})
+    mask_array = controls.opening()["inputs"]["speaker_masks"]
     assert mask_array.dtype == np.float32
     assert mask_array.tolist() == [[1, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]]
-    assert mask_inputs([], alone, {}) == {}
-    for masks, manifest, files, words in (
-        ([left], two, {}, "1 masks given for 2 speakers"),
-        ([left], alone, {}, "takes no masks"),
-        ([left, left[..., 0]], two, {}, r"a mask is uint8 \[64, 96\]"),
-        ([left, tall], two, {"speaker_masks": mask_array}, "both say where the speakers are"),
+    for masks, manifest, arrays, words in (
+        (files[:1], two, {}, "--mask: 1 masks given for 2 speakers"),
+        (files[:1], alone, {}, "takes no masks"),
+        (files, two, {"speaker_masks": mask_array}, "--input speaker_masks contradicts --mask; give one"),
     ):
         with pytest.raises(RuntimeUsageError, match=words):
-            mask_inputs(masks, manifest, files)
+            fed({"mask": masks}, manifest, arrays)
 
 
 def test_a_chunk_knows_when_it_was_heard(hubert: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """By the push that brought its last sample, for every row its own; not without a voice."""
     clock = iter(range(100))
     monkeypatch.setattr(voice_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    windows = AudioWindows("audio", 1, 2, 1000, 4, normalised=True)
-    voice = Voice(windows)  # chunks end at samples 5000, 13000, 21000
+    windows = AudioWindows(1, 2, 1000, 4, normalised=True)
+    voice = Heard(windows)  # chunks end at samples 5000, 13000, 21000
     for count in (4000, 2000, 6000, 1000):
         voice.push(np.zeros(count, np.float32))
     assert [voice.heard_at(first) for first in (0, 2)] == [1, 3]
@@ -460,7 +474,7 @@ def test_a_chunk_knows_when_it_was_heard(hubert: tuple[Path, Any], monkeypatch: 
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=8), st.floats(0, 10))
 def test_lateness_is_that_of_a_live_run(seconds: list[float], began: float) -> None:
     """A chunk begins when its samples are there and the one before it is done, sample by sample of time."""
-    windows = AudioWindows("audio", 1, 3, 1000, 4, normalised=True)
+    windows = AudioWindows(1, 3, 1000, 4, normalised=True)
     times = np.cumsum([began, *seconds]).tolist()
     free, late = 0.0, []
     for number, taken in enumerate(seconds):

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seko_runtime.controls.fitting import cover_pictures
 from seko_runtime.controls.poses import framewise
-from seko_runtime.video.fitting import cover_pictures
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Codec, Media
 from tests.cameras import camera_of, chunk_of
 from tests.runtime import toy_pool, toy_whole
+from tests.stacked import push
 
 from .conftest import Starter
 from .test_server import PROMPT, http, pictures, run, watch
@@ -78,7 +79,7 @@ def test_an_uploaded_voice_moves_the_video_and_is_heard_with_it(start: Starter) 
 
         def feed(session: Any, number: int) -> None:
             if not number:
-                session.push_audio(voice, last=True)
+                push(session, voice, last=True)
 
         assert np.array_equal(pictures(frames), talked(5, feed))
         heard = samples_of(sound)
@@ -122,7 +123,7 @@ def test_a_spoken_voice_makes_chunks_as_it_comes_and_its_pieces_have_receipts(st
 
         def feed(session: Any, number: int) -> None:
             if not number:
-                session.push_audio(np.concatenate((np.zeros(first, np.int16), voice[:40_000])), last=True)
+                push(session, np.concatenate((np.zeros(first, np.int16), voice[:40_000])), last=True)
 
         assert np.array_equal(pictures(frames), talked(8, feed))
 

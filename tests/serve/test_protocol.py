@@ -43,6 +43,7 @@ EXAMPLES = (
     {"type": "hello", "codecs": ["h264"], "audio": ["aac"], "buffer": 2},
     {"type": "ack", "chunk": 7},
     {"type": "prompt", "id": "a", "text": "a red disc", "recache": True},
+    {"type": "control", "id": "b", "name": "camera", "event": {"held": ["KeyW"]}},
     {"type": "keys", "id": "b", "held": ["KeyW", "ArrowLeft"]},
     {"type": "poses", "id": "c", "poses": [[1.0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]]},
     {"type": "audio", "id": "c", "pcm16": "AAAB", "last": True},

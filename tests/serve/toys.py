@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from seko_runtime import Pool
+from seko_runtime.controls.voice import PLAIN, WINDOW
 from seko_runtime.format.manifest import Buffer, Call, EngineSpec, InputSpec, TensorSpec
-from seko_runtime.video.conditioning.voice import PLAIN, WINDOW
 from seko_runtime.video.manifest import VideoManifest
 from tests.runtime import toy, toy_pool
 from tests.runtime.toy import CHANNELS, CHUNK, COLUMNS, ROWS

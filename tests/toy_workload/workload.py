@@ -158,8 +158,8 @@ class ToyRows(LocalRows[ToyManifest, ToyDevice]):
         self.positions[row] = 0
         self._flags.pop(row, None)
 
-    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
-        return Numbers(self.positions[row], row in self._flags and self._flags[row]()), {}, None
+    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]]]:
+        return Numbers(self.positions[row], row in self._flags and self._flags[row]()), {}
 
     def _check_load(self, state: RowState) -> None:
         most = self.manifest.workload.positions

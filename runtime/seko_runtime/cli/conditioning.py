@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
+from seko_runtime.controls import controls_of
 from seko_runtime.errors import InputFileError, ManifestError, UsageError, one_line
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
 from seko_runtime.media_files.arrays import load_array
@@ -125,6 +126,28 @@ def with_own_picture(
         prompts = [PromptAt(0.0, options.prompt)]
         note(one_line(f"prompt   of the artifact: {options.prompt}; --prompt takes another"))
     return replace(conditioning, prompts=prompts, image=load_image(options.image))
+
+
+def as_portrait(
+    conditions: Conditioning, options: argparse.Namespace, manifest: VideoManifest
+) -> Conditioning:
+    """Return the run's conditioning; for a model with audio, the picture of ``--image`` becomes the portrait, which is
+    the reference frame.
+
+    Raises
+    ------
+    UsageError
+        If ``--reference`` also names a portrait.
+    """
+    if (
+        options.image is None
+        or controls_of(manifest).sounding() is None
+        or not manifest.workload.stream.reference_frames
+    ):
+        return conditions
+    if options.reference is not None:
+        raise UsageError("--image and --reference are both the portrait of a model that speaks; give one")
+    return replace(conditions, image=None, reference=conditions.image, reference_option="image")
 
 
 def fit_conditioning(

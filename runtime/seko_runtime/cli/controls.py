@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from seko_runtime.controls import Controls, Event, controls_of
 from seko_runtime.controls.base import ControlOption
-from seko_runtime.controls.recording import read_events
+from seko_runtime.controls.recording import Entry, read_events
 from seko_runtime.controls.registry import KINDS, control_class
 from seko_runtime.errors import UsageError
 from seko_runtime.video.manifest import VideoManifest
@@ -56,9 +56,11 @@ def fed_controls(
     manifest: VideoManifest,
     events: tuple[dict[str, list[Event]], dict[str, list[Event]]],
     files: Collection[str],
+    entries: Sequence[Entry] = (),
 ) -> list[Controls]:
     """Return the controls of each of a run's sessions, which have taken the events of its options. Without ``--chunks``
     the function sets ``options.chunks`` to the number of chunks for which the events last; if they have no end, to 4.
+    The controls go on from the beginning of the recording that ``entries`` are, if there are any.
 
     Raises
     ------
@@ -69,18 +71,24 @@ def fed_controls(
     by_kind, by_name = events
     each = [controls_of(manifest) for _ in range(manifest.call_rows)]
     for controls in each:
+        if entries:
+            controls.load(entries[0].event.get("controls", {}))
         taken = {name for kind in by_kind if controls.of_kind(kind) for name in _given(kind, options)}
         for kind, own in by_kind.items():
             found = controls.of_kind(kind)
             untaken = [name for name in _given(kind, options) if name not in taken]
             if untaken:
-                names = ", ".join(spec.name for spec in manifest.caller_inputs) or "none"
-                kinds = " or ".join(other for other in by_kind if untaken[0] in _given(other, options))
-                raise UsageError(f"{untaken[0]}: this artifact's model has no {kinds}; its inputs: {names}")
+                kinds = [other for other in by_kind if untaken[0] in _given(other, options)]
+                lacking = control_class(kind).lacking(manifest.caller_inputs)
+                raise UsageError(f"{untaken[0]}: {lacking.replace(kind, ' or '.join(kinds), 1)}")
             if not found:  # another kind has taken the same options
                 continue
+            option = _given(kind, options)[0]
             for event in own:
-                found[0].take(event)
+                try:
+                    found[0].take(event)
+                except UsageError as error:
+                    raise UsageError(f"{option}: {error}") from None
         for name, own in by_name.items():
             for event in own:
                 controls[name].take(event)
@@ -89,6 +97,16 @@ def fed_controls(
         if control.active and (both := sorted(control.input_names & set(files))):
             option = _options_of(control.kind, options) or f"--control {control.name}"
             raise UsageError(f"--input {both[0]} contradicts {option}; give one")
+        lacks = [
+            spec.name
+            for spec in control.inputs.values()
+            if spec.default == "required" and spec.name not in files
+        ]
+        if lacks and not (control.active or control.fits_recording):
+            raise UsageError(
+                f"this artifact's model needs a {control.kind}: give {control.options[0].name} "
+                f"{control.options[0].metavar}, or --input {lacks[0]}=FILE.npy"
+            )
     lasting = [control.chunks for control in controls.values() if control.chunks is not None]
     options.chunks = options.chunks or max(lasting, default=DEFAULT_CHUNKS)
     for control in controls.values():

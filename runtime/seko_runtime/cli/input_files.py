@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from seko_runtime.cli.output import note
 from seko_runtime.controls import Controls
+from seko_runtime.controls.masks import KIND as MASKS
+from seko_runtime.controls.recording import Entry
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.arrays import load_array
-from seko_runtime.video.conditioning.speaker_masks import KIND as MASKS
-from seko_runtime.video.conditioning.voice import KINDS as AUDIO_KINDS
 from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.inputs import as_rows
 from seko_runtime.video.manifest import VideoManifest
@@ -39,14 +39,14 @@ class RunInputs:
         Inputs that change with each chunk or pass, [rows, *shape] for each chunk of the run.
     controls : sequence of Controls
         The controls of each session.
-    voices : numpy.ndarray or None
-        Voices of ``--audio``, float32 [speakers, N]. A run with voices uses none of the recorded inputs.
+    entries : sequence of Entry
+        What the recording of ``--events`` says.
     """
 
     steady: Mapping[str, NDArray[Any]]
     changing: Mapping[str, Sequence[NDArray[Any]]]
     controls: Sequence[Controls]
-    voices: NDArray[np.float32] | None = None
+    entries: Sequence[Entry] = ()
 
     @property
     def controlled(self) -> set[str]:
@@ -54,6 +54,28 @@ class RunInputs:
         return {
             name for control in self.controls[0].values() if control.active for name in control.input_names
         }
+
+    @property
+    def fits_recording(self) -> bool:
+        """Whether inputs that the build recorded go with what the controls give."""
+        return all(control.fits_recording or not control.active for control in self.controls[0].values())
+
+    @property
+    def sound_track(self) -> NDArray[np.float32] | None:
+        """The sound that is played with the video, float32 [N]; None without sound."""
+        sounding = self.controls[0].sounding()
+        return None if sounding is None else sounding.sound_track()
+
+    def recorded(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the recorded inputs that the run uses: those that no control gives."""
+        if not self.fits_recording:
+            return {}
+        return {name: array for name, array in arrays.items() if name not in self.controlled}
+
+    def lateness(self, times: Sequence[float]) -> list[float]:
+        """Return for each chunk by how many seconds it came after what it heard; see `Control.lateness`."""
+        active = [control for control in self.controls[0].values() if control.active]
+        return [late for control in active for late in control.lateness(times)]
 
     def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
         """Return the model inputs of chunk ``number`` by name."""
@@ -84,11 +106,9 @@ def fit_inputs(
     options: argparse.Namespace,
     manifest: VideoManifest,
     controls: Sequence[Controls],
-    voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
     """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the golden
-    (recorded results); a line on stderr names this input. A run with ``voices`` does not use recorded values of inputs,
-    since the recorded values are noise.
+    (recorded results), unless the run's controls do not fit a recording; a line on stderr names this input.
 
     Raises
     ------
@@ -101,11 +121,12 @@ def fit_inputs(
         if name not in specs:
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
-    given = RunInputs({}, {}, controls).controlled | {input_of_picture(manifest, options.image)}
+    run = RunInputs({}, {}, controls)
+    given = run.controlled | {input_of_picture(manifest, options.image)}
     for name, spec in specs.items():
-        if name in arrays or name in given or (voices is not None and spec.kind in AUDIO_KINDS):
+        if name in arrays or name in given:
             continue
-        if voices is None and manifest.workload.golden is not None:
+        if run.fits_recording and manifest.workload.golden is not None:
             note(
                 one_line(f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another")
             )
@@ -126,7 +147,6 @@ def fit_inputs(
             if name not in steady
         },
         controls,
-        voices,
     )
 
 

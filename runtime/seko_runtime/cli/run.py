@@ -7,31 +7,30 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.cli.audio import as_portrait, fit_audio, mask_inputs, read_audio, read_masks
 from seko_runtime.cli.conditioning import (
     Conditioning,
     PromptAt,
+    as_portrait,
     fit_conditioning,
     read_conditioning,
     start_inputs,
     with_own_picture,
 )
-from seko_runtime.cli.controls import fed_controls, read_controls
+from seko_runtime.cli.controls import control_options, fed_controls, read_controls
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
-from seko_runtime.cli.parser import INPUTS, MEDIA, SPEECH, VIDEO, used_options
+from seko_runtime.cli.parser import BOTH, INPUTS, MEDIA, SPEECH, VIDEO, used_options
 from seko_runtime.cli.progress import Progress
+from seko_runtime.controls.recording import Entry, read_recording
 from seko_runtime.errors import UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.opening.artifact import open_artifact, read_manifest
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
-from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
@@ -56,26 +55,48 @@ def run(options: argparse.Namespace) -> Report:
     streams = options.output == STDOUT
     if streams:
         _check_stdout(options)
-    conditions, arrays, voices = (
+    entries = _begun_again(options)
+    conditions, arrays, events = (
         read_conditioning(options),
         read_inputs(options.input),
-        read_audio(options.audio),
+        read_controls(options),
     )
-    masks, events = read_masks(options.mask), read_controls(options)
     manifest = video_manifest(read_manifest(options.artifact, trust=options.trust)[0])
     conditions = with_own_picture(conditions, options, manifest, arrays)
-    fit_audio(voices, options, manifest, arrays)
     conditions = as_portrait(conditions, options, manifest)
-    arrays |= mask_inputs(masks, manifest, arrays)
-    controls = fed_controls(options, manifest, events, arrays)
+    controls = fed_controls(options, manifest, events, arrays, entries)
     conditioning = fit_conditioning(conditions, options, manifest)
     arrays |= start_inputs(conditions, options, manifest, arrays)
     arrays_with_portrait: Any = with_portrait(manifest, arrays, conditioning.reference)
-    inputs = fit_inputs(arrays_with_portrait, options, manifest, controls, voices)
+    inputs = replace(fit_inputs(arrays_with_portrait, options, manifest, controls), entries=entries)
     if not streams:
         return _run(options, manifest, conditioning, inputs, None)
     with stdout_for_video() as descriptor:
         return _run(options, manifest, conditioning, inputs, descriptor)
+
+
+def _begun_again(options: argparse.Namespace) -> list[Entry]:
+    """Return the recording of ``--events``, and set the run's seed, prompt and number of chunks to those of the
+    recording; nothing without this option.
+
+    Raises
+    ------
+    UsageError
+        If the recording cannot be read, or another option says the same.
+    """
+    if options.events is None:
+        return []
+    said = {"--text", "--prompt", "--prompts", "--control", *(option.name for option in control_options())}
+    others = [name for name in used_options(options, BOTH, VIDEO, MEDIA, INPUTS) if name in said]
+    if others:
+        raise UsageError(f"--events and {others[0]} both say what happens; give one")
+    entries = read_recording(options.events, "--events")
+    begin = entries[0].event
+    options.seed, options.prompt = begin.get("seed", options.seed), begin.get("prompt")
+    options.chunks = options.chunks or entries[-1].chunk
+    if not options.chunks:
+        raise UsageError(f"--events {options.events} is the recording of no chunk: give --chunks")
+    return entries
 
 
 def _check_stdout(options: argparse.Namespace) -> None:
@@ -123,7 +144,7 @@ def _run(
                 rows=rows,
                 form=options.format,
                 descriptor=descriptor,
-                sound=None if inputs.voices is None else _mixed(inputs.voices),
+                sound=inputs.sound_track,
             ) as writer,
         ):
             skipped = _not_compared(options, artifact, seeds)
@@ -167,18 +188,17 @@ class _Job:
         stream = self.artifact.manifest.workload.stream
         queued: deque[RowChunks] = deque()
         ahead = int(self.writer.takes_frames and self.sessions.sessions[0].decodes_beside)
-        frames = 0
-        if self.inputs.voices is not None:
-            self.sessions.push_audio(self.inputs.voices, last=True)
+        frames, entries = 0, deque(self.inputs.entries[1:])  # the controls have the first one's
         for number in range(self.chunks):
+            while entries and entries[0].chunk == number:
+                self._replay(entries.popleft())
             due = None
             while prompts and prompts[0].due(stream, number * stream.chunk_frames, frames):
                 due = prompts.popleft()
             if due is not None:
                 self.sessions.set_prompt(due.prompt, recache=due.recache)
                 self.compared = frozenset()
-            recorded = {} if self.inputs.voices is not None else self.artifact.golden_inputs(number, None)
-            recorded = {name: array for name, array in recorded.items() if name not in self.inputs.controlled}
+            recorded = self.inputs.recorded(self.artifact.golden_inputs(number, None))
             chunk = self.sessions.run_chunk(recorded | self.inputs.of_chunk(number))
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
@@ -194,16 +214,24 @@ class _Job:
         while queued:
             self._write(queued.popleft().video())
 
+    def _replay(self, entry: Entry) -> None:
+        """Do for every session what an entry of a recording says; restarts give each row a seed of its own."""
+        self.compared = frozenset()
+        for row, session in enumerate(self.sessions.sessions):
+            seed = entry.event.get("seed") if entry.what == "restart" else None
+            session.replay(
+                entry if seed is None else replace(entry, event={**entry.event, "seed": seed + row})
+            )
+
     def report(self) -> dict[str, object]:
         """Return the number of chunks and frames made and the speed, as a dict for JSON."""
         manifest, stats = self.artifact.manifest, self.sessions.stats
         first = self.came[0] - self.opened
         rate = (len(self.came) - 1) / (self.came[-1] - self.came[0]) if len(self.came) > 1 else 1 / first
         fps = rate * _video_frames(manifest, 1)
-        windows = None if self.inputs.voices is None else AudioWindows.of(manifest)
-        late = None if windows is None else max(windows.lateness([self.opened, *self.came]))
+        late = self.inputs.lateness([self.opened, *self.came])
         return {
-            "live_late_s": late,
+            "live_late_s": max(late, default=None),
             "digest": self.artifact.digest,
             "preview": self.writer.is_preview,
             "chunks": self.chunks,
@@ -227,15 +255,10 @@ class _Job:
     def _write(self, pictures: NDArray[Any]) -> None:
         self.came.append(time.perf_counter())
         manifest, number = self.artifact.manifest, len(self.came) - 1
-        self.video_frames += _video_frames(manifest, number)
+        taken = self.writer.takes_frames
+        self.video_frames += pictures.shape[1] if taken else _video_frames(manifest, number)
         self.writer.write(pictures)
         self.progress.show(self.video_frames, number + 1)
-
-
-def _mixed(voices: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return all voices mixed to one sound, [N]; the sound is made quieter where the voices together are too loud."""
-    sound: NDArray[np.float32] = voices.sum(0)
-    return sound / max(1.0, float(np.abs(sound).max()))
 
 
 def _beginnings(
@@ -249,7 +272,7 @@ def _beginnings(
     caller left out are those that the golden recorded."""
     image = conditioning.image
     for row, seed in enumerate(seeds):
-        steady = {} if inputs.voices is not None else artifact.golden_inputs(None, row)
+        steady = inputs.recorded(artifact.golden_inputs(None, row))
         steady.pop(input_of_picture(artifact.manifest, image), None)
         steady |= {name: array[row] for name, array in inputs.steady.items()}
         text = None if conditioning.text is None else conditioning.text[row : row + 1]

@@ -70,11 +70,18 @@ class Control(ABC):
     options: ClassVar[Sequence[ControlOption]] = ()
     """The options of `seko-run` for this kind."""
 
+    sound_rate: ClassVar[int | None] = None
+    """Samples a second of the sound that is played with the chunks; None for a control without sound."""
+
+    fits_recording: ClassVar[bool] = True
+    """Whether the inputs that a build recorded go with what the control gives."""
+
     def __init__(self, spec: ControlSpec, inputs: Mapping[str, InputSpec]) -> None:
         self.spec, self.inputs = spec, dict(inputs)
         self.lock: Callable[[], AbstractContextManager[object]] = (
             nullcontext  # of the owner, held for each event
         )
+        self.heard: Callable[[str, Event], None] | None = None  # records the events that were taken
 
     @property
     def name(self) -> str:
@@ -100,6 +107,8 @@ class Control(ABC):
         """Take an event that `check` returned."""
         with self.lock():
             self._apply(event)
+            if self.heard is not None:
+                self.heard(self.name, event)
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -148,18 +157,55 @@ class Control(ABC):
     def advance(self) -> None:  # noqa: B027  nothing per chunk
         """Move on by the chunk that `next_chunk` gave."""
 
+    def go_to(self, frame: int) -> None:  # noqa: B027  most events are not numbered
+        """Go on with a chunk that begins at this latent frame, after a step back or from a snapshot."""
+
+    def heard_at(self) -> float | None:
+        """Return the time, by `time.monotonic`, at which the last event came on which the next chunk depends; None if
+        the control does not know."""
+        return None
+
+    def sound(self, first_frame: int) -> Any:
+        """Return the sound that is played with the chunk that begins at a latent frame, float32 [N] at `sound_rate`;
+        None for a control without sound."""
+        del first_frame
+        return None
+
+    def sound_track(self) -> Any:
+        """Return the whole sound that has come, float32 [N] at `sound_rate`; None without sound."""
+        return None
+
+    def lateness(self, times: Sequence[float]) -> list[float]:
+        """Return for each chunk by how many seconds it came after the last event that it needed, if the events had come
+        live; empty for a control without a clock.
+
+        Parameters
+        ----------
+        times : sequence of float
+            Time at which chunk 0 began, then the time at which each chunk was ready, in seconds.
+        """
+        del times
+        return []
+
     @abstractmethod
     def reset(self) -> None:
         """Return to the beginning of a stream."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return the control's state as a JSON value, for `load`. Snapshots of a session do not contain it."""
+        """Return the control's state for `load`: JSON values, and arrays, of which `recording.as_json` makes JSON.
+        Snapshots of a session do not contain it."""
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state` of a control with the same parameters returned; UsageError for any other
         value."""
+
+    @classmethod
+    def lacking(cls, inputs: Sequence[InputSpec]) -> str:
+        """Return the sentence with which an artifact that takes these inputs refuses events of this kind."""
+        names = ", ".join(spec.name for spec in inputs) or "none"
+        return f"this artifact's model has no {cls.kind}; its inputs: {names}"
 
     @classmethod
     def events_of(cls, given: Mapping[str, Any]) -> list[Event]:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seko_runtime.arguments import shown
+from seko_runtime.arguments import shown, whole_number
 from seko_runtime.controls.base import Event
 from seko_runtime.errors import InputFileError, ManifestError, UsageError
 from seko_runtime.format.json_fields import parse_json
 from seko_runtime.host.faults import fault_text
 
 MAX_EVENT_BYTES = 64 << 20  # of a file of events
-_DTYPES = ("uint8", "int16", "int32", "int64", "float32", "float64", "bool")
+# Changes of a session that a recording has beside events, by the names of the session's methods.
+CHANGES: Mapping[str, str] = {
+    "prompt": "set_prompt",
+    "text": "set_text",
+    "inputs": "set_inputs",
+    "restart": "restart",
+    "cut": "cut",
+    "rewind": "rewind",
+}
 
 
 def as_json(value: Any) -> Any:
@@ -26,7 +35,7 @@ def as_json(value: Any) -> Any:
     ``base64``."""
     if isinstance(value, np.ndarray):
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        return {"dtype": str(value.dtype), "shape": list(value.shape), "base64": data}
+        return {"dtype": value.dtype.str, "shape": list(value.shape), "base64": data}
     if isinstance(value, bytes | bytearray | memoryview):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, np.generic):
@@ -35,7 +44,7 @@ def as_json(value: Any) -> Any:
         return {str(name): as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(item) for item in value]
-    return value
+    return as_json(np.asarray(value)) if hasattr(value, "__array__") else value
 
 
 def of_json(value: Any) -> Any:
@@ -44,21 +53,30 @@ def of_json(value: Any) -> Any:
     Raises
     ------
     UsageError
-        If an object with the field ``base64`` holds no bytes, or another number of bytes than its array takes.
+        If an object with the field ``base64`` holds no bytes, or another number of bytes than its array takes, or the
+        value is nested too deeply.
     """
+    try:
+        return _of_json(value)
+    except RecursionError:
+        raise UsageError("an event is nested too deeply") from None
+
+
+def _of_json(value: Any) -> Any:
     if isinstance(value, list):
-        return [of_json(item) for item in value]
+        return [_of_json(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     if "base64" not in value:
-        return {name: of_json(item) for name, item in value.items()}
+        return {name: _of_json(item) for name, item in value.items()}
     try:
         data = base64.b64decode(value["base64"], validate=True)
         if "dtype" not in value:
             return data
-        if value["dtype"] not in _DTYPES:
-            raise ValueError(f"dtype is {shown(value['dtype'])}, expected one of {', '.join(_DTYPES)}")
-        return np.frombuffer(data, value["dtype"]).reshape(value["shape"]).copy()
+        dtype = np.dtype(str(value["dtype"]))
+        if dtype.kind not in "biuf":
+            raise ValueError(f"dtype is {shown(value['dtype'])}, expected numbers")
+        return np.frombuffer(data, dtype).reshape(value["shape"]).copy()
     except (binascii.Error, ValueError, TypeError, KeyError, OverflowError) as fault:
         raise UsageError(f"an object with base64 holds no array: {fault}") from None
 
@@ -96,6 +114,109 @@ def read_events(path: Path, option: str) -> list[Event]:
     return events
 
 
-def line_of(entry: Mapping[str, Any]) -> str:
-    """Return an entry of a recording as a line of JSON, without its end."""
-    return json.dumps(as_json(entry), separators=(",", ":"), allow_nan=False)
+@dataclass(frozen=True)
+class Entry:
+    """One thing that happened to a session.
+
+    Parameters
+    ----------
+    chunk : int
+        Number of chunks that the session had made since the recording began.
+    what : str
+        What happened: ``event``, of a control; or the name of a change of the session, one of `CHANGES`.
+    event : mapping
+        The event, or the arguments of the change.
+    control : str
+        Name of the control that took the event; otherwise empty.
+    """
+
+    chunk: int
+    what: str
+    event: Event
+    control: str = ""
+
+
+class Recording:
+    """What happened to a session from its beginning on. Replayed on a session of the same artifact with the same
+    pictures and inputs, it gives the same bytes.
+
+    Parameters
+    ----------
+    begin : mapping
+        What the session began with: ``seed``, ``prompt`` and the state of its ``controls``, as far as they are known.
+    """
+
+    def __init__(self, begin: Mapping[str, Any]) -> None:
+        self.chunks = 0  # made since the recording began
+        self._entries: list[Entry] = [Entry(0, "begin", dict(begin))]
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """What has happened so far, in order; the first entry has what the session began with."""
+        return tuple(self._entries)
+
+    def note(self, what: str, event: Event) -> None:
+        """Record a change of the session."""
+        self._entries.append(Entry(self.chunks, what, event))
+
+    def heard(self, control: str, event: Event) -> None:
+        """Record an event that a control has taken."""
+        self._entries.append(Entry(self.chunks, "event", event, control))
+
+    def text(self) -> str:
+        """Return the recording as JSON, a line for each entry; `read_recording` reads it."""
+        lines = []
+        for entry in (*self._entries, Entry(self.chunks, "end", {})):
+            table = {"chunk": entry.chunk, entry.what: entry.event}
+            if entry.control:
+                table["control"] = entry.control
+            lines.append(json.dumps(as_json(table), separators=(",", ":"), allow_nan=False) + "\n")
+        return "".join(lines)
+
+
+def read_recording(path: Path, option: str) -> list[Entry]:
+    """Read the recording of a session: its beginning, what happened, and its end.
+
+    Raises
+    ------
+    InputFileError
+        If the file cannot be read, or a line is no entry of a recording.
+    """
+    try:
+        with path.open("rb") as file:
+            document = file.read(MAX_EVENT_BYTES + 1)
+    except OSError as fault:
+        raise InputFileError(f"{option} {path} cannot be read: {fault_text(fault)}") from None
+    if len(document) > MAX_EVENT_BYTES:
+        raise InputFileError(f"{option} {path} has more than {MAX_EVENT_BYTES} bytes")
+    entries: list[Entry] = []
+    for number, line in enumerate(document.splitlines(), 1):
+        try:
+            entry = _entry_of(of_json(parse_json(line, "it", MAX_EVENT_BYTES)))
+            if not entries and entry.what != "begin":
+                raise UsageError("it is not the beginning of a recording")
+            if entries and (entry.what == "begin" or entry.chunk < entries[-1].chunk):
+                raise UsageError("it does not follow the line before it")
+        except (ManifestError, UsageError) as fault:
+            raise InputFileError(
+                f"{option} {path}: line {number} is no entry of a recording: {fault}"
+            ) from None
+        entries.append(entry)
+    if not entries or entries[-1].what != "end":
+        raise InputFileError(f"{option} {path} ends before the recording's end")
+    return entries
+
+
+def _entry_of(table: object) -> Entry:
+    if not isinstance(table, Mapping):
+        raise UsageError(f"found {shown(table)}, expected an object")
+    what = next((name for name in ("begin", "event", *CHANGES, "end") if name in table), None)
+    control = table.get("control", "")
+    if what is None or set(table) - {"chunk", "control", what} or (what == "event") != bool(control):
+        raise UsageError(
+            f"found the fields {shown(sorted(map(str, table)))}, expected chunk, and event with control, or one of "
+            f"begin, {', '.join(CHANGES)}, end"
+        )
+    if not isinstance(table[what], Mapping) or not isinstance(control, str):
+        raise UsageError(f"{what} is {shown(table[what])}, expected an object")
+    return Entry(whole_number(table.get("chunk"), "chunk", 0), what, table[what], control)

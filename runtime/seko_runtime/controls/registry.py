@@ -8,6 +8,7 @@ from typing import Any
 
 from seko_runtime.arguments import mapping_of, shown
 from seko_runtime.controls.base import Control
+from seko_runtime.controls.recording import Recording
 from seko_runtime.doors import Door
 from seko_runtime.errors import EnvironmentLacksError, ManifestError, UsageError
 from seko_runtime.format.manifest import ControlSpec, Manifest
@@ -20,6 +21,8 @@ KINDS: Door[type] = Door(
     {
         "actions": "seko_runtime.controls.actions:ActionsControl",
         "camera": "seko_runtime.controls.camera:CameraControl",
+        "voice": "seko_runtime.controls.voice:VoiceControl",
+        "speaker_masks": "seko_runtime.controls.masks:MasksControl",
     },
     error=EnvironmentLacksError,
 )
@@ -106,6 +109,11 @@ class Controls(Mapping[str, Control]):
         for control in self._controls.values():
             control.lock = lock
 
+    def recorded(self, recording: Recording) -> None:
+        """Record each event from now on."""
+        for control in self._controls.values():
+            control.heard = recording.heard
+
     def describe(self) -> dict[str, Any]:
         """Return what `Control.describe` says of each control, with its kind, by name."""
         return {name: {"kind": control.spec.kind, **control.describe()} for name, control in self.items()}
@@ -151,13 +159,27 @@ class Controls(Mapping[str, Control]):
         for control in self._controls.values():
             control.advance()
 
+    def go_to(self, frame: int) -> None:
+        """Go on with a chunk that begins at this latent frame."""
+        for control in self._controls.values():
+            control.go_to(frame)
+
+    def heard_at(self) -> float | None:
+        """Return the time of the last event on which the next chunk depends; None if no control knows it."""
+        times = [control.heard_at() for control in self._controls.values()]
+        return max((time for time in times if time is not None), default=None)
+
+    def sounding(self) -> Control | None:
+        """Return the control whose sound is played with the chunks; None without sound."""
+        return next((control for control in self._controls.values() if control.sound_rate), None)
+
     def reset(self) -> None:
         """Return all controls to the beginning of a stream."""
         for control in self._controls.values():
             control.reset()
 
     def state(self) -> dict[str, Any]:
-        """Return the state of all controls as a JSON value."""
+        """Return the state of all controls, with arrays; `recording.as_json` makes JSON of it."""
         return {name: control.state() for name, control in self._controls.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -131,7 +131,9 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
             self.reap()
             row = self._free_row(tenant)
             self._rows.load(row, state)
-            return self._opened_on(row, name, lease_s, tenant)
+            session = self._opened_on(row, name, lease_s, tenant)
+            session._restored(row)
+            return session
 
     def reap(self) -> list[str]:
         """End the running and paused sessions whose lease has run out; return their names and those of leaked

@@ -123,9 +123,8 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
             run = self._run_all if self._together else self._rows.run
             results = run(rows, self._inputs_of(sessions, inputs))
             for session in sessions:
-                session._advance()
                 session.renew()
-            return results
+            return [session._advance(result) for session, result in zip(sessions, results, strict=True)]
 
     def _run_all(self, rows: Sequence[int], inputs: Sequence[InputsT] | None) -> list[ResultT]:
         """Run an engine call of an artifact whose calls carry all rows; return the results in the order of ``rows``."""
@@ -239,9 +238,11 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
                 raise
             for (_, session, _), result in zip(chosen, results, strict=True):
                 self._served(session, result)
-                session._advance()
                 session.renew()
-            served = [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+            served = [
+                (session, session._advance(result))
+                for session, result in zip(chosen_sessions, results, strict=True)
+            ]
             return QueuedCall(served, self._rows.calls_done(), variants[call.sessions[0]], call.bucket, began)
 
     def _await(self, queued: QueuedCall[SessionT, ResultT], ended: float = -math.inf) -> float:

@@ -124,7 +124,7 @@ class RankedRows(Generic[ManifestT]):
             shares = tensors[name].reshape(before, self.manifest.ranks, -1)
             for rank, facts in enumerate(own):
                 facts["shares"][name] = shares[:, rank].reshape(-1)
-        same = state_to_message(state, self.form, [name for name in tensors if name not in split])
+        same = state_to_message(state, [name for name in tensors if name not in split])
         self.ask_ranks("load", {"row": row, "state": same}, own=own, patient=True)
 
     def check(self, rows: Sequence[int], inputs: Sequence[Any]) -> None:
@@ -265,7 +265,7 @@ class RankCommands:
     def _store(self, facts: Facts) -> object:
         state = self._opened.store(**facts)
         names = split_axes(self._manifest) if self._rank else None
-        return state_to_message(state, self._opened.form, names)
+        return state_to_message(state, names)
 
     def _load(self, facts: Facts) -> None:
         form = self._opened.form
@@ -278,24 +278,15 @@ def split_axes(manifest: Manifest) -> dict[str, int]:
     return {buffer.name: buffer.rank_axis - (buffer.role == "lane") for buffer in shared}
 
 
-def state_to_message(
-    state: RowState, form: StateForm, names: Collection[str] | None = None
-) -> dict[str, Any]:
+def state_to_message(state: RowState, names: Collection[str] | None = None) -> dict[str, Any]:
     """Return a row's state as a message to another process, with some or all of its tensors."""
     tensors = state.tensors.arrays()
     chosen = {name: array for name, array in tensors.items() if names is None or name in names}
-    beside = None if state.beside is None else form.pack(state.beside)
-    return {
-        "numbers": asdict(state.numbers),
-        "tensors": chosen,
-        "arrays": dict(state.arrays),
-        "beside": beside,
-    }
+    return {"numbers": asdict(state.numbers), "tensors": chosen, "arrays": dict(state.arrays)}
 
 
 def state_of_message(message: Facts, further: Mapping[str, NDArray[np.uint8]], form: StateForm) -> RowState:
     """Return the state of a row from a message that `state_to_message` made. The state also gets the tensors
     ``further``."""
     numbers = form.read_numbers(Fields(message["numbers"], "numbers"))
-    beside = None if message["beside"] is None else form.unpack(message["beside"])
-    return RowState(numbers, HostBytes({**message["tensors"], **further}), message["arrays"], beside)
+    return RowState(numbers, HostBytes({**message["tensors"], **further}), message["arrays"])

@@ -28,14 +28,11 @@ class RowState:
         Bytes of the row's part of each device tensor, by name.
     arrays : mapping of str to numpy.ndarray
         Bytes, uint8 [n], of the arrays that the host keeps for the row, by name.
-    beside : object
-        Further state on the host. Messages to other processes contain this state; snapshot files do not.
     """
 
     numbers: Any
     tensors: Parked
     arrays: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
-    beside: Any = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +76,6 @@ class StateForm:
     ----------
     read_numbers : callable
         Function that parses `RowState.numbers` from untrusted JSON; raises a SnapshotError or ManifestError.
-    pack, unpack : callable
-        Functions that convert `RowState.beside` to a value that a message to another process can hold, and back.
     """
 
     read_numbers: Callable[[Fields], Any]
-    pack: Callable[[Any], Any] = lambda beside: beside
-    unpack: Callable[[Any], Any] = lambda packed: packed

@@ -132,9 +132,9 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         """Set the host's state of a row to the beginning of a session."""
 
     @abstractmethod
-    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
-        """Return ``numbers``, ``arrays`` and ``beside`` of a `RowState`; raise an error if the state of the row cannot
-        be stored now."""
+    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]]]:
+        """Return ``numbers`` and ``arrays`` of a `RowState`; raise an error if the state of the row cannot be stored
+        now."""
 
     @abstractmethod
     def _check_load(self, state: RowState) -> None:
@@ -221,11 +221,11 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         """
         device = self.device()
         self.check_whole([row])
-        numbers, arrays, beside = self._save(row)
+        numbers, arrays = self._save(row)
         with self.settled([row]):
             device.join()
             parked = self._moves.park(row, device.tensors(row))
-        return RowState(numbers, parked, arrays, beside)
+        return RowState(numbers, parked, arrays)
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:

@@ -109,8 +109,12 @@ class RowSession(Closing):
     def _ended(self) -> None:
         """Drop everything that the session holds besides its row; a hook for subclasses."""
 
-    def _advance(self) -> None:
-        """Note that a call with the session is queued; a hook for subclasses."""
+    def _advance(self, result: Any) -> Any:
+        """Note that a call with the session is queued; return its result. A hook for subclasses."""
+        return result
+
+    def _restored(self, row: int) -> None:
+        """Note that the session goes on from a snapshot, on this row; a hook for subclasses."""
 
     def pause(self) -> None:
         """Move the session's state to the host and free the session's row. All results of the session that were queued

@@ -415,7 +415,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
     def _begin(self, row: int) -> None:
         self._speech_rows.pop(row, None)
 
-    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
+    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]]]:
         speech_row, pending = self._speech_rows[row], self._speech_rows[row].pending
         numbers = RowNumbers(
             positions=speech_row.positions,
@@ -432,7 +432,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         flat = {
             name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()
         }
-        return numbers, flat, None
+        return numbers, flat
 
     def _check_load(self, state: RowState) -> None:
         check_numbers(state.numbers, self.manifest)

@@ -70,8 +70,8 @@ class Chunk:
     picture : int or None
         Number of the decoded chunk, counted over all streams that the session's row had; None without a VAE.
     heard_at : float, optional
-        Time, by `time.monotonic`, at which the last audio sample that the chunk depends on was pushed; None if no audio
-        was pushed.
+        Time, by `time.monotonic`, at which the last event of a control on which the chunk depends came, such as the
+        last sample of a voice; None if no control knows it.
     """
 
     index: int
@@ -84,8 +84,7 @@ class Chunk:
     heard_at: float | None = None
 
     def late_s(self) -> float | None:
-        """Return the seconds since the last audio sample that the chunk depends on was pushed; None if no audio was
-        pushed.
+        """Return the seconds since the last event came on which the chunk depends; None without such an event.
 
         If the method is called as soon as the chunk's frames are ready, the returned seconds are the delay from speech
         to picture.

@@ -134,7 +134,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             # after an error the decoder knows which rows it has decoded
             self.inconsistent.difference_update(rows)
             raise
-        heard_at = self.streams.chunk_made(rows, arrays)
+        self.streams.chunk_made(rows, arrays)
         serial = self._chunks
         self.readable.record(rows, serial)
         self._chunks += 1
@@ -148,7 +148,6 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 serial=serial,
                 row=row,
                 picture=pictures[place] if pictures else None,
-                heard_at=heard_at[place],
             )
             for place, row in enumerate(rows)
         ]
@@ -156,15 +155,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _chunk_inputs(
         self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None
     ) -> Mapping[str, NDArray[Any]]:
-        """Return the inputs of the next chunk of some streams, including windows of voices; raise an error if an input
-        is missing."""
+        """Return the inputs of the next chunk of some streams; raise an error if an input is missing."""
         self.check_whole(rows)
         self._check_first_chunks(rows)
         self.device().check_prompts(rows)
         inputs = [None] * len(rows) if inputs is None else inputs
         check_call(rows, inputs)
-        heard = self.streams.voices.beside(rows, inputs, self.streams.clocks.next_frames(rows)[:, 0].tolist())
-        return self.streams.inputs.of_each(rows, heard)
+        return self.streams.inputs.of_each(rows, inputs)
 
     def _check_first_chunks(self, rows: Sequence[int]) -> None:
         """Raise a UsageError if a single launch would have to run both the passes of first chunks and the passes of
@@ -267,15 +264,10 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.settle([row])
         device.set_inputs(row, inputs, rerun=rerun)
 
-    def push_audio(self, row: int, samples: object, at: int | None = None, *, last: bool = False) -> None:
-        """Append audio samples to a stream's voice; see `Session.push_audio`."""
+    def next_frame(self, row: int) -> int:
+        """Return the number of the first latent frame of a stream's next chunk."""
         self.device()
-        self.streams.voices.push(row, samples, at, last=last)
-
-    def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the range of voice samples that the next chunk of a stream uses; see `Session.audio_needed`."""
-        self.device()
-        return self.streams.voices.windows.needed(int(self.streams.clocks.first[row]))
+        return int(self.streams.clocks.first[row])
 
     def _set_reference(self, row: int, reference: object) -> None:
         """Set the reference frames of a stream that is about to begin; see `reference_frames.set_reference`."""
@@ -457,13 +449,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         if device.decoder is not None:
             device.decoder.restart(row)
 
-    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
+    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]]]:
         device = self.device()
         self._check_moves()
         device.check_prompts([row])
         if device.decoder is not None:
             device.decoder.check(row)
-        return self.streams.numbers(row), self.streams.inputs.state(row), self.streams.voices.voice(row)
+        return self.streams.numbers(row), self.streams.inputs.state(row)
 
     def _check_moves(self) -> None:
         if self.manifest.offloads_cache:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import whole_number
+from seko_runtime.arguments import mapping_of, whole_number
 from seko_runtime.controls import Controls
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.session import SessionLeakWarning
@@ -112,6 +112,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
             If the pool is closed.
         """
         seed = checked_seed(seed)
+        if controls is not None:
+            inputs = {**controls.opening().get("inputs", {}), **mapping_of(inputs, "inputs")}
         beginning = Beginning(seed, prompt, text, image, conditioning_latents, reference, inputs)
         session = self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant)
         if controls is not None:

@@ -62,8 +62,8 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Make and return the next chunk of each of some streams."""
         answers = self.ask_ranks("run", {"rows": rows, "inputs": inputs})[0]
         return [
-            Chunk(index, frames, None, self, serial, row, picture, heard_at)
-            for index, frames, serial, row, picture, heard_at in answers
+            Chunk(index, frames, None, self, serial, row, picture)
+            for index, frames, serial, row, picture in answers
         ]
 
     def set_prompt(self, row: int, prompt: str, *, recache: bool = False) -> None:
@@ -82,14 +82,9 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Set the inputs that the caller supplies once for a session or prompt."""
         self.ask_ranks("set_inputs", {"row": row, "inputs": inputs})
 
-    def push_audio(self, row: int, samples: object, at: int | None = None, *, last: bool = False) -> None:
-        """Append audio samples to a stream's voice."""
-        self.ask_ranks("push_audio", {"row": row, "samples": samples, "at": at, "last": last})
-
-    def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the range of voice samples that the next chunk of a stream uses."""
-        first, end = self.ask_ranks("audio_needed", {"row": row})[0]
-        return first, end
+    def next_frame(self, row: int) -> int:
+        """Return the number of the first latent frame of a stream's next chunk."""
+        return int(self.ask_ranks("next_frame", {"row": row})[0])
 
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
@@ -151,7 +146,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
 def _chunk_fields(chunk: Chunk) -> list[object]:
     """Return a chunk as a message between processes, without its tensors."""
-    return [chunk.index, chunk.frames, chunk.serial, chunk.row, chunk.picture, chunk.heard_at]
+    return [chunk.index, chunk.frames, chunk.serial, chunk.row, chunk.picture]
 
 
 def _video_frames(rows: LocalVideoRows, facts: Facts) -> object:
@@ -169,8 +164,7 @@ RANK_COMMANDS: Mapping[str, Command] = {
     "check_prompt": lambda rows, facts: rows.check_prompt(**facts),
     "set_text": lambda rows, facts: rows.set_text(**facts),
     "set_inputs": lambda rows, facts: rows.set_inputs(**facts),
-    "push_audio": lambda rows, facts: rows.push_audio(**facts),
-    "audio_needed": lambda rows, facts: rows.audio_needed(**facts),
+    "next_frame": lambda rows, facts: rows.next_frame(**facts),
     "restart": lambda rows, facts: rows.restart(**facts),
     "cut": lambda rows, facts: rows.cut(**facts),
     "rewind": lambda rows, facts: rows.rewind(**facts),

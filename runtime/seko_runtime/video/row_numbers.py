@@ -4,14 +4,12 @@ form in snapshots and in messages between ranks."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from seko_runtime.errors import SnapshotError
 from seko_runtime.format.json_fields import Fields, as_integer
 from seko_runtime.sessions.row_state import StateForm
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.video.clocks import Cut, RowClock
-from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from seko_runtime.video.manifest import VideoManifest
 
 
@@ -85,8 +83,4 @@ def stream_content(manifest: VideoManifest) -> str:
     return content_digest(manifest, [asdict(workload.stream), asdict(workload.schedule), workload.kv.scheme])
 
 
-def _voice_of(packed: dict[str, Any]) -> Voice:
-    return Voice(**packed | {"windows": AudioWindows(**packed["windows"])})
-
-
-STATE_FORM = StateForm(read_numbers, pack=Voice.state, unpack=_voice_of)
+STATE_FORM = StateForm(read_numbers)

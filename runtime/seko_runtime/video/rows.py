@@ -87,11 +87,8 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def set_inputs(self, row: int, inputs: Inputs | None) -> None:
         """Set the inputs that the caller supplies once for a session or prompt, from the stream's next chunk on."""
 
-    def push_audio(self, row: int, samples: object, at: int | None = None, *, last: bool = False) -> None:
-        """Append audio samples to a stream's voice; see `Session.push_audio`."""
-
-    def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the range of voice samples that the next chunk of a stream uses; see `Session.audio_needed`."""
+    def next_frame(self, row: int) -> int:
+        """Return the number of the first latent frame of a stream's next chunk."""
 
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None

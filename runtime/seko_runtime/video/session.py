@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, iterates, whole_number
 from seko_runtime.controls import Controls, controls_of
+from seko_runtime.controls.recording import CHANGES, Entry, Recording
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk, RowSession, SharedRows
 from seko_runtime.video.chunk import Chunk, SessionStats
@@ -54,6 +56,7 @@ class Session(RowSession):
         super().__init__(pool, name, lease_s, tenant)
         self._ahead = QueuedChunks()  # chunks that `stream` has queued and not yielded yet
         self.controls = controls_of(pool._rows.manifest)
+        self._recording: Recording | None = None
 
     @property
     def controls(self) -> Controls:
@@ -67,8 +70,61 @@ class Session(RowSession):
         controls.owned(self._pool._call_lock.take)
         self._controls = controls
 
-    def _advance(self) -> None:
+    def record(self, **begin: Any) -> Recording:
+        """Record what happens to the session from now on, before its first chunk: events of its controls, and changes
+        of prompt, text, inputs and seed.
+
+        Parameters
+        ----------
+        **begin
+            What the session began with, such as ``seed`` and ``prompt``, for whoever replays the recording.
+
+        Raises
+        ------
+        UsageError
+            If the session has made a chunk, so that its beginning is not known.
+        SessionClosedError
+            If the session is closed.
+        """
+        with self._pool._call_lock.take():
+            if self._pool._rows.next_frame(self._running_row()):
+                raise UsageError(f"session {self.name!r} has made chunks: record it before its first one")
+            recording = self._recording = Recording({**begin, "controls": self._controls.state()})
+            self._controls.recorded(recording)
+        return recording
+
+    def replay(self, entry: Entry) -> None:
+        """Do what an entry of a recording says: `Recording.entries` or `read_recording` gives them. An entry is due
+        when as many chunks were made as it has.
+
+        Raises
+        ------
+        UsageError
+            If the entry does not fit the artifact.
+        """
+        if entry.what == "event":
+            self._controls[entry.control].take(entry.event)
+        elif entry.what == "begin":
+            self._controls.load(entry.event.get("controls", {}))
+        elif entry.what in CHANGES:
+            try:
+                getattr(self, CHANGES[entry.what])(**entry.event)
+            except TypeError as fault:
+                raise UsageError(f"a recording's {entry.what} has other arguments: {fault}") from None
+
+    def _note(self, what: str, **event: Any) -> None:
+        if self._recording is not None:
+            self._recording.note(what, event)
+
+    def _advance(self, result: Chunk) -> Chunk:
+        if self._recording is not None:
+            self._recording.chunks += 1
+        heard_at = self._controls.heard_at()
         self._controls.advance()
+        return result if heard_at is None else replace(result, heard_at=heard_at)
+
+    def _restored(self, row: int) -> None:
+        self._controls.go_to(self._pool._rows.next_frame(row))
 
     def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
         """Make the next chunk of this session alone; see `Pool.run`.
@@ -196,6 +252,7 @@ class Session(RowSession):
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_prompt(self._running_row(), prompt, recache=recache)
+            self._note("prompt", prompt=prompt, recache=recache)
 
     def check_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Raise the error that `set_prompt` would raise for a prompt; the session does not change.
@@ -224,6 +281,7 @@ class Session(RowSession):
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_text(self._running_row(), text, recache=recache)
+            self._note("text", text=text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
         """Set inputs that the caller supplies once for a session or prompt, from the next chunk on.
@@ -243,6 +301,7 @@ class Session(RowSession):
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_inputs(self._running_row(), inputs)
+            self._note("inputs", inputs=inputs)
 
     def cut(self, *, frames: int = 8) -> None:
         """Begin another scene with the next chunk, as LongLive-2 does at a cut.
@@ -271,17 +330,19 @@ class Session(RowSession):
             row = self._running_row()
             self._check_idle()
             self._pool._rows.cut(row, frames)
+            self._note("cut", frames=frames)
+            self._controls.go_to(self._pool._rows.next_frame(row))
 
     def rewind(self, chunk: int) -> None:
         """Go back to the state before chunk number ``chunk`` was made. The next chunk that the session makes has the
         number ``chunk`` again, and is made from the same noise.
 
-        `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the voice. The prompt and inputs
-        per session keep their present values after `rewind`. Until the cache evicts its first frame, `rewind` can reach
-        any chunk. After the first eviction `rewind` can reach only the last chunk, and no chunk if the last chunk
-        failed. `rewind` can reach no chunk after a cut to another scene, or after a rebuild of the cache that left out
-        evicted frames. `rewind` restores the VAE's caches by decoding all earlier chunks again, so an artifact that
-        decodes video can go back only while the latents of all chunks are kept.
+        `rewind` restores the KV cache, the inputs of the chunks, the VAE's caches and the place in the voice. The
+        prompt, inputs per session and other controls keep their present values after `rewind`. Until the cache evicts
+        its first frame, `rewind` can reach any chunk. After the first eviction `rewind` can reach only the last chunk,
+        and no chunk if the last chunk failed. `rewind` can reach no chunk after a cut to another scene, or after a
+        rebuild of the cache that left out evicted frames. `rewind` restores the VAE's caches by decoding all earlier
+        chunks again, so an artifact that decodes video can go back only while the latents of all chunks are kept.
 
         Parameters
         ----------
@@ -299,48 +360,8 @@ class Session(RowSession):
             row = self._running_row()
             self._check_idle()
             self._pool._rows.rewind(row, chunk)
-
-    def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
-        """Append audio samples to the session's voice, which later chunks use.
-
-        A chunk can be made as soon as the audio samples that it uses were pushed; `audio_needed` returns the range of
-        the samples that the next chunk uses. `restart` drops all audio samples, and a pause keeps them. A snapshot does
-        not contain audio samples. After restoring a snapshot, push the samples again from the number that
-        `audio_needed` returns.
-
-        Parameters
-        ----------
-        samples : array
-            Audio samples, [N] at 16 kHz, or with several speakers [speakers, N]: float32 in -1..1, or int16.
-        at : int, optional
-            Number of the first of these samples, counted from the start of the stream. Earlier pushed samples from
-            number ``at`` on are replaced. Default: append to the pushed samples.
-        last : bool
-            Whether the voice ends with these samples. Later chunks then use silence.
-
-        Raises
-        ------
-        UsageError
-            If the artifact takes no audio, or the samples have a wrong shape, dtype or position.
-        SessionClosedError
-            If the session is closed.
-        """
-        with self._pool._call_lock.take():
-            self._pool._rows.push_audio(self._running_row(), samples, at, last=last)
-
-    def audio_needed(self) -> tuple[int, int]:
-        """Return the range of voice samples that the next chunk uses, as the number of the first sample and the number
-        of the last sample plus 1.
-
-        Raises
-        ------
-        UsageError
-            If the artifact takes no audio.
-        SessionClosedError
-            If the session is closed.
-        """
-        with self._pool._call_lock.take():
-            return self._pool._rows.audio_needed(self._running_row())
+            self._note("rewind", chunk=chunk)
+            self._controls.go_to(self._pool._rows.next_frame(row))
 
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Restart the stream at frame 0 with an empty cache and the same prompt.
@@ -368,6 +389,8 @@ class Session(RowSession):
             self._pool._rows.restart(row, seed=seed, image=image, reference=reference)
             self._controls.reset()
             self._ahead.clear()
+            given = {"seed": seed, "image": image, "reference": reference}
+            self._note("restart", **{name: value for name, value in given.items() if value is not None})
 
     @property
     def manifest(self) -> VideoManifest:

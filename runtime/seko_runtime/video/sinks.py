@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.host.faults import fault_text
-from seko_runtime.video.conditioning.voice import RATE
+from seko_runtime.media_files.sound import VOICE_RATE as RATE
 from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.preview import LABEL
 

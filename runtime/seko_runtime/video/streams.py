@@ -16,7 +16,6 @@ from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.ring import ring_of
 from seko_runtime.video.row_numbers import RowNumbers, check_numbers
-from seko_runtime.video.voices import Voices
 
 
 class Streams:
@@ -40,8 +39,6 @@ class Streams:
         Number of latent frames with which each stream begins.
     inputs : CallerInputs
         Inputs that the callers supply.
-    voices : Voices
-        Voices of the streams.
     rebuild_due : set of int
         Numbers of the rows whose KV caches are rebuilt before their next chunk.
     """
@@ -53,31 +50,21 @@ class Streams:
         self.seeds = np.zeros(manifest.rows, np.int64)
         self.conditioning = ConditioningFrames(manifest, memory)
         self.inputs = CallerInputs(manifest, self.clocks.kept_slots)
-        self.voices = Voices(manifest)
         self.rebuild_due: set[int] = set()
 
     def restart(self, row: int) -> None:
         """Set a row to the beginning of a stream, whose conditioning frames must have been set before."""
         self.clocks.restart(row)
         self.inputs.restart(row)
-        self.voices.put(row, None)
         self.rebuild_due.discard(row)
         if self._manifest.workload.stream.reference_frames:
             self.rebuild_due.add(row)
 
-    def chunk_made(self, rows: Sequence[int], inputs: Mapping[str, NDArray[Any]]) -> list[float | None]:
-        """Advance some streams by a chunk that was made with ``inputs``. Return for each row the time at which the last
-        audio sample that its chunk uses was pushed; None without a voice."""
-        clocks, voices = self.clocks, self.voices
-        first_frames = clocks.next_frames(rows)[:, 0].tolist()
+    def chunk_made(self, rows: Sequence[int], inputs: Mapping[str, NDArray[Any]]) -> None:
+        """Advance some streams by a chunk that was made with ``inputs``."""
+        clocks = self.clocks
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], inputs)
         clocks.chunk_made(rows)
-        heard_at = [voices.heard_at(row, first) for row, first in zip(rows, first_frames, strict=True)]
-        # `rewind` goes back by at most the number of cached frames.
-        cache_frames = self._manifest.workload.stream.cache_frames
-        for row in rows:
-            voices.forget_before(row, int(clocks.first[row]) - cache_frames)
-        return heard_at
 
     def numbers(self, row: int) -> RowNumbers:
         """Return the numbers of a stream that snapshots contain."""
@@ -98,7 +85,6 @@ class Streams:
         numbers = state.numbers
         self.clocks.load(row, numbers.clock)
         self.inputs.load(row, state.arrays)
-        self.voices.put(row, state.beside)
         self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.conditioning_frames
         self.rebuild_due.discard(row)
         if numbers.rebuild_due:

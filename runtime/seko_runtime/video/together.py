@@ -69,11 +69,6 @@ class Together:
         for session in self.sessions:
             session.set_prompt(prompt, recache=recache)
 
-    def push_audio(self, samples: Any, *, last: bool = False) -> None:
-        """Append audio samples to the voices of all sessions of the batch; see `Session.push_audio`."""
-        for session in self.sessions:
-            session.push_audio(samples, last=last)
-
     def set_text(self, text: Any, *, recache: bool = False) -> None:
         """Set the prompts of the batch to text embeddings [B, tokens, text_dim]; see `Session.set_text`."""
         for row, session in enumerate(self.sessions):

@@ -25,8 +25,8 @@ from seko_export.families.seko_talk.run_config import read_run_config
 from seko_export.families.wan_layout import picture_branch
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_export.media.pieces import AUDIO_ENCODER
+from seko_runtime.controls.voice import FEATURES, NORMALISED, PLAIN, WINDOW
 from seko_runtime.format.manifest import InputSpec
-from seko_runtime.video.conditioning.voice import FEATURES, NORMALISED, PLAIN, WINDOW
 from seko_runtime.video.contract import PICTURE_CHANNELS
 from seko_runtime.video.schedule import OF_TIMES
 

@@ -19,7 +19,8 @@ def limits_of(manifest: Served) -> dict[str, int | float]:
 
     Limits of inputs that the artifact does not take, such as a voice, are left out.
     """
-    takes: Any = facts_of(manifest)["takes"]
+    facts: Any = facts_of(manifest)
+    takes = facts["takes"]
     per_s, at_once = access.MESSAGES
     limits: dict[str, int | float] = {
         "request_bytes": openings.MAX_OPENING_BYTES,
@@ -39,8 +40,8 @@ def limits_of(manifest: Served) -> dict[str, int | float]:
         limits |= {"image_bytes": uploads.MAX_PICTURE_BYTES, "image_pixels": uploads.MAX_PICTURE_PIXELS}
     if takes["last_image"]:
         limits["last_s"] = openings.MAX_LAST_S
-    if takes["keys"]:
-        limits["poses"] = protocol.MAX_POSES
+    for control in facts["controls"].values():
+        limits |= control.get("limits", {})
     if takes["voice"]:
         limits |= {"voice_bytes": uploads.MAX_SOUND_BYTES, "voice_s": uploads.MAX_SOUND_S}
         limits["audio_bytes"] = protocol.MAX_AUDIO_BYTES

@@ -218,6 +218,28 @@ def _paths() -> Table:
     }
 
 
+CONTROLS: Table = {
+    "type": "object",
+    "description": "What a person steers a session with, by name; a message `control` on the socket has an event.",
+    "additionalProperties": {
+        "type": "object",
+        "properties": {
+            "kind": {"type": "string"},
+            "events": {
+                "type": "object",
+                "description": "JSON schemas of each event's fields, by the event's name.",
+            },
+            "keys": {"type": "array", "description": "Keys of a key pad: pad, face, label, codes."},
+            "sound": {
+                "type": "object",
+                "description": "Rate and number of speakers of the sound that it takes.",
+            },
+        },
+        "required": ["kind", "events"],
+    },
+}
+
+
 def _schemas() -> Table:
     inputs = {
         "type": "object",
@@ -262,7 +284,7 @@ def _schemas() -> Table:
         "Models": _list_of(
             _object(
                 {"id": TEXT, "object": {"const": "model"}, "owned_by": TEXT, "limits": _named("Limits")},
-                {"viewer": _named("Viewer")},
+                {"viewer": _named("Viewer"), "controls": CONTROLS},
                 further=True,
             )
         ),

@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime import VideoManifest
+from seko_runtime.controls import controls_of
 from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_TEMPERATURE, SpeechManifest
 from seko_runtime.speech.prompts import prompt_tokens
 from seko_runtime.speech.texts import checked_text
 from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
 from seko_runtime.video.conditioning.squashed import squashed_pictures
-from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.contract import begins_with_picture
 from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 from seko_serve.live.content import Opening, SpeechOpening
 from seko_serve.live.kinds import Served
-from seko_serve.live.video import last_frame_input, latent_frame, picture_place
+from seko_serve.live.video import last_frame_input, latent_frame, picture_place, speakers_of
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
 
@@ -167,7 +167,7 @@ def _fps(fps: object, manifest: VideoManifest) -> float:
             "bad_request", f"fps is {found}, expected a number from {LEAST_FPS:g} to {MAX_FPS:g}"
         )
     own = manifest.workload.stream.fps
-    if fps != own and AudioWindows.of(manifest) is not None:
+    if fps != own and controls_of(manifest).sounding() is not None:
         raise ServeError("unsupported", f"this artifact's video follows a voice at {own} fps: leave fps out")
     return float(fps)
 
@@ -231,15 +231,15 @@ def _inputs(value: object) -> dict[str, NDArray[Any]]:
 
 
 def _voice(value: object, manifest: VideoManifest) -> NDArray[np.float32] | None:
-    windows = AudioWindows.of(manifest)
     if value is None:
         return None
-    if windows is None:
+    speakers = speakers_of(controls_of(manifest))
+    if not speakers:
         raise ServeError("unsupported", "this artifact hears no audio: leave voice out")
     files = value if isinstance(value, list) else [value]
-    if len(files) != windows.speakers:
+    if len(files) != speakers:
         raise ServeError(
-            "bad_request", f"voice holds {len(files)} sounds, expected {windows.speakers}: one a speaker"
+            "bad_request", f"voice holds {len(files)} sounds, expected {speakers}: one a speaker"
         )
     voices = [
         uploads.decoded_sound(uploads.data_of(file, "voice", uploads.MAX_SOUND_BYTES)) for file in files

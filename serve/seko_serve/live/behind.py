@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 from seko_runtime import Chunk, VideoManifest
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk
-from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.errors import ServeError
 from seko_serve.live.content import Opening, answer_to
 from seko_serve.live.video import VideoContent
-from seko_serve.protocol import Control
 
 NO_SPACE = errno.ENOSPC, errno.EDQUOT
 LATER_S = 3600.0  # nobody waits for its chunks
@@ -155,8 +153,6 @@ class VideoBehind:
             return
         self._file = VideoFile(self._path, self._manifest, self._opening)
         self.row = self._content.open(pool, self._name, self._tenant)
-        if AudioWindows.of(self._manifest) is not None:
-            self._content.apply(self.row, Control("audio_end"))  # behind its voice there is silence
 
     def yield_row(self) -> None:
         """Move the video's state to the host and free the row, for a live session."""
@@ -165,8 +161,6 @@ class VideoBehind:
 
     def request(self, now: float) -> None:
         """Request the video's next chunk from the pool."""
-        if self._content.starved():
-            raise ServeError("bad_request", "the video needs a voice, and none was given")
         self.pending = self._content.ask(self.row, now + LATER_S)
 
     def accept_chunk(self, chunk: Chunk, now: float) -> None:

@@ -24,12 +24,12 @@ class SoundTrack:
     """
 
     def __init__(self, codec: Codec, rate: int) -> None:
-        self.codec, self._rate = codec, rate
+        self.codec, self.rate = codec, rate
         self._begin()
         self._position = 0  # with which the next packet begins, in samples at the packets' rate
 
     def _begin(self) -> None:
-        self._encoder = sound.ENCODERS[self.codec](self._rate)
+        self._encoder = sound.ENCODERS[self.codec](self.rate)
         self._begun = False
 
     def encode(self, samples: NDArray[np.float32], number: int, first: int) -> list[Media]:
@@ -37,7 +37,7 @@ class SoundTrack:
         of the first sample in the session.
         """
         if not self._begun:
-            self._position = max(self._position, first * self._encoder.packet_rate // self._rate)
+            self._position = max(self._position, first * self._encoder.packet_rate // self.rate)
         return self._media(self._encoder.encode(samples), number)
 
     def finish(self, number: int) -> list[Media]:

@@ -10,22 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime import Chunk, Pool, Session, VideoManifest
-from seko_runtime.controls import controls_of
+from seko_runtime.controls import Control as Steered
+from seko_runtime.controls import Controls, Event, controls_of
+from seko_runtime.controls.recording import of_json
+from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
 from seko_runtime.video.conditioning.squashed import squashed_input
-from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 from seko_runtime.video.contract import begins_with_picture, start_pictures
 from seko_runtime.video.manifest import Viewer
 from seko_serve.errors import ServeError
 from seko_serve.live.content import Opening
 from seko_serve.live.track import SoundTrack
-from seko_serve.live.voice import ViewersVoice, pcm_samples
 from seko_serve.media import sound, video
 from seko_serve.protocol import Codec, Control, Media
 
-# Messages that are events of a control: the event's name, which is also that of its field.
-EVENTS = {"keys": "held", "poses": "poses"}
+# Messages of a client that stand for an event of a control, by the message's type: the event's name, and fields that it
+# adds. Any other event comes in a message ``control``.
+EVENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "keys": ("held", {}),
+    "poses": ("poses", {}),
+    "audio": ("pcm16", {}),
+    "audio_end": ("end", {"end": True}),
+}
 
 
 def picture_place(manifest: VideoManifest) -> str | None:
@@ -38,7 +45,7 @@ def picture_place(manifest: VideoManifest) -> str | None:
 
 def described(manifest: VideoManifest) -> dict[str, object]:
     """Return the facts about a video model that a page needs before it opens a session."""
-    stream, windows = manifest.workload.stream, AudioWindows.of(manifest)
+    stream, controls = manifest.workload.stream, controls_of(manifest)
     place = picture_place(manifest)
     return {
         "kind": manifest.workload.kind,
@@ -47,12 +54,13 @@ def described(manifest: VideoManifest) -> dict[str, object]:
         "fps": stream.fps,
         "takes": {
             "prompt": manifest.workload.text is not None,
-            "keys": controls_of(manifest).taking(EVENTS["keys"]) is not None,
+            "keys": controls.taking("held") is not None,
             "image": "no" if place is None else "required" if begins_with_picture(manifest) else "may",
             "last_image": last_frame_input(manifest) is not None,
-            "voice": 0 if windows is None else windows.speakers,
+            "voice": speakers_of(controls),
         },
         "viewer": _viewer_facts(manifest),
+        "controls": controls.describe(),
     }
 
 
@@ -71,6 +79,12 @@ def _viewer_facts(manifest: VideoManifest) -> dict[str, object]:
             for number, picture in enumerate(taken)
         ],
     }
+
+
+def speakers_of(controls: Controls) -> int:
+    """Return the number of voices that an artifact hears."""
+    sounding = controls.sounding()
+    return 0 if sounding is None else int(sounding.describe()["sound"]["speakers"])
 
 
 def last_frame_input(manifest: VideoManifest) -> str | None:
@@ -119,11 +133,9 @@ class VideoContent:
         if table is None:  # the server refuses such an artifact when it starts
             raise ServeError("unsupported", "this artifact makes no video")
         self._table, self._fps = table, max(1, round(opening.fps))
-        windows = AudioWindows.of(manifest)
         self._controls = controls_of(manifest)
-        if (keys := self._controls.taking(EVENTS["keys"])) is not None:
-            keys.take({EVENTS["keys"]: []})  # until the viewer steers, nothing is held
-        self._voice = None if windows is None else ViewersVoice(windows, opening.voice)
+        self._sounding = self._controls.sounding()
+        self._begin_controls()
         self.frames: video.VideoEncoder | None = None
         self.sound: SoundTrack | None = None
         self._beside = True  # whether chunks are decoded beside the next call
@@ -142,16 +154,14 @@ class VideoContent:
 
     def check(self, control: Control) -> None:
         """Raise a ServeError for a control that the artifact does not support."""
-        if control.type in EVENTS:
-            steered = self._controls.taking(EVENTS[control.type])
-            if steered is None:
-                raise ServeError(
-                    "unsupported", f"this artifact has no such control: {control.type} steer nothing"
-                )
+        if (steering := self._event_of(control)) is not None:
+            steered, event = steering
+            try:
+                steered.check(event)
+            except UsageError as error:
+                raise ServeError("bad_request", str(error)) from None
         if control.type == "prompt" and self.manifest.workload.text is None:
             raise ServeError("unsupported", "this artifact takes no sentences")
-        if control.type in ("audio", "audio_end") and self._voice is None:
-            raise ServeError("unsupported", "this artifact hears no audio")
         if control.type == "text":
             raise ServeError(
                 "unsupported", "this artifact speaks no text; a sentence that it shows is a prompt"
@@ -162,7 +172,7 @@ class VideoContent:
         supports a sound codec.
         """
         frames, heard = video.chosen_codec(hello.fields["codecs"]), hello.fields.get("audio", ())
-        return (frames, sound.chosen_codec(heard)) if heard and self._voice is not None else (frames,)
+        return (frames, sound.chosen_codec(heard)) if heard and self._sounding is not None else (frames,)
 
     def attach(self, codecs: Sequence[Codec]) -> None:
         """Begin or continue the video with these codecs; the next frame is a key frame."""
@@ -173,12 +183,14 @@ class VideoContent:
         if not heard:
             self.sound = None
         elif self.sound is None or self.sound.codec is not heard[0]:
-            self.sound = SoundTrack(heard[0], RATE)
+            self.sound = SoundTrack(heard[0], self._sound_rate)
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
         """Return frame size, frame rate, codecs and inputs of the artifact for the message ``ready``."""
         frames, *heard = codecs
-        audio = None if not heard else {"codec": heard[0].name.lower(), **sound.facts(heard[0], RATE)}
+        audio = (
+            None if not heard else {"codec": heard[0].name.lower(), **sound.facts(heard[0], self._sound_rate)}
+        )
         return {
             "width": self._table.width,
             "height": self._table.height,
@@ -190,6 +202,7 @@ class VideoContent:
             "latent_frames": self.manifest.workload.stream.chunk_frames,
             "inputs": [spec.name for spec in self.manifest.caller_inputs],
             "takes": described(self.manifest)["takes"],
+            "controls": self._controls.describe(),
         }
 
     def preparation(self) -> None:
@@ -211,12 +224,6 @@ class VideoContent:
             controls=self._controls,
         )
         self._beside = row.decodes_beside
-        if self._voice is not None:
-            try:
-                self._voice.begin(row)
-            except BaseException:
-                row.close()
-                raise
         return row
 
     def check_with(self, row: Session, control: Control) -> None:
@@ -231,39 +238,51 @@ class VideoContent:
             row.set_prompt(fields["text"], recache=fields.get("recache", False))
         elif control.type in ("restart", "seed"):
             self._restart(row, fields.get("seed") if control.type == "restart" else fields["value"])
-        elif control.type in EVENTS and (steered := self._controls.taking(EVENTS[control.type])) is not None:
-            steered.take(fields)
-        elif control.type == "audio" and self._voice is not None:
-            self._voice.push(row, pcm_samples(fields["pcm16"], self._voice.windows.speakers))
-            if fields.get("last", False):
-                self._voice.finish(row)
-        elif control.type == "audio_end" and self._voice is not None:
-            self._voice.finish(row)
+        elif (steering := self._event_of(control)) is not None:
+            steered, event = steering
+            steered.take(event)
+
+    def _event_of(self, control: Control) -> tuple[Steered, Event] | None:
+        """Return the control that a client's message is for, and its event; None for another message. ServeError if the
+        artifact has no such control."""
+        fields: Mapping[str, Any] = control.fields
+        if control.type == "control":
+            if fields["name"] not in self._controls:
+                names = ", ".join(self._controls) or "none"
+                raise ServeError(
+                    "unsupported", f"this artifact has no control {fields['name']!r}: it has {names}"
+                )
+            return self._controls[fields["name"]], of_json(fields["event"])
+        if control.type not in EVENTS:
+            return None
+        name, more = EVENTS[control.type]
+        steered = self._controls.taking(name)
+        if steered is None:
+            what = "hears no audio" if control.type.startswith("audio") else "has no such control"
+            raise ServeError("unsupported", f"this artifact {what}: {control.type} steers nothing")
+        return steered, {**fields, **more}
 
     def starved(self) -> bool:
-        """Return whether the next chunk needs audio samples that have not arrived."""
-        return self._voice is not None and self._voice.starved()
+        """Return whether the next chunk needs an event that has not come, such as sound."""
+        return not self._controls.ready()
 
     def ask(self, row: Session, due: float) -> PendingChunk:
         """Request the session's next chunk from the pool."""
-        if self._voice is not None:
-            self._voice.asked = True
         return row.request_chunk(due)
 
     def accept_chunk(self, result: Chunk) -> VideoPiece:
         """Accept a finished chunk of video, and return it with the sound that is played with it."""
-        heard = None if self._voice is None else self._voice.of_chunk(int(result.frames[0, 0]))
+        heard = None if self._sounding is None else self._sounding.sound(int(result.frames[0, 0]))
         piece = VideoPiece(self, result, heard)
         if not self._beside:
             piece.read()  # the frames are there: a worker would wait until the next call is queued, here made
         return piece
 
     def state(self) -> dict[str, Any]:
-        """Return the conditions of the session, its controls and its voice."""
+        """Return the conditions of the session, and its controls."""
         return {
             "opening": self.opening.state(),
             "controls": self._controls.state(),
-            "voice": None if self._voice is None else self._voice.state(),
         }
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
@@ -271,8 +290,6 @@ class VideoContent:
         self._beside = row.decodes_beside
         self._controls.load(state["controls"])
         row.controls = self._controls
-        if self._voice is not None:
-            self._voice.load(row, state["voice"])
 
     def _restart(self, row: Session, seed: int | None) -> None:
         picture = self.opening.image if picture_place(self.manifest) == "image" else None
@@ -280,8 +297,19 @@ class VideoContent:
         squashed = squashed_input(self.manifest)
         if squashed is not None and squashed.name in self.opening.inputs:
             row.set_inputs({squashed.name: self.opening.inputs[squashed.name]})
-        if self._voice is not None:
-            self._voice.begin(row)
+        self._begin_controls()
+
+    def _begin_controls(self) -> None:
+        """Take what a stream begins with: no key is held, and the voice is that of the opening, or silence."""
+        if (keys := self._controls.taking("held")) is not None:
+            keys.take({"held": []})
+        if self._sounding is not None:
+            voice = self.opening.voice
+            self._sounding.take({"end": True} if voice is None else {"samples": voice, "last": True})
+
+    @property
+    def _sound_rate(self) -> int:
+        return 0 if self._sounding is None else self._sounding.sound_rate or 0
 
 
 class VideoPiece:
@@ -303,7 +331,7 @@ class VideoPiece:
         if encoder is None or self._frames is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
         if track is not None and self._heard is not None:
-            yield from track.encode(self._heard, number, first * RATE // encoder.fps)
+            yield from track.encode(self._heard, number, first * track.rate // encoder.fps)
         for offset, frame in enumerate(self._frames):
             packet = encoder.encode(frame)
             yield Media(

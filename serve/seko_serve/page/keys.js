@@ -1,39 +1,51 @@
-// The key pad: the set of keys that are held, by keyboard or by pointer, told whenever it changes.
-const PADS = { move: ["KeyW", "KeyA", "KeyS", "KeyD"], look: ["KeyI", "KeyJ", "KeyK", "KeyL"] };
-const ARROWS = { ArrowUp: "KeyI", ArrowLeft: "KeyJ", ArrowDown: "KeyK", ArrowRight: "KeyL" };
-const NAMES = {
-  KeyW: "ahead", KeyA: "left", KeyS: "back", KeyD: "right", KeyI: "up", KeyJ: "left", KeyK: "down", KeyL: "right",
-};
-const SIGNS = { KeyI: "↑", KeyJ: "←", KeyK: "↓", KeyL: "→" };
-const STEERING = Object.values(PADS).flat();
-
+// Key pads as a control describes them: the set of keys that are held, by keyboard or by pointer, told when it changes.
 export class KeyPad {
-  constructor(find, changed) {
-    this.held = new Set();
+  constructor(section, changed) {
+    this.section = section;
     this.changed = changed;
-    this.section = find("pad");
-    this.buttons = new Map();
-    for (const [id, codes] of Object.entries(PADS)) {
-      for (const code of codes) find(id).append(this.button(code, id));
-    }
+    this.held = new Set();
+    this.buttons = new Map(); // by each key's code, so that two keys of one meaning light one button
     document.addEventListener("keydown", (event) => {
-      const code = ARROWS[event.code] ?? event.code;
       if (this.section.hidden || event.target.matches("textarea, input") || event.ctrlKey || event.metaKey) return;
-      if (!STEERING.includes(code)) return;
+      if (!this.buttons.has(event.code)) return;
       event.preventDefault();
-      if (!event.repeat) this.hold(code, true);
+      if (!event.repeat) this.hold(event.code, true);
     });
-    document.addEventListener("keyup", (event) => this.hold(ARROWS[event.code] ?? event.code, false));
+    document.addEventListener("keyup", (event) => this.hold(event.code, false));
     window.addEventListener("blur", () => this.letGo());
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.letGo(); });
   }
 
-  button(code, pad) {
-    const button = document.createElement("button");
+  /** Draw the keys of a control: on each pad its buttons, as they are described. */
+  show(keys) {
+    this.letGo();
+    this.buttons.clear();
+    const pads = new Map();
+    for (const key of keys) {
+      if (!pads.has(key.pad)) {
+        const pad = document.createElement("div");
+        pad.className = "keys";
+        pad.setAttribute("role", "group");
+        pad.setAttribute("aria-label", key.pad);
+        pads.set(key.pad, pad);
+      }
+      const button = this.button(key);
+      for (const code of key.codes) this.buttons.set(code, button);
+      pads.get(key.pad).append(button);
+    }
+    const help = document.createElement("p");
+    const faces = [...pads.keys()].map((pad) => `${pad}: ${keys.filter((key) => key.pad === pad).map(named).join(" ")}`);
+    help.textContent = `Hold a key. ${faces.join(". ")}. They work whenever you are not writing.`;
+    this.section.replaceChildren(...pads.values(), help);
+    this.section.hidden = !keys.length;
+  }
+
+  button(key) {
+    const button = document.createElement("button"), code = key.codes[0];
     button.type = "button";
     button.dataset.code = code;
-    button.textContent = SIGNS[code] ?? code.slice(3);
-    button.setAttribute("aria-label", `${pad === "move" ? "Move" : "Look"} ${NAMES[code]}`);
+    button.textContent = key.face;
+    button.setAttribute("aria-label", key.label);
     button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); this.hold(code, true); });
     for (const end of ["pointerup", "pointercancel"]) button.addEventListener(end, () => this.hold(code, false));
     for (const [kind, down] of [["keydown", true], ["keyup", false]]) { // by keyboard alone: Space or Enter on it
@@ -42,16 +54,22 @@ export class KeyPad {
       });
     }
     button.addEventListener("blur", () => this.hold(code, false));
-    this.buttons.set(code, button);
     return button;
   }
 
   hold(code, down) {
-    if (!STEERING.includes(code) || this.held.has(code) === down) return;
+    const button = this.buttons.get(code);
+    if (!button || this.held.has(code) === down) return;
     down ? this.held.add(code) : this.held.delete(code);
-    this.buttons.get(code).classList.toggle("held", down);
+    button.classList.toggle("held", [...this.held].some((other) => this.buttons.get(other) === button));
     this.changed([...this.held]);
   }
 
   letGo() { for (const code of [...this.held]) this.hold(code, false); }
+}
+
+/** What is written on a key, or its arrow: W, and for a key with another face also its letter. */
+function named(key) {
+  const letter = key.codes[0].replace(/^(Key|Digit)/, "");
+  return letter === key.face ? letter : `${key.face} or ${letter}`;
 }

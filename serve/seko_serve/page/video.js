@@ -37,7 +37,7 @@ function showRunning(now) {
   for (const id of BUTTONS) find(id).disabled = !now;
   find("start").textContent = !now ? "Start" : "Change";
   find("start").hidden = now && !model.takes.prompt;
-  find("pad").hidden = !model.takes.keys;
+  find("pad").hidden = !keyed();
 }
 
 function invite() {
@@ -127,6 +127,9 @@ function control(type, fields) {
   return id;
 }
 
+/** The name and description of the control that takes keys. */
+const keyed = () => Object.entries(model.controls).find(([, { keys }]) => keys);
+
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
 
 /** The pictures that a session begins with. */
@@ -197,7 +200,7 @@ function told(message) {
     if (!again) {
       hear(message.audio);
       find("late").textContent = 0;
-      if (model.takes.keys) screen.focus();
+      if (keyed()) screen.focus();
     }
     begun = true;
     hint("");
@@ -460,7 +463,7 @@ find("microphone").onclick = () => attempted(async () => {
   find("microphone").textContent = microphone ? "Stop speaking" : "Speak";
 });
 
-const pad = new KeyPad(find, (held) => control("keys", { held }));
+const pad = new KeyPad(find("pad"), (held) => control("control", { name: keyed()[0], event: { held } }));
 document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
   if (!connection || sound || recorder) return;
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
@@ -487,7 +490,8 @@ async function meet() {
   find("voice-box").hidden = !model.takes.voice;
   find("picture-legend").textContent = model.takes.voice ? "Portrait"
     : `Picture to begin with${model.takes.image === "may" ? ", if you like" : ""}`;
-  if (model.takes.keys) find("reaction-name").textContent = "Key to picture";
+  if (keyed()) find("reaction-name").textContent = "Key to picture";
+  pad.show(keyed()?.[1].keys ?? []);
   if (model.takes.image === "may") find("start").before(find("picture-box")); // what every session has comes first
   find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
   showRunning(Boolean(connection));

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.controls.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.conditioning_frames import NO_ENCODER
 from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, picture_input, start_pictures
-from seko_runtime.video.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.video.manifest import VideoManifest
 
 LAST_FRAME_KIND = (

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, mapping_of
+from seko_runtime.controls.fitting import fit_levels
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.contract import PICTURE_CHANNELS
-from seko_runtime.video.fitting import fit_levels
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
 
