@@ -220,6 +220,29 @@ def test_a_sentence_that_the_server_did_not_get_is_sent_again(start: Starter, ap
     assert [control.fields.get("text") for control in applied] == ["b"]
 
 
+def test_what_is_written_while_the_connection_of_a_page_that_speaks_is_lost_is_said_later(
+    start: Starter,
+) -> None:
+    with open_page(f"{start(speech_opener).url}/") as page:
+        page.until(f"{STATE} === 'Ready'")
+        page.value(COUNT_SOCKETS)
+        page.value("document.getElementById('start').click(), true")
+        page.until(f"{STATE} === 'Listening to what you write'")
+        page.value(f"window.Counted = WebSocket; {NO_MORE_SOCKETS}")
+        page.value("sockets.at(-1).close(), true")
+        page.until(f"{STATE} === 'The connection was lost. Trying again'")
+        page.value(
+            "document.getElementById('text').value = 'hallo. ja. ';"
+            "document.getElementById('text').dispatchEvent(new Event('input')), true"
+        )
+        page.value("document.getElementById('say').click(), true")
+        page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Try again when it is back'")
+        page.value("window.WebSocket = Counted, true")
+        page.until(f"{STATE} === 'Listening to what you write'")
+        page.value("document.getElementById('say').click(), true")
+        page.until("Number(document.body.dataset.samples || 0) > 0")
+
+
 RATE, GREEN = (
     "document.getElementById('fps').textContent",
     "document.getElementById('state').classList.contains('live')",

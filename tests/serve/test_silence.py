@@ -83,11 +83,10 @@ def stopped_process(folder: Path) -> Iterator[Silenced]:
 def silenced(request: pytest.FixtureRequest, start: Starter, tmp_path: Path) -> Iterator[Silenced]:
     """The address of a server, and a function that silences it or lets it speak again."""
     if request.param == "a stopped process":
-        with stopped_process(tmp_path) as server:
-            yield server
+        with stopped_process(tmp_path) as stopped:
+            yield stopped
         return
-    server, relay = start(), None
-    relay = Relay(server.url)
+    relay = Relay(start().url)
     try:
         yield relay.url, lambda on: setattr(relay, "silent", on)
     finally:
