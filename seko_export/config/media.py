@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from seko_export.config.sizes import check_sizes
 from seko_export.errors import UsageError
 from seko_runtime.controls.voice import WINDOW
 
@@ -50,9 +51,8 @@ class TextEncoderConfig:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        for field in ("vocab_size", "dim", "heads", "head_dim", "ffn_dim", "layers"):
-            if getattr(self, field) < 1:
-                raise UsageError(f"the text encoder's {field} must be at least 1, got {getattr(self, field)}")
+        sizes = ("vocab_size", "dim", "heads", "head_dim", "ffn_dim", "layers", "buckets", "max_distance")
+        check_sizes(self, sizes, "the text encoder's ")
         if self.buckets < 4 or self.buckets % 4:
             raise UsageError(
                 f"the text encoder's buckets {self.buckets} must be a multiple of 4: either direction, near and far"
@@ -107,12 +107,10 @@ class HubertConfig:
     normalised: bool = True
 
     def __post_init__(self) -> None:
-        counts = (self.dim, self.layers, self.heads, self.ffn_dim, self.position_kernel, self.position_groups)
+        sizes = ("dim", "layers", "heads", "ffn_dim", "position_kernel", "position_groups")
+        check_sizes(self, sizes, "the audio encoder's ")
         convolutions = (self.conv_dims, self.conv_kernels, self.conv_strides)
-        if (
-            min(*counts, *(size for size_list in convolutions for size in size_list)) < 1
-            or not self.norm_eps > 0
-        ):
+        if min(size for size_list in convolutions for size in (1, *size_list)) < 1 or not self.norm_eps > 0:
             raise UsageError("a size of the audio encoder is below 1, or its norm_eps is not above 0")
         if len({len(sizes) for sizes in convolutions}) > 1 or not self.conv_dims:
             raise UsageError(
@@ -176,8 +174,7 @@ class ClipConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if min(self.dim, self.layers, self.heads, self.ffn_dim, self.patch, self.side) < 1:
-            raise UsageError("a size of the image encoder is below 1")
+        check_sizes(self, ("dim", "layers", "heads", "ffn_dim", "patch", "side"), "the image encoder's ")
         if self.dim % self.heads or self.side % self.patch or not self.norm_eps > 0:
             raise UsageError(
                 f"the image encoder's width {self.dim} is no multiple of {self.heads} heads, its {self.side} pixels "

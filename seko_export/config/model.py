@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from seko_export.config.build import ModelIdentity
+from seko_export.config.sizes import check_sizes
 from seko_export.errors import UsageError
 
 # equals `seko_kernels.formats.NVFP4_BLOCK`, which is not imported because presets are read before torch is
@@ -59,19 +60,8 @@ class ModelConfig(ModelIdentity):
     family: str = field(default="wan", kw_only=True)
 
     def __post_init__(self) -> None:
-        counts = (
-            "layers",
-            "dim",
-            "heads",
-            "ffn_dim",
-            "in_channels",
-            "out_channels",
-            "text_dim",
-            "text_tokens",
-        )
-        for size in (*counts, "freq_dim"):
-            if getattr(self, size) < 1:
-                raise UsageError(f"{size} must be at least 1, got {getattr(self, size)}")
+        check_sizes(self, ("layers", "dim", "heads", "ffn_dim", "in_channels", "out_channels"))
+        check_sizes(self, ("text_dim", "text_tokens", "freq_dim"))
         if self.dim % self.heads:
             raise UsageError(f"dim {self.dim} is no multiple of heads {self.heads}")
         if self.head_dim % HEAD_UNIT:

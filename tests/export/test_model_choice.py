@@ -508,7 +508,7 @@ def test_dimensions_of_nothing_are_refused(tmp_path: Path, name: str, shape: tup
 
     write_random_checkpoint(tmp_path / "tiny", TINY.model, format="wan", seed=0)
     save_file(load_file(tmp_path / "tiny") | {name: zeros(shape)}, tmp_path / "odd")
-    with pytest.raises(NotACheckpointError, match="must be at least 1, got 0"):
+    with pytest.raises(NotACheckpointError, match="must be a whole number from 1 to 1048576, got 0"):
         resolved(checkpoint=tmp_path / "odd")
 
 

@@ -113,7 +113,9 @@ def test_buckets_are_the_published_formula(buckets: int, distance: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layers": 0}, "layers must be at least 1"),
+        ({"layers": 0}, "layers must be a whole number from 1"),
+        ({"layers": 10**7}, "layers must be a whole number from 1 to 1024, got 10000000"),
+        ({"vocab_size": 2**62}, "vocab_size must be a whole number from 1 to 1048576"),
         ({"buckets": 6}, "buckets 6 must be a multiple of 4"),
         ({"max_distance": 8}, "max_distance 8 must be above 8"),
         ({"pad_id": 256_384}, "pad_id 256384 is no token"),

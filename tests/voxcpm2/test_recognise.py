@@ -262,3 +262,15 @@ def test_numbers_that_no_float_holds(value: str, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(changed).replace('"VALUE"', value))
         with pytest.raises(NotACheckpointError, match=f"{field}.* inf.*a finite number"):
             recognise(tmp_path)
+
+
+@pytest.mark.parametrize("layers", [10**7, 2**62])
+def test_a_model_of_millions_of_layers_is_refused_before_its_keys_are_listed(
+    layers: int, tmp_path: Path
+) -> None:
+    for section, field in (("lm_config", "num_hidden_layers"), ("dit_config", "num_layers")):
+        changed = public()
+        changed[section][field] = layers
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(NotACheckpointError, match="layers must be a whole number from 1 to 1024, got"):
+            recognise(tmp_path)

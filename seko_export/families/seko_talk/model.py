@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from seko_export.config.model import ModelConfig
+from seko_export.config.sizes import check_sizes
 from seko_export.errors import UsageError
 
 
@@ -56,17 +57,10 @@ class SekoTalkModel(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least_one = (
-            "audio_dim",
-            "audio_frames",
-            "audio_width",
-            "audio_tokens",
-            "audio_layers",
-            "audio_heads",
+        check_sizes(
+            self, ("audio_dim", "audio_frames", "audio_width", "audio_tokens", "audio_layers", "audio_heads")
         )
-        for size in (*least_one, "audio_ffn", "image_tokens", "speakers"):
-            if getattr(self, size) < 1:
-                raise UsageError(f"{size} must be at least 1, got {getattr(self, size)}")
+        check_sizes(self, ("audio_ffn", "image_tokens", "speakers"))
         if self.image_dim < 0:
             raise UsageError(f"image_dim must be at least 0, got {self.image_dim}")
         if not 0 <= self.ref_state < self.state_rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from seko_export.config.sizes import check_sizes
 from seko_export.config.speech import SpeechModel
 from seko_export.errors import UsageError
 from seko_export.media.audio_vae.config import AudioVaeConfig
@@ -83,9 +84,7 @@ class NetConfig:
     scale_depth: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "dim", "ffn_dim", "heads", "kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, ("layers", "dim", "ffn_dim", "heads", "kv_heads", "head_dim"))
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"{self.heads} heads of queries are no multiple of {self.kv_heads} of keys and values"
@@ -170,9 +169,7 @@ class VoxCpm2Config(SpeechModel):
     family: str = field(default="voxcpm2", kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "patch_size", "fsq_dim", "fsq_scale", "max_length"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(self, ("vocab_size", "patch_size", "fsq_dim", "fsq_scale", "max_length"))
         for role in ("base", "residual", "encoder", "decoder"):
             net: NetConfig = getattr(self, role)
             rotated = role != "residual" or self.residual_rope
