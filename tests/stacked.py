@@ -102,7 +102,7 @@ class Stacked:
         """Yield the frames of all rows, uint8 [B, T, H, W, 3]."""
         if len(self.sessions) == 1 and not self._ahead:
             return self.sessions[0].stream(prompt, chunks=chunks, recache=recache, inputs=inputs)
-        ahead = int(self._rows.decoder().overlaps)
+        ahead = int(self._rows.decodes_beside)
         if prompt is not None:
             self.set_prompt(prompt, recache=recache)
         return VideoStream(self.run_chunk, self._ahead, ahead, chunks, inputs)  # type: ignore[arg-type]

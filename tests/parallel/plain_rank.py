@@ -10,12 +10,20 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from seko_runtime.parallel.channel import inherited_channel
+from seko_runtime.parallel.records import record
 from seko_runtime.parallel.worker import Handler, serve
+
+
+@record
+@dataclass
+class Own:
+    """An object of a class that the caller's process does not know."""
 
 
 def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
@@ -25,6 +33,8 @@ def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
     def answer(command: str, facts: Mapping[str, Any]) -> object:
         if command == "wait":  # uses no processor, as a rank that loads libraries or waits for another one
             time.sleep(facts["seconds"])
+        if command == "own":
+            return Own()
         if command == "stop" and rank == facts["rank"]:
             stop_at_the_first_array()
         return {

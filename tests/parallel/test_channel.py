@@ -48,7 +48,8 @@ def assert_same(found: object, expected: object) -> None:
         assert [*found] == [*expected]
         for name, value in expected.items():
             assert_same(found[name], value)
-    elif isinstance(expected, list):
+    elif isinstance(expected, list | tuple):
+        assert type(found) is type(expected)
         assert len(found) == len(expected)
         for pair in zip(found, expected, strict=True):
             assert_same(*pair)
@@ -64,7 +65,8 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | array
 TREES = st.recursive(
     LEAVES,
     lambda parts: (
-        st.lists(parts, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=3), parts, max_size=3)
+        st.lists(parts, max_size=3).flatmap(lambda found: st.sampled_from([found, tuple(found)]))
+        | st.dictionaries(st.text(min_size=1, max_size=3), parts, max_size=3)
     ),
     max_leaves=6,
 )

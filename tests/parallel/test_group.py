@@ -24,9 +24,11 @@ from scripts.bench.rank_faults import is_running
 from seko_runtime.errors import RankLostError, UsageError
 from seko_runtime.parallel.channel import MAX_DEPTH, MAX_PARTS
 from seko_runtime.parallel.group import SILENT_S, RankGroup
-from seko_runtime.video.options import VideoOptions
+from seko_runtime.parallel.records import record
+from seko_runtime.sessions.ranked_rows import rows_over_ranks
 from seko_runtime.video.pool import Pool, Session
-from seko_runtime.video.ranked_rows import RankedVideoRows
+from seko_runtime.video.row_numbers import STATE_FORM
+from seko_runtime.video.rows import VideoRows
 from tests.parallel.test_faults import PATIENCE_S, await_all
 from tests.runtime import toy_whole
 
@@ -202,6 +204,7 @@ def in_itself() -> dict[str, Any]:
     return own
 
 
+@record
 @dataclass
 class Linked:
     """A dataclass that may contain itself."""
@@ -259,6 +262,18 @@ def test_an_argument_that_cannot_be_sent_is_refused_and_the_group_goes_on(
     assert answers.results[1]["y"][0].tolist() == [1, 1]
 
 
+def test_a_rank_that_gets_what_it_does_not_know_ends_and_says_so(group: RankGroup) -> None:
+    with pytest.raises(
+        RankLostError, match=r"ended with code 1, .*knows no record tests\.parallel\..*Linked"
+    ):
+        group.call("echo", {"x": Linked()}, seconds=PATIENCE_S)
+
+
+def test_an_answer_of_an_unknown_class_ends_the_group(group: RankGroup) -> None:
+    with pytest.raises(RankLostError, match=r"of 2 sent a message .*knows no record __main__\.Own"):
+        group.call("own", seconds=PATIENCE_S)
+
+
 def test_what_libraries_leave_in_the_temporary_folder_goes_with_the_group(group: RankGroup) -> None:
     folder = Path(group.call("echo", seconds=PATIENCE_S).results[1]["temporary"])
     (folder / "aotinductor_left").mkdir()
@@ -307,7 +322,7 @@ class LostUnnoticed:
 
 def test_sessions_of_ranks_that_died_unnoticed_end_quietly() -> None:
     group = LostUnnoticed()
-    pool = Pool(RankedVideoRows(toy_whole.whole_manifest(), group, VideoOptions()))
+    pool = Pool(rows_over_ranks(VideoRows, toy_whole.whole_manifest(), group, STATE_FORM, {}))
     session = Session(pool, "a", None, None)
     session._place = 0  # as `open_session` does, of which the ranks' answers are more than this double gives
     group.lost = True

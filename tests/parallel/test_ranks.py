@@ -21,7 +21,6 @@ from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
-from tests.runtime import toy
 from tests.stacked import eager_session, open_stacked
 
 pytestmark = pytest.mark.slow
@@ -116,9 +115,7 @@ def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.C
     assert all(error["golden"] <= error["tolerance"] for error in report["errors"])
 
 
-def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
-    opened: OpenArtifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(opened: OpenArtifact) -> None:
     with open_stacked(opened, SEEDS) as session:
         with pytest.raises(UsageError, match="text has shape"):
             session.set_text(np.zeros((2, 2, 3), np.float32))
@@ -130,10 +127,6 @@ def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
             session.run_chunk()
         with pytest.raises(StaleChunkError, match="the frames of chunk 0"):
             first.video()
-        with monkeypatch.context() as patch:
-            patch.setattr(session._rows, "manifest", toy.changed(opened.manifest, video=None))
-            with pytest.raises(UsageError, match="makes no video"):
-                first.video()
         session.restart_row(0)
         session.restart_row(1)
         session.run_chunk()

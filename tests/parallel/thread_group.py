@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -26,14 +26,15 @@ from seko_export.media.wan_vae.rows import DecodeShare
 from seko_export.video.recording import eager_engine
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Weight
-from seko_runtime.parallel.channel import channel_pair, inherited_channel
+from seko_runtime.parallel.channel import channel_pair, inherited_channel, pack
 from seko_runtime.sessions.rank_place import ALONE, RankPlace
-from seko_runtime.sessions.ranked_rows import RankCommands
+from seko_runtime.sessions.ranked_rows import RankCommands, rows_over_ranks
+from seko_runtime.sessions.row_state import StateForm
 from seko_runtime.video.contract import ENCODER_PROGRAMS, resolve_video, text_vocabulary
 from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.options import VideoOptions
-from seko_runtime.video.ranked_rows import RANK_COMMANDS, RankedVideoRows
+from seko_runtime.video.row_numbers import STATE_FORM
+from seko_runtime.video.rows import VideoRows
 from seko_runtime.video.text import PromptIds
 from tests.parallel.in_threads import InThreads, Meeting, RowsInThreads
 from tests.stacked import open_rows
@@ -86,20 +87,13 @@ class EagerRank:
 
 
 class ThreadGroup:
-    """`RankGroup` of such ranks. Each runs its commands in a thread, and gets and answers them as messages."""
+    """`RankGroup` of ranks that are threads: each runs its commands in a thread, and gets and answers them as
+    messages."""
 
-    over = False
-
-    def __init__(self, config: VideoBuild, weights: Mapping[str, Tensor], tokenizer: Path | None) -> None:
-        meeting = Meeting(config.target.ranks, threading.Barrier(config.target.ranks))
-        ranks = range(config.target.ranks)
-        members = [EagerRank(config, weights, tokenizer, rank, meeting) for rank in ranks]
-        self._commands = [
-            RankCommands(rank, member.manifest, member.open_rows, RANK_COMMANDS)
-            for rank, member in enumerate(members)
-        ]
-        self._pool = ThreadPoolExecutor(config.target.ranks)
-        pairs = [channel_pair() for _ in ranks]
+    def __init__(self, commands: Sequence[RankCommands]) -> None:
+        self._commands = commands
+        self._pool = ThreadPoolExecutor(len(commands))
+        pairs = [channel_pair() for _ in commands]
         self._near = [near for near, _ in pairs]
         self._far = [inherited_channel(far.detach()) for _, far in pairs]
 
@@ -114,10 +108,13 @@ class ThreadGroup:
     ) -> SimpleNamespace:
         """Run a command on ranks; see `RankGroup.call`."""
         asked = range(len(self._commands)) if ranks is None else ranks
+        messages = {
+            rank: pack({"command": command, "facts": {**(facts or {}), **(own[rank] if own else {})}})
+            for rank in asked
+        }
         jobs = {rank: self._pool.submit(self._answer, rank) for rank in asked}
-        for rank in asked:
-            all_facts = {**(facts or {}), **(own[rank] if own else {})}
-            self._near[rank].send({"command": command, "facts": all_facts})
+        for rank, message in messages.items():
+            self._near[rank].send(message)
         answers = {rank: self._near[rank].receive() for rank in asked}
         for job in jobs.values():
             job.result()
@@ -130,26 +127,40 @@ class ThreadGroup:
             channel.close()
 
     def _answer(self, rank: int) -> None:
-        asked, answer = self._far[rank].receive(), None
+        asked = self._far[rank].receive()
         try:
             with torch.no_grad():
-                answer = self._commands[rank](asked["command"], asked["facts"])
-        finally:
-            self._far[rank].send({"answer": answer})
+                self._far[rank].send({"answer": self._commands[rank](asked["command"], asked["facts"])})
+        except BaseException:
+            self._far[rank].send({"answer": None})
+            raise
+
+
+@contextmanager
+def rows_in_threads(
+    interface: type, manifest: Any, open_rows: Sequence[Callable[[Mapping[str, Any]], Any]], form: StateForm
+) -> Iterator[Any]:
+    """Open rows in a thread for each function of ``open_rows``; yield the caller's side."""
+    group = ThreadGroup([RankCommands(rank, interface, opens) for rank, opens in enumerate(open_rows)])
+    try:
+        rows = rows_over_ranks(interface, manifest, group, form, {})
+        yield rows
+        rows.close()
+    finally:
+        group.close()
 
 
 @contextmanager
 def ranks_in_threads(
     config: VideoBuild, weights: Mapping[str, Tensor], tokenizer: Path | None
-) -> Iterator[RankedVideoRows]:
+) -> Iterator[VideoRows]:
     """Open the rows of a build of several ranks; yield the caller's side."""
-    group = ThreadGroup(config, weights, tokenizer)
-    try:
-        rows = RankedVideoRows(manifest_of(config, weights), group, VideoOptions())
+    meeting = Meeting(config.target.ranks, threading.Barrier(config.target.ranks))
+    members = [EagerRank(config, weights, tokenizer, rank, meeting) for rank in range(config.target.ranks)]
+    with rows_in_threads(
+        VideoRows, manifest_of(config, weights), [member.open_rows for member in members], STATE_FORM
+    ) as rows:
         yield rows
-        rows.close()
-    finally:
-        group.close()
 
 
 def manifest_of(config: VideoBuild, weights: Mapping[str, Tensor]) -> VideoManifest:

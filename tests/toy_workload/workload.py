@@ -256,6 +256,7 @@ class ToyKind(RuntimeWorkload[ToyManifest]):
 
     kind = KIND
     manifest_type = ToyManifest
+    form = FORM
 
     def contract(self, manifest: ToyManifest) -> Contract:
         """A prefill for each length, a step for each bucket of rows."""

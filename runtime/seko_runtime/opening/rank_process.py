@@ -55,9 +55,7 @@ def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact[Any], _Facts]:
 def commands_of(rank: int, artifact: OpenArtifact[Any]) -> RankCommands:
     """Return the handler of commands for a rank's open artifact."""
     workload = workload_of(artifact.manifest.workload.kind)
-    return RankCommands(
-        rank, artifact.manifest, artifact.engines.open_rows, workload.rank_commands, artifact.engines.stats
-    )
+    return RankCommands(rank, workload.rows, artifact.engines.open_rows, artifact.engines.stats)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from seko_runtime.opening.checked_artifact import place_golden, read_file
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.engines import Wrap
-from seko_runtime.sessions.ranked_rows import CALL_S
+from seko_runtime.sessions.ranked_rows import CALL_S, STATS, rows_over_ranks
 from seko_runtime.sessions.rows import Rows
 from seko_runtime.sessions.workload import RuntimeWorkload
 
@@ -99,7 +99,8 @@ class RankedEngines:
             raise UsageError(
                 "an artifact of several ranks has one session or pool at a time: close the open one"
             )
-        self._last = self._workload.open_ranked_rows(self._manifest, self._group, options)
+        manifest = self._workload.pool_manifest(self._manifest, options)
+        self._last = rows_over_ranks(self._workload.rows, manifest, self._group, self._workload.form, options)
         return self._last
 
     def wrap(self, wrap: Wrap) -> NoReturn:
@@ -113,7 +114,7 @@ class RankedEngines:
 
     def stats(self) -> Mapping[str, int]:
         """Return the counters of rank 0's backend."""
-        counters: Mapping[str, int] = self._group.call("backend_stats", ranks=(0,), seconds=CALL_S).results[0]
+        counters: Mapping[str, int] = self._group.call(STATS, ranks=(0,), seconds=CALL_S).results[0]
         return counters
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Messages between a caller and the processes that it started, sent as JSON and plain arrays over a socket pair.
 
 No object is pickled for a message. A message is one JSON object, followed by the bytes of each array in the message. In
-the JSON of a message, ``{"": 2}`` stands for array 2.
+the JSON of a message, ``{"": 2}`` stands for array 2, and ``{"": [NAME, FIELDS]}`` for a tuple or an object of a
+registered class (`records`). Any other sequence arrives as a list, and any other mapping as a dict.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from select import POLLOUT, poll
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
+from seko_runtime.parallel.records import put_together, taken_apart
 
 _NUMBERS = "biuf"  # numpy's kinds of dtypes that are allowed: bool, integers, floats
 MAX_DEPTH = 32  # deepest nesting of mappings and sequences
@@ -78,6 +80,8 @@ class Channel:
         ------
         EOFError, OSError
             If the other process has closed its end.
+        ValueError
+            If the message holds an object of a class that this process has not registered.
         """
         read = json.loads(self.connection.recv_bytes())
         arrays = []
@@ -120,10 +124,10 @@ class Packed:
 
 
 def pack(message: Mapping[str, Any]) -> Packed:
-    """Pack a message: mappings and sequences of numbers, strings, None and arrays.
+    """Pack a message: mappings and sequences of numbers, strings, None, arrays and objects of registered classes
+    (`records.record`).
 
-    In a packed message a dataclass becomes a mapping. Other objects that numpy can convert, such as a torch tensor on
-    the host, become arrays in a packed message.
+    Other objects that numpy can convert, such as a torch tensor on the host, become arrays in a packed message.
 
     Raises
     ------
@@ -155,8 +159,9 @@ class _Packer:
             return part
         if depth > MAX_DEPTH:
             raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep, or contains itself")
-        if is_dataclass(part) and not isinstance(part, type):
-            part = {field.name: getattr(part, field.name) for field in fields(part)}
+        if apart := taken_apart(part):
+            kind, parts = apart
+            return {"": [kind, self.part(parts, name, depth)]}
         if isinstance(part, Mapping):
             if odd := [key for key in part if not isinstance(key, str) or not key]:
                 raise UsageError(f"{name} has the name {odd[0]!r}, expected words")
@@ -194,9 +199,13 @@ def _head(packed: Packed) -> bytes:
 def _unpacked(part: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     """Return a part of a received message, with its arrays in their places."""
     if isinstance(part, dict):
-        return (
-            arrays[part[""]] if "" in part else {key: _unpacked(value, arrays) for key, value in part.items()}
-        )
+        match part.get(""):
+            case None:
+                return {key: _unpacked(value, arrays) for key, value in part.items()}
+            case [name, parts]:
+                return put_together(name, _unpacked(parts, arrays))
+            case number:
+                return arrays[number]
     return [_unpacked(value, arrays) for value in part] if isinstance(part, list) else part
 
 

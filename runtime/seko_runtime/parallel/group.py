@@ -341,10 +341,12 @@ class RankGroup:
                 answers.results[rank] = message["result"]
             self._lock.notify_all()
 
-    def _is_gone(self, rank: int) -> None:
-        """End the group of processes because one of them has closed its channel."""
+    def _is_gone(self, rank: int, fault: Exception) -> None:
+        """End the group of processes because one of them has closed its channel, or sends what cannot be read."""
         if self._over is None:
-            self._lose(RankLostError(self._how_it_ended(rank)))
+            closed = isinstance(fault, EOFError | OSError)
+            unread = f"rank {rank} of {self.ranks} sent a message that cannot be read: {fault}"
+            self._lose(RankLostError(self._how_it_ended(rank) if closed else unread))
 
     def _how_it_ended(self, rank: int) -> str:
         process = self._members[rank]
@@ -373,17 +375,15 @@ def _listen(group: weakref.ref[RankGroup], rank: int, channel: Channel) -> None:
     """Receive the messages of one process until its group has ended or is garbage-collected."""
     while (alive := group()) is not None and not alive.over:
         del alive
-        message: Mapping[str, Any] | None
         try:
             if not channel.connection.poll(_LOOK_S):
                 continue
             message = channel.receive()
-        except (EOFError, OSError, ValueError):
-            message = None
-        if (alive := group()) is None:
+        except Exception as fault:
+            if (alive := group()) is not None:
+                alive._is_gone(rank, fault)
             return
-        if message is None:
-            alive._is_gone(rank)
+        if (alive := group()) is None:
             return
         alive._take(rank, message)
 

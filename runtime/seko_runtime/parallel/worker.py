@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -110,6 +111,9 @@ def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]], caller: 
             message = channel.receive()
         except (EOFError, OSError):
             caller.is_gone()
+        except Exception as fault:  # the caller shows what a process has said last, and ends the others
+            print(f"a message cannot be read: {fault}", file=sys.stderr, flush=True)
+            os._exit(1)
         command = message["command"]
         waiting.put(message)
 

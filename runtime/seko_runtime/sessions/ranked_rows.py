@@ -1,35 +1,34 @@
-"""The rows of an artifact of several ranks: the caller's side, and the commands that each rank's process answers.
+"""The rows of an artifact of several ranks: the caller's side, a class that is made from an interface of rows, and the
+commands that each rank's process answers.
 
 Every rank holds all rows and gets the same commands in the same order, so that the host's state of the rows is equal in
-all ranks. Results of engine calls are read from rank 0. Tensors that are split across ranks (`split_axes`) are read
-from every rank and joined.
+all ranks. Every method and property of the interface is a command; `over_ranks` has what a signature does not show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from math import prod
-from typing import Any, Generic, Protocol
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import RankLostError, SekoRuntimeError, SessionClosedError
-from seko_runtime.format.json_fields import Fields
-from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.parallel.records import record
 from seko_runtime.sessions.call_lock import CallLock
-from seko_runtime.sessions.loaded import ManifestT
-from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
+from seko_runtime.sessions.over_ranks import Facts, RowMethod, methods_of
+from seko_runtime.sessions.row_state import StateForm
 from seko_runtime.sessions.rows import CLOSED, Rows
 
 # Seconds until a call counts as lost: a call of a large model on a CPU takes minutes. A process that hangs sends no
 # more signs of life and is found earlier.
 CALL_S = 600.0
-Facts = Mapping[str, Any]
-Command = Callable[[Any, Facts], object]  # takes a rank's rows and the command's facts; returns the answer
+OPEN, CLOSE, STATS = (
+    "open",
+    "close",
+    "backend_stats",
+)  # the commands of every rank that are no methods of its rows
 
 
 class Group(Protocol):
@@ -48,102 +47,58 @@ class Group(Protocol):
         """Send a command to ranks and wait for their answers; see `RankGroup.call`."""
 
 
-class RankedRows(Generic[ManifestT]):
-    """Base class of `Rows` over several ranks. Every method may raise a RankLostError, if the process of a rank has
-    ended or does not answer.
+@record
+@dataclass(frozen=True)
+class Waited:
+    """The result of a function without arguments that a method of rows returned. A rank's process calls that function
+    at once, because it answers one command at a time."""
+
+    result: Any
+
+
+def rows_over_ranks(
+    interface: type, manifest: Manifest, group: Group, form: StateForm, options: Facts
+) -> Rows[Any, Any]:
+    """Open the rows of a pool in the processes of all ranks; return an object with the methods of ``interface``. Every
+    method may raise a RankLostError, if the process of a rank has ended or does not answer.
 
     Parameters
     ----------
+    interface : type
+        The workload's interface of rows: `Rows`, or a protocol derived from it.
     manifest : Manifest
-        The artifact's manifest.
+        The artifact's manifest, as these rows use it.
     group : Group
         The processes of the ranks, one for each GPU.
     form : StateForm
-        How a row's state is written to files and messages, as the workload defines it.
+        How a row's state is written to files, as the workload defines it.
     options : mapping
         Options of the pool, by name, which are sent to each rank's process.
     """
+    return cast(Rows[Any, Any], _ranked(interface)(manifest, group, form, options))
 
-    def __init__(self, manifest: ManifestT, group: Group, form: StateForm, options: Facts) -> None:
+
+class _RankedRows:
+    """Base class of the rows over several ranks: what is the caller's own, and how a method reaches the ranks."""
+
+    manifest: Manifest
+    form: StateForm
+    call_lock: CallLock
+    properties: Sequence[RowMethod]  # those whose values the ranks have
+
+    def __init__(self, manifest: Manifest, group: Group, form: StateForm, options: Facts) -> None:
         self.manifest, self.form = manifest, form
-        self._group: Group | None = group
         self.call_lock = CallLock(CLOSED)
-        self._layout: RowLayout | None = None
-        self.ask_ranks("open", {"options": dict(options)}, patient=True)
+        self._group: Group | None = group
+        self._kept: dict[str, Any] = {}  # by name: fixed results, and the last value of each property
+        self._ask(OPEN, {"options": dict(options)}, patient=True)
+        self._keep_properties()
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Set the owner of a row. If a rank was lost, also unnoticed until now, nothing is left to set: sessions can
         still be closed, and the next work raises the error."""
         with suppress(RankLostError):
-            self.ask_ranks("begin_owner", {"row": row, "tenant": tenant})
-
-    def reserve(self, row: int) -> None:
-        """Allocate the host memory that a row needs."""
-        self.ask_ranks("reserve", {"row": row})
-
-    def forget(self, row: int) -> None:
-        """Queue zeros into all tensors of a row of the pool, on each rank."""
-        self.ask_ranks("forget", {"row": row})
-
-    def free_bytes(self) -> int:
-        """Return the free memory of rank 0's device in bytes."""
-        return int(self.ask_ranks("free_bytes")[0])
-
-    def layout(self) -> RowLayout:
-        """Return the name, shape and dtype of each tensor of a row's state, joined over all ranks."""
-        if self._layout is None:
-            layout, axes = self.ask_ranks("layout")[0], split_axes(self.manifest)
-            parts: dict[str, dict[str, TensorSpec]] = {"tensors": {}, "arrays": {}}
-            for part, specs in parts.items():
-                for spec in layout[part]:
-                    shape = list(spec["shape"])
-                    if spec["name"] in axes:
-                        shape[axes[spec["name"]]] *= self.manifest.ranks
-                    specs[spec["name"]] = TensorSpec(spec["name"], tuple(shape), spec["dtype"])
-            self._layout = RowLayout(parts["tensors"], parts["arrays"])
-        return self._layout
-
-    def store(self, row: int) -> RowState:
-        """Copy the state of a row to the host, with the parts of all ranks joined."""
-        layout = self.layout()
-        parts = self.ask_ranks("store", {"row": row}, patient=True)
-        whole = parts[0]
-        for name, axis in split_axes(self.manifest).items():
-            before = prod(layout.tensors[name].shape[:axis])
-            shares = [part["tensors"][name].reshape(before, -1) for part in parts]
-            whole["tensors"][name] = np.concatenate(shares, 1).reshape(-1)
-        return state_of_message(whole, {}, self.form)
-
-    def load(self, row: int, state: RowState) -> None:
-        """Copy a stored state into a row; each rank gets its part of the tensors that are split across ranks."""
-        layout, split = self.layout(), split_axes(self.manifest)
-        tensors = state.tensors.arrays()
-        own: list[dict[str, Any]] = [{"shares": {}} for _ in range(self.manifest.ranks)]
-        for name, axis in split.items():
-            before = prod(layout.tensors[name].shape[:axis])
-            shares = tensors[name].reshape(before, self.manifest.ranks, -1)
-            for rank, facts in enumerate(own):
-                facts["shares"][name] = shares[:, rank].reshape(-1)
-        same = state_to_message(state, [name for name in tensors if name not in split])
-        self.ask_ranks("load", {"row": row, "state": same}, own=own, patient=True)
-
-    def check(self, rows: Sequence[int], inputs: Sequence[Any]) -> None:
-        """Raise the error that `run` would raise for these rows before it queues work; otherwise do nothing."""
-        self.ask_ranks("check", {"rows": rows, "inputs": inputs}, ranks=(0,))
-
-    def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return the launch variant of each row's next call; only rows of one variant share a launch."""
-        answers = self.ask_ranks("variants", {"rows": rows}, ranks=(0,))[0]
-        return [
-            tuple(variant) if isinstance(variant, list) else variant for variant in answers
-        ]  # JSON has no tuples
-
-    def calls_done(self) -> Callable[[], None]:
-        """Wait for the engine calls queued so far, because each rank's process answers one command at a time; return a
-        function that does nothing.
-        """
-        self.ask_ranks("finish")
-        return lambda: None
+            self._ask("begin_owner", {"row": row, "tenant": tenant})
 
     def check_open(self) -> None:
         """Raise a SessionClosedError if `close` was called."""
@@ -155,14 +110,44 @@ class RankedRows(Generic[ManifestT]):
         return self._group is None
 
     def close(self) -> None:
-        """End the pool and free its memory on all ranks; a second call does nothing."""
-        if self._group is None:
+        """End the pool and free its memory on all ranks; a second call does nothing. Properties keep their values."""
+        if self.closed:
             return
-        with suppress(SekoRuntimeError):  # the processes are gone, and earlier calls have raised that error
-            self.ask_ranks("close", patient=True)
+        # If the processes are gone, earlier calls have raised that error.
+        with suppress(SekoRuntimeError):
+            self._keep_properties()
+        with suppress(SekoRuntimeError):
+            self._ask(CLOSE, patient=True)
         self._group = None
 
-    def ask_ranks(
+    def _call(self, method: RowMethod, arguments: Facts) -> Any:
+        """Run a method of the rows on the ranks; return the result."""
+        how = method.how
+        if how.fixed and method.name in self._kept:
+            return self._kept[method.name]
+        own = None
+        if how.split is not None:
+            arguments, own = {}, how.split(self, arguments)
+        ranks = (0,) if how.first else None
+        parts = self._ask(method.name, arguments, own=own, ranks=ranks, patient=how.patient)
+        waited = isinstance(parts[0], Waited)
+        results = [part.result if waited else part for part in parts]
+        result = results[0] if how.join is None else how.join(self, results)
+        if how.fixed:
+            self._kept[method.name] = result
+        return (lambda: result) if waited else result
+
+    def _value(self, method: RowMethod) -> Any:
+        """Return the value of a property of the rows."""
+        if not self.closed:
+            self._kept[method.name] = self._call(method, {})
+        return self._kept[method.name]
+
+    def _keep_properties(self) -> None:
+        for method in self.properties:
+            self._value(method)
+
+    def _ask(
         self,
         command: str,
         facts: Facts | None = None,
@@ -184,40 +169,50 @@ class RankedRows(Generic[ManifestT]):
         return self._group
 
 
-def _layout(rows: Rows[Any, Any], facts: Facts) -> object:
-    del facts
-    layout = rows.layout()
-    return {
-        "tensors": [asdict(spec) for spec in layout.tensors.values()],
-        "arrays": [asdict(spec) for spec in layout.arrays.values()],
-    }
+@cache
+def _ranked(interface: type) -> type[_RankedRows]:
+    """Return the class of an interface's rows over several ranks, which has every member of the interface.
+
+    Raises
+    ------
+    TypeError
+        If a member of the interface cannot be reached in another process.
+    """
+    methods, own = methods_of(interface), vars(_RankedRows) | _RankedRows.__annotations__
+    names = {name for base in interface.__mro__ for name in vars(base).get("__annotations__", {})}
+    if odd := sorted(name for name in names if not name.startswith("_") and name not in own):
+        raise TypeError(f"{interface.__qualname__}.{odd[0]} is an attribute, expected a method or a property")
+    if odd := sorted({OPEN, STATS, "end"} & methods.keys()):
+        raise TypeError(f"{interface.__qualname__}.{odd[0]} is also the name of another command to the ranks")
+    asked = [method for name, method in methods.items() if name not in own]
+    made: dict[str, Any] = {method.name: _member(method) for method in asked}
+    made["properties"] = [method for method in asked if method.signature is None]
+    return type(f"Ranked{interface.__name__}", (_RankedRows,), made)
 
 
-COMMANDS: Mapping[str, Command] = {
-    "begin_owner": lambda rows, facts: rows.begin_owner(**facts),
-    "reserve": lambda rows, facts: rows.reserve(**facts),
-    "forget": lambda rows, facts: rows.forget(**facts),
-    "check": lambda rows, facts: rows.check(**facts),
-    "variants": lambda rows, facts: rows.variants(**facts),
-    "finish": lambda rows, _: rows.calls_done()(),
-    "free_bytes": lambda rows, _: rows.free_bytes(),
-    "layout": _layout,
-}
+def _member(method: RowMethod) -> Any:
+    signature = method.signature
+    if signature is None:
+        return property(lambda rows: rows._value(method))
+
+    def call(self: _RankedRows, *arguments: Any, **named: Any) -> Any:
+        return self._call(method, signature.bind(*arguments, **named).arguments)
+
+    call.__name__ = method.name
+    return call
 
 
 class RankCommands:
-    """Answers the commands of `RankedRows` in the process of one rank.
+    """Answers the commands of rows over several ranks in the process of one rank.
 
     Parameters
     ----------
     rank : int
         Number of the rank, from 0.
-    manifest : Manifest
-        The artifact's manifest.
+    interface : type
+        The workload's interface of rows; no other member of the rows can be reached.
     open_rows : callable
         Function that takes options and returns this rank's part of the rows, ready to run.
-    commands : mapping of str to callable
-        Functions for the workload's own commands, by name, in addition to `COMMANDS`.
     stats : callable
         Function that returns the counters of the backend.
     """
@@ -225,27 +220,25 @@ class RankCommands:
     def __init__(
         self,
         rank: int,
-        manifest: Manifest,
+        interface: type,
         open_rows: Callable[[Facts], Rows[Any, Any]],
-        commands: Mapping[str, Command],
         stats: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._rank, self._manifest, self._open_rows = rank, manifest, open_rows
+        self._rank, self._methods, self._open_rows = rank, methods_of(interface), open_rows
         self._rows: Rows[Any, Any] | None = None
-        self._of_rows = {**COMMANDS, **commands}
-        self._own: Mapping[str, Callable[[Facts], object]] = {
-            "open": self._open,
-            "store": self._store,
-            "load": self._load,
-            "close": lambda _: self.close(),
-            "backend_stats": lambda _: dict(stats()),
-        }
+        self._stats = stats
 
     def __call__(self, command: str, facts: Facts) -> object:
         """Run one command and return its answer."""
-        if command in self._own:
-            return self._own[command](facts)
-        return self._of_rows[command](self._opened, facts)
+        if command == OPEN:
+            self._rows = self._open_rows(facts["options"])
+            return None
+        if command == STATS:
+            return dict(self._stats())
+        if command != CLOSE:
+            return self._answer(self._methods[command], facts)
+        self.close()
+        return None
 
     def close(self) -> None:
         """Close the rows, if they have been opened."""
@@ -253,40 +246,16 @@ class RankCommands:
             self._rows.close()
         self._rows = None
 
-    @property
-    def _opened(self) -> Rows[Any, Any]:
+    def _answer(self, method: RowMethod, arguments: Facts) -> object:
+        """Run a method of the rows; ranks other than 0 send of the result only what is joined."""
         if self._rows is None:
             raise SessionClosedError(CLOSED)
-        return self._rows
-
-    def _open(self, facts: Facts) -> None:
-        self._rows = self._open_rows(facts["options"])
-
-    def _store(self, facts: Facts) -> object:
-        state = self._opened.store(**facts)
-        names = split_axes(self._manifest) if self._rank else None
-        return state_to_message(state, names)
-
-    def _load(self, facts: Facts) -> None:
-        form = self._opened.form
-        self._opened.load(facts["row"], state_of_message(facts["state"], facts["shares"], form))
-
-
-def split_axes(manifest: Manifest) -> dict[str, int]:
-    """Return the axis along which a tensor of a row is split across ranks, by the tensor's name."""
-    shared = [buffer for buffer in manifest.buffers if buffer.rank_axis]
-    return {buffer.name: buffer.rank_axis - (buffer.role == "lane") for buffer in shared}
-
-
-def state_to_message(state: RowState, names: Collection[str] | None = None) -> dict[str, Any]:
-    """Return a row's state as a message to another process, with some or all of its tensors."""
-    tensors = state.tensors.arrays()
-    chosen = {name: array for name, array in tensors.items() if names is None or name in names}
-    return {"numbers": asdict(state.numbers), "tensors": chosen, "arrays": dict(state.arrays)}
-
-
-def state_of_message(message: Facts, further: Mapping[str, NDArray[np.uint8]], form: StateForm) -> RowState:
-    """Return the state of a row from a message that `state_to_message` made. The state also gets the tensors
-    ``further``."""
-    numbers = form.read_numbers(Fields(message["numbers"], "numbers"))
-    return RowState(numbers, HostBytes({**message["tensors"], **further}), message["arrays"])
+        result = getattr(self._rows, method.name)
+        if method.signature is not None:
+            result = result(**arguments)
+        waits = callable(result)
+        if waits:
+            result = result()
+        if self._rank:
+            result = None if method.how.join is None else method.how.share(self._rows, result)
+        return Waited(result) if waits else result

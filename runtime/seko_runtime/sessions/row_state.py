@@ -1,4 +1,4 @@
-"""The whole state of one row of a pool, on the host."""
+"""The whole state of one row of a pool, on the host, as it is stored and as it travels between processes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends.memory import Parked
+from seko_runtime.backends.memory import HostBytes, Parked
 from seko_runtime.format.json_fields import Fields
 from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.parallel.records import record
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class RowState:
     arrays: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
 
+@record
 @dataclass(frozen=True)
 class RowLayout:
     """Name, shape and dtype of all device tensors and host arrays in the state of a row.
@@ -70,7 +72,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class StateForm:
-    """How a workload writes the state of a row to files and messages.
+    """How a workload reads the state of a row from files.
 
     Parameters
     ----------
@@ -79,3 +81,13 @@ class StateForm:
     """
 
     read_numbers: Callable[[Fields], Any]
+
+
+def _fields(state: RowState) -> Mapping[str, Any]:
+    """Return a state's fields for a message, when the copies of its tensors are done."""
+    return {**vars(state), "tensors": HostBytes(state.tensors.arrays())}
+
+
+for kind in (HostBytes, TensorSpec):
+    record(kind)
+record(RowState, _fields)

@@ -24,6 +24,13 @@ from seko_runtime.host.releasing import release_after_error, release_all
 from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.device import Device
 from seko_runtime.sessions.loaded import Loaded, ManifestT
+from seko_runtime.sessions.over_ranks import (
+    OverRanks,
+    joined_layout,
+    joined_state,
+    split_tensors,
+    state_of_each,
+)
 from seko_runtime.sessions.row_moves import RowMoves
 from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
 
@@ -37,12 +44,17 @@ class Rows(Protocol[InputsT, ResultT]):
     """The rows of a pool, in this process or over several ranks. Callers hold `call_lock` while they call the methods
     of `Rows`.
 
+    Over several ranks every method runs in the ranks' processes. A method needs a mark (`OverRanks`) only if rank 0's
+    result is not the result, or rank 0 alone should run it, or it may wait. Its arguments and its result are plain
+    values, arrays and registered classes (`records.record`), or a function without arguments that returns such a
+    result later.
+
     Attributes
     ----------
     call_lock : CallLock
         Lock of the pool and its sessions: one method runs at a time.
     form : StateForm
-        How the state of a row is written to files and messages.
+        How the state of a row is read from files.
     """
 
     call_lock: CallLock
@@ -59,9 +71,11 @@ class Rows(Protocol[InputsT, ResultT]):
     def run(self, rows: Sequence[int], inputs: Sequence[InputsT] | None) -> list[ResultT]:
         """Run one engine call for some rows; return the result of each row, which the device may still be computing."""
 
+    @OverRanks(first=True)
     def check(self, rows: Sequence[int], inputs: Sequence[InputsT]) -> None:
         """Raise the error that `run` would raise for these rows before it queues work; otherwise do nothing."""
 
+    @OverRanks(first=True)
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call; rows of different variants cannot share a launch."""
 
@@ -78,15 +92,19 @@ class Rows(Protocol[InputsT, ResultT]):
     def forget(self, row: int) -> None:
         """Queue zeros into all tensors of a row, before another owner's session begins there."""
 
+    @OverRanks(patient=True, share=split_tensors, join=joined_state)
     def store(self, row: int) -> RowState:
         """Queue copies of a row's state to the host; TornStreamError if the row is inconsistent."""
 
+    @OverRanks(patient=True, split=state_of_each)
     def load(self, row: int, state: RowState) -> None:
         """Queue copies of a stored state into a row; SnapshotError if no session of this artifact can have it."""
 
+    @OverRanks(fixed=True, join=joined_layout)
     def layout(self) -> RowLayout:
         """Return the name, shape and dtype of each tensor in the state of a row."""
 
+    @OverRanks(first=True)
     def free_bytes(self) -> int:
         """Return the free memory of the device in bytes."""
 
@@ -111,7 +129,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     memory : Memory
         A memory that ``loaded.memory()`` returned; `close` closes it.
     form : StateForm
-        How the state of a row is written to files and messages; the workload defines it.
+        How the state of a row is read from files; the workload defines it.
 
     Attributes
     ----------

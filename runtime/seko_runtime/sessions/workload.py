@@ -12,7 +12,7 @@ from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.sessions.engines import Engines
 from seko_runtime.sessions.loaded import Loaded, ManifestT, TokenIds
-from seko_runtime.sessions.ranked_rows import Command, Group
+from seko_runtime.sessions.row_state import StateForm
 from seko_runtime.sessions.rows import Rows
 
 Tensors = Mapping[str, MappedTensor]
@@ -32,16 +32,19 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
         The workload's checks of a manifest's tables; see `Document`.
     first_rank_programs : collection of str
         Names of programs that rank 0 alone runs; see `RankPlace`.
-    rank_commands : mapping of str to callable
-        Functions that answer the workload's own commands in a rank's process, by the name of the command. Every
-        workload also has the commands `ranked_rows.COMMANDS`.
+    rows : type
+        The interface of the workload's rows: `Rows`, or a protocol derived from it. The rows over several ranks have
+        the methods of this interface.
+    form : StateForm
+        How the state of a row is read from files.
     """
 
     kind: str
     manifest_type: type[ManifestT]
     manifest_checks: Mapping[type, Check] = {}
     first_rank_programs: Collection[str] = ()
-    rank_commands: Mapping[str, Command] = {}
+    rows: type = Rows
+    form: StateForm
 
     @abstractmethod
     def contract(self, manifest: ManifestT) -> Contract:
@@ -74,12 +77,11 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
             Options of the pool, by name.
         """
 
-    def open_ranked_rows(
-        self, manifest: ManifestT, group: Group, options: Mapping[str, Any]
-    ) -> Rows[Any, Any]:
-        """Return the rows of a pool over several ranks. `open_ranked_rows` is called only if the workload's contract
-        allows ranks."""
-        raise NotImplementedError
+    def pool_manifest(self, manifest: ManifestT, options: Mapping[str, Any]) -> ManifestT:
+        """Return the manifest of a pool's rows, which the pool's options may change; UsageError if an option is
+        impossible for the artifact."""
+        del options
+        return manifest
 
     @abstractmethod
     def artifact(self, files: OpenedFiles[ManifestT], engines: Engines) -> OpenArtifact[ManifestT]:

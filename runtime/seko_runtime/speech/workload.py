@@ -18,6 +18,7 @@ from seko_runtime.speech.device import state_forms
 from seko_runtime.speech.golden import check_golden
 from seko_runtime.speech.local_rows import LocalSpeechRows, open_speech_rows
 from seko_runtime.speech.manifest import CHECKS, KIND, SpeechManifest
+from seko_runtime.speech.row_numbers import STATE_FORM
 from seko_runtime.speech.tokens import SpeechTokenizer
 
 
@@ -27,6 +28,7 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
     kind = KIND
     manifest_type = SpeechManifest
     manifest_checks = CHECKS
+    form = STATE_FORM
 
     def contract(self, manifest: SpeechManifest) -> Contract:
         """Return the contract: the programs and buffers that the manifest of a speech artifact must have."""

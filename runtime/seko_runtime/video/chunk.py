@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Tensor
-from seko_runtime.errors import StaleChunkError
+from seko_runtime.errors import StaleChunkError, UsageError
 from seko_runtime.host.faults import machine_faults
+from seko_runtime.parallel.records import STAYS, record
 from seko_runtime.sessions.call_lock import CallLock
 
-
-class FrameReader(Protocol):
-    """A reader of decoded video frames, such as `Decoder`."""
-
-    overlaps: bool
-
-    def finished(self, row: int, number: int) -> Callable[[], None]:
-        """Return a function that waits until the video frames of one chunk of a session are on the host; see
-        `Decoder.finished`."""
-
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return the video frames of one chunk of a session, once they are on the host; see `Decoder.video_frames`."""
+NO_VIDEO = "this artifact makes no video; read latents with run_chunk().to_host()"
 
 
 class ChunkMaker(Protocol):
@@ -39,10 +29,14 @@ class ChunkMaker(Protocol):
         """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the
         latents. The parameters are attributes of the `Chunk`."""
 
-    def decoder(self) -> FrameReader:
-        """Return the decoder of video frames, or raise a UsageError if the artifact has no VAE."""
+    def video_finished(self, row: int, number: int) -> Callable[[], None]:
+        """Return a function that waits until the video frames of one chunk of a session are on the host."""
+
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Return the video frames of one chunk of a session, once they are on the host."""
 
 
+@record
 @dataclass(frozen=True)
 class Chunk:
     """One chunk of a session's video. On a CPU the chunk is finished when it is returned; with CUDA it is queued on the
@@ -76,8 +70,8 @@ class Chunk:
 
     index: int
     frames: NDArray[np.int64]
-    latents: Tensor
-    maker: ChunkMaker
+    latents: Tensor = field(metadata=STAYS)
+    maker: ChunkMaker = field(metadata=STAYS)
     serial: int
     row: int
     picture: int | None = None
@@ -122,15 +116,16 @@ class Chunk:
         """
         call_lock = self.maker.call_lock
         with call_lock.take():
-            wait = self.maker.decoder().finished(self.row, self._number)
+            wait = self.maker.video_finished(self.row, self._number)
         wait()  # wait without the pool's lock, so that other sessions can queue their chunks
         # with the lock, so that no later chunk overwrites the frames while they are copied
         with call_lock.take():
-            return self.maker.decoder().video_frames(self.row, self._number)[None].copy()
+            return self.maker.video_frames(self.row, self._number)[None].copy()
 
     @property
     def _number(self) -> int:
-        assert self.picture is not None, "rows with a decoder number the frames of each chunk"
+        if self.picture is None:
+            raise UsageError(NO_VIDEO)
         return self.picture
 
 
@@ -159,6 +154,7 @@ class Readable:
             )
 
 
+@record
 @dataclass(frozen=True)
 class SessionStats:
     """Counters of a pool: chunks, graph launches, and hits and misses of the prompt cache.

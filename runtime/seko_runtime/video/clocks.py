@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import is_whole, shown
 from seko_runtime.errors import SnapshotError, UsageError
+from seko_runtime.parallel.records import record
 from seko_runtime.video.ring import Ring
 
 
@@ -34,6 +35,7 @@ class KeptChunk:
     slot_first: int
 
 
+@record
 @dataclass(frozen=True)
 class Cut:
     """The scene cuts of a row (the session's place in the pool).
@@ -66,6 +68,7 @@ NO_CUT = Cut()
 MAX_JUMP = 1 << 20  # most frames that a cut adds
 
 
+@record
 @dataclass(frozen=True)
 class RowClock:
     """The positions of one video stream, as two frame counts and a list of kept chunks.

@@ -19,7 +19,7 @@ from seko_runtime.host.faults import machine_faults
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.rows import LocalRows
-from seko_runtime.video.chunk import Chunk, Readable, SessionStats
+from seko_runtime.video.chunk import NO_VIDEO, Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import MAX_JUMP, checked_seed
 from seko_runtime.video.conditioning.squashed import with_squashed
 from seko_runtime.video.contract import begins_with_picture, input_of_picture
@@ -32,7 +32,7 @@ from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import RowPrompts
 from seko_runtime.video.reference_frames import check_reference, set_reference, with_portrait
 from seko_runtime.video.row_numbers import STATE_FORM
-from seko_runtime.video.rows import NO_VIDEO, Beginning
+from seko_runtime.video.rows import Beginning
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import NO_TEXT_ENCODER
 
@@ -366,6 +366,16 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         # copied, because the next chunk may overwrite them
         read = self.read_later({"latents": latents})
         return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
+
+    def video_finished(self, row: int, number: int) -> Callable[[], None]:
+        """Return a function that waits until the video frames of one chunk of a stream are on the host; see
+        `Decoder.finished`."""
+        return self.decoder().finished(row, number)
+
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of one chunk, uint8 [T, H, W, 3], once they are on the host; see
+        `Decoder.video_frames`."""
+        return self.decoder().video_frames(row, number)
 
     @machine_faults()
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:

@@ -1,5 +1,5 @@
 """The numbers of a video stream that the host keeps (seed, conditioning frames, positions), and a parser of their JSON
-form in snapshots and in messages between ranks."""
+form in snapshots."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 
 from seko_runtime.errors import SnapshotError
 from seko_runtime.format.json_fields import Fields, as_integer
+from seko_runtime.parallel.records import record
 from seko_runtime.sessions.row_state import StateForm
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.video.clocks import Cut, RowClock
 from seko_runtime.video.manifest import VideoManifest
 
 
+@record
 @dataclass(frozen=True)
 class RowNumbers:
     """The numbers of a video stream that the host keeps: seed, conditioning frames, positions.

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
+from seko_runtime.parallel.records import record
+from seko_runtime.sessions.over_ranks import OverRanks, joined_arrays
 from seko_runtime.sessions.rows import Rows
-from seko_runtime.video.chunk import Chunk, FrameReader, SessionStats
+from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.contract import PICTURE_AXIS
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
 
-NO_VIDEO = "this artifact makes no video; read latents with run_chunk().to_host()"
 
-
+@record
 @dataclass(frozen=True)
 class Beginning:
     """The conditions with which a video stream begins.
@@ -56,6 +58,20 @@ class Beginning:
             raise UsageError("found both image and conditioning_latents; give one")
 
 
+def _made_here(rows: Any, parts: Sequence[list[Chunk]]) -> list[Chunk]:
+    """Return rank 0's chunks, which the caller's rows then read."""
+    return [replace(chunk, maker=rows) for chunk in parts[0]]
+
+
+def _shared_pictures(rows: VideoRows, frames: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """Return what a rank other than 0 sends of a chunk's video frames: its part of each picture, if it has a part."""
+    return frames if rows.manifest.shares_decoding else None
+
+
+def _joined_pictures(rows: VideoRows, parts: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    return np.concatenate(parts, PICTURE_AXIS - 1) if rows.manifest.shares_decoding else parts[0]
+
+
 class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     """The interface of a pool's rows of video streams: `Rows` whose engine calls return chunks."""
 
@@ -68,15 +84,22 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
         """Counters of the pool so far: chunks, graph launches, and hits and misses of the prompt cache."""
 
     @property
+    @OverRanks(fixed=True)
     def decodes_beside(self) -> bool:
         """Whether a chunk is decoded while the next one is computed."""
 
+    @OverRanks(join=_made_here)
+    def run(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
+        """Make and return the next chunk of each of some streams."""
+
+    @OverRanks(patient=True)
     def begin(self, row: int, beginning: Beginning) -> None:
         """Begin a stream on an empty row of the pool; UsageError if a condition of the stream is invalid."""
 
     def set_prompt(self, row: int, prompt: str, *, recache: bool = False) -> None:
         """Set a stream's prompt to a sentence; see `Session.set_prompt`."""
 
+    @OverRanks(first=True)
     def check_prompt(self, row: int | None, prompt: str, *, recache: bool = False) -> None:
         """Raise the error that `set_prompt` would raise for a sentence on this row, or on any new row if ``row`` is
         None. The prompt does not change."""
@@ -101,12 +124,20 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def rewind(self, row: int, chunk: int) -> None:
         """Set a stream back to its state before it made a chunk; see `Session.rewind`."""
 
+    @OverRanks(first=True)
     def read_latents(self, row: int, serial: int, index: int) -> Callable[[], NDArray[np.float32]]:
         """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns the
         latents. The parameters are attributes of the `Chunk`."""
 
-    def decoder(self) -> FrameReader:
-        """Return the reader of video frames; UsageError if the artifact makes no video."""
+    def video_finished(self, row: int, number: int) -> Callable[[], None]:
+        """Return a function that waits until the video frames of one chunk of a stream are on the host; UsageError if
+        the artifact makes no video. See `Decoder.finished`."""
 
+    @OverRanks(share=_shared_pictures, join=_joined_pictures)
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of one chunk, uint8 [T, H, W, 3], once they are on the host; see
+        `Decoder.video_frames`."""
+
+    @OverRanks(join=joined_arrays)
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""

@@ -14,7 +14,7 @@ from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.recording import CHANGES, Entry, Recording
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk, RowSession, SharedRows
-from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.chunk import NO_VIDEO, Chunk, SessionStats
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.rows import VideoRows
@@ -222,7 +222,10 @@ class Session(RowSession):
             )
         recache = flag(recache, "recache")
         with self._pool._call_lock.take():
-            ahead = int(self._pool._rows.decoder().overlaps)
+            self._pool._rows.check_open()
+            if self.manifest.workload.video is None:
+                raise UsageError(NO_VIDEO)
+            ahead = int(self.decodes_beside)
             if prompt is not None:
                 self.set_prompt(prompt, recache=recache)
             elif recache:

@@ -14,17 +14,17 @@ from seko_runtime.format.safetensors_map import MappedTensor, check_tensor
 from seko_runtime.sessions.artifact import OpenedFiles
 from seko_runtime.sessions.engines import Engines
 from seko_runtime.sessions.loaded import Loaded, TokenIds
-from seko_runtime.sessions.ranked_rows import Group
 from seko_runtime.sessions.workload import RuntimeWorkload
 from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.contract import ENCODER_PROGRAMS, TEXT_BUFFER, text_vocabulary, video_contract
 from seko_runtime.video.device import state_bytes
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
-from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import CHECKS, KIND, Golden, VideoManifest
 from seko_runtime.video.opened_rows import open_video_rows
 from seko_runtime.video.options import VideoOptions
-from seko_runtime.video.ranked_rows import RANK_COMMANDS, RankedVideoRows
+from seko_runtime.video.row_numbers import STATE_FORM
+from seko_runtime.video.rows import VideoRows
+from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.text import PromptIds
 
 Tensors = Mapping[str, MappedTensor]
@@ -37,7 +37,8 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
     manifest_type = VideoManifest
     manifest_checks = CHECKS
     first_rank_programs = ENCODER_PROGRAMS
-    rank_commands = RANK_COMMANDS
+    rows = VideoRows
+    form = STATE_FORM
 
     def contract(self, manifest: VideoManifest) -> Contract:
         """Return the contract: the programs and buffers that the manifest of a video artifact must have."""
@@ -60,15 +61,16 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
         spec = manifest.workload.text
         return None if spec is None else PromptIds(spec, files[spec.tokenizer], text_vocabulary(manifest))
 
-    def open_rows(self, loaded: Loaded[VideoManifest], options: Mapping[str, Any]) -> LocalVideoRows:
+    def open_rows(self, loaded: Loaded[VideoManifest], options: Mapping[str, Any]) -> VideoRows:
         """Return the streams of a pool in this process."""
         return open_video_rows(loaded, VideoOptions(**options))
 
-    def open_ranked_rows(
-        self, manifest: VideoManifest, group: Group, options: Mapping[str, Any]
-    ) -> RankedVideoRows:
-        """Return the streams of a pool over the processes of the artifact's ranks."""
-        return RankedVideoRows(manifest, group, VideoOptions(**options))
+    def pool_manifest(self, manifest: VideoManifest, options: Mapping[str, Any]) -> VideoManifest:
+        """Return the manifest of a pool's streams, with the pool's own passes and timesteps."""
+        chosen = VideoOptions(**options)
+        if chosen.steps is None and chosen.shift is None:
+            return manifest
+        return rescheduled(manifest, chosen.steps, chosen.shift)[0]
 
     def artifact(self, files: OpenedFiles[VideoManifest], engines: Engines) -> VideoArtifact:
         """Return the artifact as a `VideoArtifact`, with opened engines."""
