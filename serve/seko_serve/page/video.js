@@ -122,13 +122,16 @@ async function supported() {
 
 function control(type, fields) {
   const id = connection?.send(type, fields);
-  if (connection && !id && type !== "keys") complain(AWAY);
+  if (connection && !id && type !== "control") complain(AWAY); // held keys are told when it is back
   if (id && type !== "pause" && type !== "play") sent.set(id, { at: performance.now() });
   return id;
 }
 
 /** The name and description of the control that takes keys. */
 const keyed = () => Object.entries(model.controls).find(([, { keys }]) => keys);
+
+/** Tell which keys are held. */
+function tellHeld() { control("control", { name: keyed()[0], event: { held: [...pad.held] } }); }
 
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
 
@@ -211,7 +214,7 @@ function told(message) {
     settle();
     measure();
     if (wish) sendWish();
-    if (again && model.takes.keys) control("keys", { held: [...pad.held] }); // they may have changed meanwhile
+    if (again && keyed()) tellHeld(); // they may have changed meanwhile
   } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
     if (message.id === wish?.id) granted();
@@ -463,7 +466,7 @@ find("microphone").onclick = () => attempted(async () => {
   find("microphone").textContent = microphone ? "Stop speaking" : "Speak";
 });
 
-const pad = new KeyPad(find("pad"), (held) => control("control", { name: keyed()[0], event: { held } }));
+const pad = new KeyPad(find("pad"), tellHeld);
 document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
   if (!connection || sound || recorder) return;
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
