@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import wave
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
 from seko_runtime.controls.fitting import cover_pictures
 from seko_runtime.controls.poses import framewise
+from seko_runtime.controls.recording import read_recording
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Codec, Media
 from tests.cameras import camera_of, chunk_of
@@ -257,5 +262,63 @@ def test_a_picture_begins_the_stream_as_the_runtime_has_it(start: Starter) -> No
         with toy_pool.open_pool() as pool, pool.open_session(seed=3, prompt=PROMPT, image=fitted) as session:
             wanted = np.concatenate([session.run_chunk().video()[0] for _ in range(3)])
         assert np.array_equal(pictures(media), wanted)
+
+    run(test, server)
+
+
+def test_a_recorded_session_is_played_again_to_the_same_bytes(start: Starter, tmp_path: Path) -> None:
+    server = start(world_opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3, record=True)
+        assert [control["kind"] for control in client.ready["controls"].values()] == ["camera"]
+        media, _ = await watch(client, 2)
+        await client.send("control", name="camera", event={"held": ["KeyW"]})
+        media += (await watch(client, 2))[0]
+        await client.send("keys", held=["KeyL"])
+        await client.send("prompt", text="b c")
+        media += (await watch(client, 2))[0]
+        await client.send("restart", seed=8)
+        media += (await watch(client, 3))[0]
+        refused = {
+            await client.send("control", name=name, event=event): words
+            for name, event, words in (
+                ("fog", {}, "no control 'fog': it has camera"),
+                ("camera", {"held": ["q"]}, "'q' is not known"),
+                ("camera", {"pcm16": ""}, "expected one of held"),
+            )
+        }
+        _, messages = await watch(client, 3)
+        told = {message["id"]: message["message"] for message in messages if message["type"] == "rejected"}
+        assert set(told) == set(refused)
+        assert all(words in told[name] for name, words in refused.items())
+        url = f"{server.url}/v1/sessions/{client.ready['session']}/events"
+        with await asyncio.to_thread(urlopen, url) as answer:
+            (tmp_path / "events.jsonl").write_bytes(answer.read())
+        await client.close()
+        entries, frames = read_recording(tmp_path / "events.jsonl", "--events"), []
+        begin = entries[0].event
+        with (
+            world_opener() as pool,
+            pool.open_session(seed=begin["seed"], prompt=begin["prompt"]) as session,
+        ):
+            for number in range(9):
+                for entry in entries:
+                    if entry.chunk == number:
+                        session.replay(entry)
+                frames.append(session.run_chunk().video()[0])
+        assert np.array_equal(pictures(media), np.concatenate(frames)[: len(pictures(media))])
+
+    run(test, server)
+
+
+def test_a_session_that_is_not_recorded_says_so(start: Starter) -> None:
+    server = start(world_opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        with pytest.raises(HTTPError, match="409"):
+            await asyncio.to_thread(urlopen, f"{server.url}/v1/sessions/{client.ready['session']}/events")
+        await client.close()
 
     run(test, server)

@@ -111,6 +111,7 @@ class Gateway:
             Route("/v1/sessions", self._sessions, methods=["GET"]),
             Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
+            Route("/v1/sessions/{name}/events", self._session, methods=["GET"]),
             Route("/v1/videos", self._new_video, methods=["POST"]),
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
@@ -275,7 +276,7 @@ class Gateway:
         if place is not None and place.tenant != tenant:
             raise ServeError("not_found", "there is no such session")
         boxes = await self._known()
-        path, headers = f"/v1/sessions/{name}", headers_of(request)
+        path, headers = request.scope["path"], headers_of(request)
         if lease is not None:
             holder = self._named(boxes, lease.box)
             try:

@@ -148,6 +148,14 @@ def _paths() -> Table:
                 "Ends a session.", None, ("unauthorized", "forbidden", "not_found"), status=204
             ),
         },
+        "/v1/sessions/{name}/events": {
+            "parameters": [name],
+            "get": _operation(
+                "What has happened to a session that was opened with `record`, for `seko-run run --events`.",
+                {"application/jsonl": {"schema": TEXT}},
+                ("unauthorized", "not_found", "conflict", "unsupported"),
+            ),
+        },
         "/v1/sessions/{name}/stream": {
             "parameters": [name],
             "get": {
@@ -299,7 +307,16 @@ def _schemas() -> Table:
             "description": "What the artifact brings for the person who meets it; each first one is the default.",
         },
         "SessionRequest": _object(
-            {}, {"model": TEXT, "fps": fps, "last_s": last_s, **begins, "prompts": prompts, **guidance}
+            {},
+            {
+                "model": TEXT,
+                "fps": fps,
+                "record": FLAG,
+                "last_s": last_s,
+                **begins,
+                "prompts": prompts,
+                **guidance,
+            },
         ),
         "SessionChange": _object({}, {"prompt": PROMPT, "recache": FLAG, "paused": FLAG}),
         "Session": _object(opened, counts),

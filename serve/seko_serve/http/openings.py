@@ -30,7 +30,19 @@ LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's st
 # Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
 MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
 SPEECH_FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text")
-FIELDS = ("model", "prompt", "prompts", "seed", "fps", "image", "last_image", "last_s", "voice", "inputs")
+FIELDS = (
+    "model",
+    "prompt",
+    "prompts",
+    "seed",
+    "fps",
+    "image",
+    "last_image",
+    "last_s",
+    "voice",
+    "inputs",
+    "record",
+)
 
 
 def session_opening_of(table: dict[str, Any], manifest: Served) -> Opening | SpeechOpening:
@@ -57,7 +69,10 @@ def opening_of(table: dict[str, Any], manifest: Served, picture: str = "image") 
     fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
     image, of_pictures = _pictures(table, fps, manifest, picture)
     inputs = {**of_pictures, **_inputs(table.get("inputs", {}))}
-    return Opening(prompt, seed, fps, image, inputs, _voice(table.get("voice"), manifest))
+    record = table.get("record", False)
+    if not isinstance(record, bool):
+        raise ServeError("bad_request", f"record is of type {type(record).__name__}, expected true or false")
+    return Opening(prompt, seed, fps, image, inputs, _voice(table.get("voice"), manifest), record)
 
 
 def speech_opening_of(

@@ -43,6 +43,7 @@ class SessionRoutes:
             Route("/v1/sessions", self._sessions, methods=["GET", "POST"]),
             Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
+            Route("/v1/sessions/{name}/events", self._events, methods=["GET"]),
             WebSocketRoute("/v1/sessions/{name}/stream", self._stream),
             Route("/v1/sessions/{name}/stream", self._no_socket),
         ]
@@ -113,6 +114,11 @@ class SessionRoutes:
             for control in controls:
                 session.control(control)
         return JSONResponse(self._facts(session))
+
+    async def _events(self, request: Request) -> Response:
+        session = self._manager.find(request.path_params["name"], self._access.tenant(request))
+        text = await asyncio.to_thread(session.content.recording)
+        return Response(text, media_type="application/jsonl")
 
     async def _saved(self, request: Request, name: str, tenant: str) -> Response:
         """Return the HTTP answer about a session that is saved and has no row of the pool."""

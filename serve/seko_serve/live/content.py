@@ -50,6 +50,8 @@ class Opening:
         Further model inputs that the caller supplies for the session, by name.
     voice : numpy.ndarray, optional
         The voice from the stream's start on: samples [speakers, N] at 16 kHz, float32 in -1..1.
+    record : bool
+        Whether what happens to the session is recorded, until it ends or goes on in another process.
     """
 
     prompt: str | None
@@ -58,6 +60,7 @@ class Opening:
     image: NDArray[Any] | None = None
     inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     voice: NDArray[np.float32] | None = None
+    record: bool = False
 
     def state(self) -> dict[str, Any]:
         """Return all conditions except the prompt, with their arrays; the state of the session's row holds the
@@ -165,6 +168,9 @@ class Content(Protocol):
     def preparation(self) -> Callable[[Any], Generator[None, None, None]] | None:
         """Return the work of a client's size that must be done before `open`, such as encoding a voice; None if there
         is none. The device's thread runs it part by part between calls for other sessions; see `Device.in_parts`."""
+
+    def recording(self) -> str:
+        """Return what has happened to the session, as lines of JSON; ServeError if it is not recorded."""
 
     # -- the device's thread
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from seko_runtime import Chunk, Pool, Session, VideoManifest
 from seko_runtime.controls import Control as Steered
 from seko_runtime.controls import Controls, Event, controls_of
-from seko_runtime.controls.recording import of_json
+from seko_runtime.controls.recording import Recording, of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
@@ -136,6 +136,7 @@ class VideoContent:
         self._controls = controls_of(manifest)
         self._sounding = self._controls.sounding()
         self._begin_controls()
+        self._recording: Recording | None = None
         self.frames: video.VideoEncoder | None = None
         self.sound: SoundTrack | None = None
         self._beside = True  # whether chunks are decoded beside the next call
@@ -208,6 +209,15 @@ class VideoContent:
     def preparation(self) -> None:
         """Return None: `open` queues a fixed number of engine calls, whatever the client sent."""
 
+    def recording(self) -> str:
+        """Return what has happened to the session, as lines of JSON; ServeError if it is not recorded."""
+        if self._recording is None:
+            raise ServeError(
+                "conflict",
+                "the session is not recorded: open it with record, and read this before another process has it",
+            )
+        return self._recording.text()
+
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def open(self, pool: Pool, name: str, tenant: str) -> Session:
@@ -224,6 +234,8 @@ class VideoContent:
             controls=self._controls,
         )
         self._beside = row.decodes_beside
+        if opening.record:
+            self._recording = row.record(seed=opening.seed, prompt=opening.prompt, fps=opening.fps)
         return row
 
     def check_with(self, row: Session, control: Control) -> None:
