@@ -23,6 +23,7 @@ from seko_export.errors import UsageError as BuildUsageError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.families.wan.presets import PRESETS
+from seko_export.media.viewer import VIEWER_FILE
 from seko_export.options.declaration import BuildOptions
 from seko_export.tools import trial
 from seko_export.tools.trial import check_shown, try_artifact, write_video
@@ -106,6 +107,20 @@ def test_files_that_are_read_with_a_named_one_count(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("1.0", "2.0"))
     folders.append(tried()[0])
     assert len({*folders}) == 3
+
+
+def test_what_the_artifact_brings_along_counts(tmp_path: Path) -> None:
+    """Its words and its pictures."""
+    file, viewer, picture = (tmp_path / name for name in ("tiny.safetensors", VIEWER_FILE, "a.png"))
+    write_random_checkpoint(file, TINY, format="wan", seed=0)
+    folders = []
+    for words, pixels in (("", b""), ("A.", b""), ("A.", b"1"), ("B.", b"1")):
+        picture.write_bytes(b"\x89PNG\r\n\x1a\n" + pixels)
+        if words:
+            viewer.write_text(json.dumps({"help": words, "pictures": [{"file": "a.png"}]}))
+        folders.append(try_artifact(BuildOptions(file, target="cpu"), build))
+    assert [built for _, built in folders] == [True] * 4
+    assert len({folder for folder, _ in folders}) == 4
 
 
 def test_files_that_no_build_reads_do_not_count(tmp_path: Path) -> None:
