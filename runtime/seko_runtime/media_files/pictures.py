@@ -90,7 +90,8 @@ def _opaque(frame: Any, background: int) -> NDArray[np.uint8]:
         return colours
     layers = frame.to_ndarray(format="rgba").astype(np.float32)
     alpha = layers[:, :, 3:] / WHITE
-    return np.rint(layers[:, :, :3] * alpha + background * (1 - alpha)).astype(np.uint8)
+    laid: NDArray[np.uint8] = np.rint(layers[:, :, :3] * alpha + background * (1 - alpha)).astype(np.uint8)
+    return laid
 
 
 def _animated(what: str) -> str:
