@@ -493,7 +493,7 @@ def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, 
         start_new_session=True,
         env=os.environ | dict([mark.split("=")]),
     )
-    wait_until(lambda: any((workplace / "out").glob(f".x.building-*/{awaited}")))
+    wait_until(lambda: any((workplace / "out").glob(f".x.seko-*/new/{awaited}")))
     (os.killpg if to_group else os.kill)(started.pid, number)
     stdout, stderr = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 128 + number, stderr
@@ -516,13 +516,13 @@ def test_what_a_killed_build_left_is_removed_by_the_next(workplace, checkpoint):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=environ
     )
     try:
-        wait_until(lambda: any((workplace / "out").glob(".x.building-*/engines")))
+        wait_until(lambda: any((workplace / "out").glob(".x.seko-*/new/engines")))
     finally:
         os.killpg(started.pid, signal.SIGKILL)
         started.communicate(timeout=PATIENCE_S)
     wait_until(lambda: not processes_with(mark))
     (left,) = (workplace / "out").iterdir()
-    assert left.name.startswith(".x.building-")
+    assert left.name.startswith(".x.seko-")
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environ | {"CXX": "false"}
     )

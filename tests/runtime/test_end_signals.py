@@ -118,7 +118,7 @@ def test_a_signal_from_outside_ends_a_run_between_its_chunks(whole, tmp_path, nu
     goal.write_bytes(b"old")
     process = started(0, "never", "run", whole, "--chunks", 1_000_000, "-o", goal)
     deadline = time.monotonic() + PATIENCE_S
-    while not any(path.stat().st_size > 20_000 for path in tmp_path.iterdir()):
+    while not any(path.stat().st_size > 20_000 for path in tmp_path.rglob("*")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "waited in vain"
         assert goal.read_bytes() == b"old"

@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 from seko_runtime import open_artifact, read_manifest
 from seko_runtime.cli.output import Report, note, show, show_failure
-from seko_runtime.cli.parser import parse
 from seko_runtime.errors import NumericError, SekoRuntimeError, UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.format.whole_files import is_inside
@@ -45,6 +44,8 @@ def _run_command(arguments: Sequence[str], *, as_json: bool) -> int:
     result: dict[str, object] = {}
     try:
         with machine_faults():
+            from seko_runtime.cli.parser import parse  # with the options of the controls, which import numpy
+
             options = parse(arguments, {"run": run, "verify": verify, "info": info, "unpack": unpack})
             as_json = options.json
             report: Report = options.command(options)
