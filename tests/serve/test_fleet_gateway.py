@@ -147,6 +147,12 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
             await fleet.box()
         models = (await ask(fleet, "/v1/models"))[1]["data"]
         assert len(models) == 1
+        for model, words in (("another", "no box has this model"), (models[0]["id"], "no such picture")):
+            status, answer = await ask(
+                fleet, f"/v1/models/{model}/pictures/0"
+            )  # the second is the box's answer
+            assert status == 404
+            assert words in answer["error"]["message"]
         refused = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT, "model": "another"})
         assert refused[0] == 404
         videos = [
