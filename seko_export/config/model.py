@@ -30,7 +30,7 @@ class ModelConfig(ModelIdentity):
         Input channels of the patch embedding, and channels of the latents. There are more input channels if a family
         concatenates a condition to the latents.
     text_dim, text_tokens : int
-        Width and number of tokens of the text encoder's (zero-padded) output.
+        Width and number of tokens of the text encoder's (zero-padded) output; both 0 for a model that takes no text.
     freq_dim : int
         Width of the sinusoidal time embedding.
     norm_eps : float
@@ -60,8 +60,9 @@ class ModelConfig(ModelIdentity):
     family: str = field(default="wan", kw_only=True)
 
     def __post_init__(self) -> None:
-        check_sizes(self, ("layers", "dim", "heads", "ffn_dim", "in_channels", "out_channels"))
-        check_sizes(self, ("text_dim", "text_tokens", "freq_dim"))
+        check_sizes(self, ("layers", "dim", "heads", "ffn_dim", "in_channels", "out_channels", "freq_dim"))
+        if self.text_dim or self.text_tokens:
+            check_sizes(self, ("text_dim", "text_tokens"))
         if self.dim % self.heads:
             raise UsageError(f"dim {self.dim} is no multiple of heads {self.heads}")
         if self.head_dim % HEAD_UNIT:
@@ -77,6 +78,11 @@ class ModelConfig(ModelIdentity):
     def head_dim(self) -> int:
         """Number of channels of one attention head."""
         return self.dim // self.heads
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the model takes a text."""
+        return self.text_tokens > 0
 
     @property
     def sound_width(self) -> int | None:

@@ -170,6 +170,8 @@ class VideoBuild(BuildConfig):
             raise UsageError(f"--resident-window: {refusal}; leave it out")
         if target.fp8:
             self._check_fp8()
+        if work.text is not None and not self.model.takes_text:
+            raise UsageError(f"--text-encoder: {self.model.name!r} takes no text; leave it out")
         if work.text is not None and work.text.dim != self.model.text_dim:
             raise UsageError(
                 f"the text encoder is {work.text.dim} wide, {self.model.name!r} takes {self.model.text_dim}: they are "

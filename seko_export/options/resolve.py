@@ -330,7 +330,7 @@ def _media(options: BuildOptions, sample: Sample | None, model: ModelConfig, mac
     _check_latents(vae_encoder, options.vae_encoder, "--vae-encoder", model)
     features = model.picture_features
     for option, path, encoder, taken in (
-        ("--text-encoder", options.text_encoder, text, model.text_dim),
+        ("--text-encoder", options.text_encoder, text, model.text_dim or None),
         ("--audio-encoder", options.audio_encoder, audio, model.sound_width),
         ("--image-encoder", options.image_encoder, image, None if features is None else features[1]),
     ):

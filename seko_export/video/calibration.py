@@ -11,7 +11,6 @@ from torch import Tensor
 
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rotary import rotate
-from seko_export.families.registry import graph_of, video_family_of
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 from seko_kernels.scratch import scratch_constants
 
@@ -99,16 +98,12 @@ class KvStatistics:
         # Frame numbers are negative while reference frames are written, before the first chunk.
         chunks = -(-config.workload.stream.reference_frames // config.workload.stream.chunk_frames)
         self._calls = -chunks * model.layers * config.workload.cache_passes
-        self._names = [
-            a.name
-            for a in graph_of(config).pieces[video_family_of(config).cache_probe(config).role].signature
-        ]
 
     def watch(
-        self, block: Callable[[list[Tensor]], Sequence[Tensor]]
+        self, block: Callable[[list[Tensor]], Sequence[Tensor]], names: Sequence[str]
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-        """Wrap the unquantised block engine to record the keys and values that it writes; layers are called in order,
-        pass by pass."""
+        """Wrap an unquantised block engine, whose inputs have these names, to record the keys and values that it
+        writes; layers are called in order, pass by pass."""
         layers, apart = self._config.model.layers, self._config.workload.stream.pass_caches
         schedule = self._config.workload.schedule
         first, passes = (schedule.passes_of(chunk) + 1 for chunk in (0, 1))
@@ -119,7 +114,7 @@ class KvStatistics:
             context = turn == first - 1 or (turn >= first and (turn - first) % passes == passes - 1)
             self._calls += 1
             if self._calls > 0 and (apart or context):
-                self._add(layer, dict(zip(self._names, inputs, strict=True)))
+                self._add(layer, dict(zip(names, inputs, strict=True)))
             return outputs
 
         return watched

@@ -61,8 +61,8 @@ class Record:
 
     Parameters
     ----------
-    text : Tensor
-        The text embeddings that were used, [B, text tokens, text_dim] float32.
+    text : Tensor or None
+        The text embeddings that were used, [B, text tokens, text_dim] float32; None for a model that takes no text.
     seeds : tuple of int
         The seed of each row.
     scales : dict of str to Tensor
@@ -89,7 +89,7 @@ class Record:
         measured, to save time.
     """
 
-    text: Tensor
+    text: Tensor | None
     seeds: tuple[int, ...]
     scales: dict[str, Tensor]
     chunks: dict[int, EagerChunk]
@@ -118,7 +118,7 @@ class Record:
             self.seeds,
             tuple(self.chunks),
             max(bound.latents for bound in self.bounds),
-            text=TEXT,
+            text=None if self.text is None else TEXT,
             cache_step=self.cache_step,
             video_step=self.video_step,
             prompt=self.prompt,
@@ -128,7 +128,9 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Write the golden file into an artifact's folder."""
-        tensors = {TEXT: self.text, **self.inputs}
+        tensors = dict(self.inputs)
+        if self.text is not None:
+            tensors[TEXT] = self.text
         if self.reference is not None:
             tensors[REFERENCE] = self.reference
         tensors |= {f"exact.{number}": chunk.latents for number, chunk in self.exact.items()}
@@ -165,7 +167,9 @@ def record(
     seeds = tuple(range(stream.batch))
     chunks = (0, -(-stream.cache_frames // stream.chunk_frames))
     on_device = {name: tensor.to(config.target.eager_device) for name, tensor in weights.items()}
-    text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
+    text = None
+    if config.model.takes_text:
+        text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
     exact_config = config.as_exact
     lossless = config.lossless
     statistics = KvStatistics(exact_config, config.kv)
@@ -210,7 +214,7 @@ def record(
 def run_eager(
     config: VideoBuild,
     weights: Mapping[str, Tensor],
-    text: Tensor,
+    text: Tensor | None,
     seeds: Sequence[int],
     chunks: Sequence[int],
     progress: Progress,
@@ -242,7 +246,7 @@ def run_eager(
 def eager_session(
     config: VideoBuild,
     weights: Mapping[str, Tensor],
-    text: Tensor,
+    text: Tensor | None,
     seeds: Sequence[int],
     statistics: KvStatistics | None = None,
     *,
@@ -258,8 +262,8 @@ def eager_session(
         The configuration of the build.
     weights : mapping of str to Tensor
         Every weight that the programs use, by name, on the build's device.
-    text : Tensor
-        Text embeddings, [B, text tokens, text_dim].
+    text : Tensor or None
+        Text embeddings, [B, text tokens, text_dim]; None for a model that takes no text.
     seeds : sequence of int
         The seed of each row.
     statistics : KvStatistics, optional
@@ -279,7 +283,9 @@ def eager_session(
         engines[probe.perturbed] = perturbed(engines[probe.perturbed])
     if statistics is not None:
         engines |= {
-            name: statistics.watch(engines[name]) for name in pieces if pieces[name].key.role == probe.role
+            name: statistics.watch(engines[name], [argument.name for argument in piece.signature])
+            for name, piece in pieces.items()
+            if piece.key.role == probe.role
         }
     memory = eager_memory(config)
     manifest = cast(VideoManifest, eager_manifest(config, weights))
@@ -290,7 +296,7 @@ def eager_session(
     beginnings = (
         {
             "seed": seed,
-            "text": text[row : row + 1],
+            "text": None if text is None else text[row : row + 1],
             "reference": None if reference_frames is None else reference_frames[row].numpy(),
             "inputs": {name: array[row] for name, array in inputs.items()},
         }

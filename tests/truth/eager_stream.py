@@ -51,11 +51,11 @@ class EagerStream:
         For the CPU.
     wan : mapping of str to Tensor
         A checkpoint by the names of the model's family, such as Wan's.
-    text : Tensor
-        [B, text tokens, text_dim] float32.
+    text : Tensor or None
+        [B, text tokens, text_dim] float32; None for a model that takes none.
     """
 
-    def __init__(self, config: VideoBuild, wan: Mapping[str, Tensor], text: Tensor) -> None:
+    def __init__(self, config: VideoBuild, wan: Mapping[str, Tensor], text: Tensor | None) -> None:
         self.config = config
         family = family_of(config)
         graph = family.graph(config)  # not the shared one of `graph_of`: tests replace parts of it
@@ -76,9 +76,10 @@ class EagerStream:
         self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)
         self.set_text(text)
 
-    def set_text(self, text: Tensor) -> None:
+    def set_text(self, text: Tensor | None) -> None:
         """Run the prompt program."""
-        self.buffers["text.embeddings"].copy_(text)
+        if text is not None:
+            self.buffers["text.embeddings"].copy_(text)
         self._run(self.programs["prompt"], number=0)
 
     def run_chunk(

@@ -17,6 +17,7 @@ from seko_runtime.video.manifest import Stream, VideoManifest
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
+RECALL = "recall."  # prefix of the names of cache buffers beside keys and values, with any number of entries a frame
 CONDITIONING_LATENTS, CONDITIONING_FRAMES = "conditioning.latents", "conditioning_frames"
 # buffers of text and picture, used for one row at a time
 OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)
@@ -257,6 +258,13 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
     for buffer in caches:
         # entries of one row: tokens in buffers of layers, otherwise frames
         entries = buffer.shape[buffer.row_axis] // batch
+        if buffer.name.startswith(RECALL):
+            if entries % (pinned + stream.ring_frames):
+                raise ManifestError(
+                    f"cache buffer {buffer.name} holds {entries} entries a row, expected a multiple of the "
+                    f"{pinned + stream.ring_frames} frames of the stream's cache; rebuild the artifact"
+                )
+            continue
         frames, rest = divmod(entries, stream.frame_tokens)
         matching = wanted & ({frames} if not rest else set()) | wanted & (
             set() if buffer.row_axis else {entries}

@@ -8,6 +8,7 @@ the number of channels of a head, and d the width.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -25,21 +26,43 @@ from seko_export.families.layers.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
 
 
+class Recall(NamedTuple):
+    """A layer's tensors of a model family that are kept for each latent frame, in the slots of self-attention's cache.
+
+    Parameters
+    ----------
+    caches : mapping of str to Tensor
+        The tensors by name, each [S*cache_frames, ...] with S rows of the pool; written in place.
+    write_slots : Tensor
+        The slot of each latent frame of the chunk, int64 [B, F].
+    valid_tokens : Tensor
+        Number of filled tokens in each row's cache of self-attention, including this chunk, int64 [B].
+    rows : Tensor or None
+        The row of the pool for each batch index, int64 [B]; None without a pool, and S is then B.
+    """
+
+    caches: Mapping[str, Tensor]
+    write_slots: Tensor
+    valid_tokens: Tensor
+    rows: Tensor | None
+
+
 class BlockWeights(Ranked):
     """The parameters of one transformer layer, shared by its plain and fused implementations.
 
     Attributes
     ----------
-    after_attention, tail : nn.Module or None
-        Modules that a model family adds after self-attention and after the feed-forward. Each maps the hidden state [B,
-        T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next hidden state.
+    after_attention, after_cross, tail : nn.Module or None
+        Modules that a model family adds after self-attention, after cross-attention and after the feed-forward. Each
+        maps the hidden state [B, T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next
+        hidden state. If the family keeps tensors for each latent frame, `after_cross` also takes the `Recall`.
     beside_text : tuple of str
         Names of further keys and values to which cross-attention attends, besides the keys and values of the text; may
         be empty.
     """
 
     # names of the arguments of `forward` that are mappings
-    groups: tuple[str, ...] = ("caches", "scales", "places", "conditioning")
+    groups: tuple[str, ...] = ("caches", "scales", "places", "conditioning", "recall")
 
     def __init__(
         self,
@@ -61,14 +84,41 @@ class BlockWeights(Ranked):
             nn.Linear(model.ffn_dim, d, dtype=dtype),
         )
         self.after_attention: nn.Module | None = None
+        self.after_cross: nn.Module | None = None
         self.tail: nn.Module | None = None
         self.beside_text: tuple[str, ...] = ()
 
     def add(
-        self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
+        self,
+        after_attention: nn.Module | None,
+        after_cross: nn.Module | None,
+        tail: nn.Module | None,
+        beside_text: tuple[str, ...],
     ) -> None:
         """Add the modules of a model family to the layer."""
-        self.after_attention, self.tail, self.beside_text = after_attention, tail, beside_text
+        self.after_attention, self.after_cross, self.tail = after_attention, after_cross, tail
+        self.beside_text = beside_text
+
+    def behind_cross(
+        self,
+        hidden: Tensor,
+        conditioning: Mapping[str, Tensor] | None,
+        recall: Mapping[str, Tensor] | None,
+        write_slots: Tensor | None,
+        valid_tokens: Tensor,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the hidden state behind the family's module after cross-attention; the parameters are those of
+        `Block.forward`."""
+        if self.after_cross is None:
+            return hidden
+        kept: tuple[Recall, ...] = ()
+        if recall:
+            if write_slots is None:
+                raise TypeError("a layer that keeps tensors for each latent frame takes write_slots")
+            kept = (Recall(recall, write_slots, valid_tokens, rows),)
+        advanced: Tensor = self.after_cross(hidden, conditioning or {}, *kept)
+        return advanced
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the last axis into heads, so that [..., d] becomes [..., H, D]."""
@@ -138,6 +188,8 @@ class Block(BlockWeights):
         places: Mapping[str, Tensor],
         rows: Tensor | None = None,
         conditioning: Mapping[str, Tensor] | None = None,
+        recall: Mapping[str, Tensor] | None = None,
+        write_slots: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> Tensor:
         """Advance the hidden state by one layer, and write this layer's keys and values to the cache.
@@ -165,8 +217,10 @@ class Block(BlockWeights):
             The row of the pool for each batch index, int64 [B], which selects from the caches, ``text_k`` and
             ``text_v``; None without a pool.
         conditioning : mapping of str to Tensor, optional
-            Tensors of the model family by name: inputs of the modules `after_attention` and `tail`, and the further
-            keys and values that `beside_text` names.
+            Tensors of the model family by name: inputs of the modules `after_attention`, `after_cross` and `tail`, and
+            the further keys and values that `beside_text` names.
+        recall, write_slots : mapping of str to Tensor, and Tensor, optional
+            The family's tensors that are kept for each latent frame, and the slots of the chunk's frames; see `Recall`.
         rank : Tensor, optional
             Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk.
 
@@ -206,6 +260,7 @@ class Block(BlockWeights):
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
         y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
         hidden = hidden + self.cross_attn.o(y)
+        hidden = self.behind_cross(hidden, conditioning, recall, write_slots, valid_tokens, rows)
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
         hidden = gated_residual(hidden, self.ffn(x), gate_2)

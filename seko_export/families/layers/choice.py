@@ -18,6 +18,7 @@ from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.fused_block import set_fp8
 from seko_export.families.layers.rank_split import Ranked, rank_argument, rank_split
 from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.video.contract import RECALL
 from seko_runtime.video.schedule import OF_TIMES
 
 LAYER = "blocks.{layer}."
@@ -51,7 +52,8 @@ class FamilyModule:
     outputs : callable
         Function that returns, for a build, the shape of a row and the dtype of each output by its name.
     per_layer : bool
-        Whether the module runs once per layer and has outputs for each layer. The embedding cannot take outputs per
+        Whether the module runs once for each layer that has the family's modules, and has outputs for each. The
+        embedding cannot take outputs per
         layer. With ``--fp8`` the matmuls that the module's ``fp8_linears`` names run in fp8. If ``--fp8-except`` names
         a layer, none of these matmuls runs in fp8, because one engine serves all layers.
     """
@@ -105,13 +107,20 @@ class LayerChoice:
     embed : type of Embed
         The class of the embedding. A subclass may override the methods `beside` to concatenate inputs to the latents,
         `tokens` to embed reference frames with other weights, and `times` to set the timestep of each frame.
-    embed_inputs, after_attention_inputs, tail_inputs : tuple of str
-        Names of the tensors that the embedding and the two added modules take: inputs, outputs of ``chunk_modules``,
-        and ``pass_tables``.
-    after_attention, tail : callable
-        Functions that return, for a model and dtype, the module after self-attention or after the feed-forward of every
-        layer (see `BlockWeights`), or None. Without a module, fused layers add the residual in the next norm. With
-        ``--fp8``, matmuls that a module's ``fp8_linears`` names run in fp8; their input is [B, T, in].
+    embed_inputs, after_attention_inputs, after_cross_inputs, tail_inputs : tuple of str
+        Names of the tensors that the embedding and the added modules take: inputs, outputs of ``chunk_modules``, and
+        ``pass_tables``.
+    after_attention, after_cross, tail : callable
+        Functions that return, for a model and dtype, the module after self-attention, after cross-attention or after
+        the feed-forward of every layer (see `BlockWeights`), or None. Without a module, fused layers add the residual
+        in the next norm. With ``--fp8``, matmuls that a module's ``fp8_linears`` names run in fp8; their input is [B,
+        T, in].
+    first_layers : int or None
+        Number of first layers that have the added modules; None: all layers.
+    recall : mapping of str to shape and dtype
+        Tensors that the module after cross-attention keeps for each latent frame, in the slots of self-attention's
+        cache: the shape of one latent frame. They belong to the KV cache: rows, snapshots and a rebuild treat them
+        alike. A layer gets them as a `Recall`.
     chunk_modules : tuple of ChunkModule
         Modules of the family that run once per chunk, in order.
     prompt_modules : tuple of PromptModule
@@ -120,6 +129,9 @@ class LayerChoice:
         Names of keys and values [N, H, D] among the outputs of ``prompt_modules`` per layer. Cross-attention attends to
         these keys and values with a second softmax and adds the result to the attention to the text. If empty,
         cross-attention attends to the text alone.
+    context : tuple of str
+        Names of keys and values [N, H, D] among the outputs of ``prompt_modules`` per layer, to which cross-attention
+        attends in place of those of a text, for a model that takes no text (`ModelConfig.takes_text`).
     pass_tables : mapping of str to shape and dtype
         Weights ``of_times.NAME`` [passes, *shape] that `Family.tables` computes; a layer gets the entry of the
         current pass. A build with ``pass_tables`` has no context pass.
@@ -139,9 +151,14 @@ class LayerChoice:
     tail_inputs: tuple[str, ...] = ()
     after_attention: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
     after_attention_inputs: tuple[str, ...] = ()
+    after_cross: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
+    after_cross_inputs: tuple[str, ...] = ()
+    first_layers: int | None = None
+    recall: Outputs = field(default_factory=dict)
     chunk_modules: tuple[ChunkModule, ...] = ()
     prompt_modules: tuple[PromptModule, ...] = ()
     beside_text: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
     pass_tables: Outputs = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -172,7 +189,15 @@ class LayerChoice:
     @property
     def layer_inputs(self) -> tuple[str, ...]:
         """Names of the family's tensors that every layer takes besides keys and values, without duplicates."""
-        return tuple(dict.fromkeys((*self.after_attention_inputs, *self.tail_inputs)))
+        return tuple(
+            dict.fromkeys((*self.after_attention_inputs, *self.after_cross_inputs, *self.tail_inputs))
+        )
+
+    def layers_with(self, config: VideoBuild, *, modules: bool) -> tuple[int, ...]:
+        """Return the numbers of the layers that have the added modules, or of those that have not."""
+        count = config.model.layers
+        first = count if self.first_layers is None else min(self.first_layers, count)
+        return tuple(range(first)) if modules else tuple(range(first, count))
 
 
 PLAIN = LayerChoice()
@@ -233,6 +258,7 @@ def chunk_module_pieces(
                 *(rank_argument(config) if module.split else ()),
             ),
             _arguments(config, CHUNK, module, (rows,), part),
+            choice,
         )
         for module in choice.chunk_modules
     ]
@@ -255,7 +281,7 @@ def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]
     for module in choice.prompt_modules:
         outputs = _arguments(config, PROMPT, module, rows, row)
         key = EngineKey(PROMPT, variant=(module.name,))
-        pieces.append(_piece(config, key, module, tuple(known[name] for name in module.takes), outputs))
+        pieces.append(_piece(config, key, module, tuple(known[name] for name in module.takes), outputs, None))
         known |= outputs
     return pieces
 
@@ -277,6 +303,39 @@ def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     ]
 
 
+def recall_arguments(config: VideoBuild, choice: LayerChoice) -> tuple[Argument, ...]:
+    """Return the arguments of a layer with the tensors that a family keeps for each latent frame."""
+    slots = config.workload.state_rows * config.workload.stream.cache_frames
+    return tuple(
+        Argument(f"recall.{name}", f"buffer:{RECALL}{name}{OF_LAYER}", (slots, *shape), dtype)
+        for name, (shape, dtype) in choice.recall.items()
+    )
+
+
+def recall_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
+    """Return the buffers that hold the tensors that a family keeps for each latent frame.
+
+    Raises
+    ------
+    UsageError
+        If the layers' caches differ in their rings, or passes have caches of their own.
+    """
+    s = config.workload.stream
+    if choice.recall and (len(config.layer_groups) > 1 or s.pass_caches):
+        option = "--pass-caches" if s.pass_caches else "--layer-rings"
+        raise UsageError(
+            f"{option}: the layers of {config.model.name!r} keep tensors beside their keys and values, in one cache of "
+            "one ring; leave it out"
+        )
+    layers = len(choice.layers_with(config, modules=True))
+    arguments = recall_arguments(config, choice)
+    names = [argument.ref.removeprefix("buffer:").removesuffix(OF_LAYER) for argument in arguments]
+    return [
+        Buffer(name, (layers, *argument.shape), dtype_name(argument.dtype), "cache", row_axis=1)
+        for name, argument in zip(names, arguments, strict=True)
+    ]
+
+
 def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     """Return the buffers that hold the outputs of a family's modules."""
     buffers = []
@@ -285,7 +344,8 @@ def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
         (PROMPT, "session", config.workload.state_rows, choice.prompt_modules),
     ):
         for module in modules:
-            layers = (config.model.layers,) if module.per_layer else ()
+            own = config.model.layers if role == PROMPT else len(choice.layers_with(config, modules=True))
+            layers = (own,) if module.per_layer else ()
             for name, (shape, dtype) in module.outputs(config).items():
                 whole = (*layers, rows, *shape)
                 buffers.append(
@@ -300,7 +360,10 @@ def _piece(
     module: FamilyModule,
     inputs: tuple[Argument, ...],
     outputs: Mapping[str, Argument],
+    choice: LayerChoice | None,
 ) -> Piece:
+    bare = choice is not None and module.per_layer and choice.layers_with(config, modules=False)
+
     def make() -> nn.Module:
         built = module.make(config)
         if module.per_layer and config.target.fp8 and not config.target.fp8_except:
@@ -318,6 +381,7 @@ def _piece(
         config.model.layers if module.per_layer else 0,
         inputs,
         tuple(replace(output, name=name) for name, output in outputs.items()),
+        only=choice.layers_with(config, modules=True) if choice is not None and bare else None,
     )
 
 

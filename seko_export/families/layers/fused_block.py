@@ -126,14 +126,18 @@ class FusedLayer(BlockWeights):
             self.ffn[0], self.ffn[2] = Fp8Linear(d, inner, dtype), Fp8Linear(inner, d, dtype)
 
     def add(
-        self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
+        self,
+        after_attention: nn.Module | None,
+        after_cross: nn.Module | None,
+        tail: nn.Module | None,
+        beside_text: tuple[str, ...],
     ) -> None:
         """Add the modules of a model family to the layer; with fp8, convert the linear layers that these modules name
         in ``fp8_linears``."""
-        super().add(after_attention, tail, beside_text)
+        super().add(after_attention, after_cross, tail, beside_text)
         if self.fp8:
-            set_fp8(after_attention)
-            set_fp8(tail)
+            for module in (after_attention, after_cross, tail):
+                set_fp8(module)
 
     def forward(
         self,
@@ -153,6 +157,7 @@ class FusedLayer(BlockWeights):
         token_index: Tensor | None = None,
         rows: Tensor | None = None,
         conditioning: Mapping[str, Tensor] | None = None,
+        recall: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; if ``token_index`` is passed, also write this layer's K and V.
@@ -176,12 +181,15 @@ class FusedLayer(BlockWeights):
             The layer's resident window (cached keys and values in 8 bits), by the names of `PastWindow`'s fields; empty
             for a build without resident windows.
         write_slots : Tensor, optional
-            Cache slot of each latent frame of the chunk, int64 [B, F]; for layers that expand an FP4 cache.
+            Cache slot of each latent frame of the chunk, int64 [B, F]; for layers that expand an FP4 cache, and for
+            modules with a `Recall`.
         token_index : Tensor, optional
             Index of each token into the flat cache, int64 [B*T] from `Embed`, if the layer writes its keys and values.
         conditioning : mapping of str to Tensor, optional
-            Tensors of the model family by name: inputs of the modules `after_attention` and `tail`, and the further
-            keys and values that `beside_text` names.
+            Tensors of the model family by name: inputs of the modules `after_attention`, `after_cross` and `tail`, and
+            the further keys and values that `beside_text` names.
+        recall : mapping of str to Tensor, optional
+            The family's tensors that are kept for each latent frame; see `Recall`. Every pass writes them.
         rank : Tensor, optional
             Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk, see `Block.forward`.
 
@@ -226,6 +234,9 @@ class FusedLayer(BlockWeights):
         q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
         y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
         y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
+        if self.after_cross is not None:
+            hidden = self.behind_cross(hidden + y, conditioning, recall, write_slots, valid_tokens, rows)
+            y = torch.zeros_like(y)
         hidden, x = ops.residual_norm_modulate(
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
         )

@@ -15,7 +15,13 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta
 from seko_export.families.layers.block import Block, BlockWeights
-from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments, rows_of_call
+from seko_export.families.layers.choice import (
+    LAYER,
+    LayerChoice,
+    caller_arguments,
+    recall_arguments,
+    rows_of_call,
+)
 from seko_export.families.layers.fused_block import (
     FusedBlock,
     KeysAndValues,
@@ -33,9 +39,9 @@ OF_PASS = "[pass]"  # index of a cache reference: the cache of the pass, if each
 # caches; the fill of a layer's resident window. These names, and the prefixes `places.` and `conditioning.` of an
 # engine's inputs, are part of the artifact format.
 BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "window"
-# Variants of a block: for rows whose caches are full; and for fused layers the context pass, its last layer, and
-# layers in `--fp8-except`.
-FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
+# Variants of a block: for rows whose caches are full; for fused layers the context pass, its last layer, and layers in
+# `--fp8-except`; for layers without the modules that a family adds to the first layers.
+FULL, CONTEXT, LAST, WIDE, BARE = "full", "context", "last", "wide", "bare"
 
 
 class LayerArguments:
@@ -64,10 +70,13 @@ class LayerArguments:
         choice: LayerChoice,
     ) -> None:
         self._config, self._group, self._bucket = config.of_layer_group(group), group, bucket
-        self._choice, self._caller = (
-            choice,
-            caller_arguments(config, bucket, choice, (*choice.layer_inputs, *choice.beside_text)),
+        self._choice = choice
+        # the family's tensors, of layers with its modules and of layers without them
+        self._caller, self._bare_caller = (
+            caller_arguments(config, bucket, choice, (*names, *choice.beside_text))
+            for names in (choice.layer_inputs, ())
         )
+        self._recall = recall_arguments(config, choice)
         self._among = group.layers if len(config.layer_groups) > 1 else ()
         m, s, kv = config.model, self._config.workload.stream, self._config.kv
         b, part = rows_of_call(config, bucket)
@@ -175,15 +184,25 @@ class LayerArguments:
             *variant: str,
             inputs: tuple[Argument, ...] = (),
             writes: bool = True,
+            bare: bool = False,
         ) -> None:
+            recall = () if bare else self._recall
+            if recall and self.write_slots not in inputs:
+                inputs = (*inputs, self.write_slots)
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
             cached = (*self._caches, *self._scales, *self.key_rotary, *inputs)
             if self.window:
                 cached = (*(self._caches if writes else ()), *self._scales, *self.window)
-            arguments = (*chunk, *text_kv, *cached, *rows, *self._caller, *rank_argument(config))
-            module = on_meta(lambda: self._with_choice(make()))
-            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, arguments, state, large=True)
-            blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
+                cached += (self.write_slots,) if recall else ()
+            caller = (*(self._bare_caller if bare else self._caller), *recall)
+            arguments = (*chunk, *text_kv, *cached, *rows, *caller, *rank_argument(config))
+            module = on_meta(lambda: self._with_choice(make(), bare=bare))
+            written = (*(mutated if writes else ()), *(argument.name for argument in recall))
+            key = self._key(BLOCK, *variant, *((BARE,) if bare else ()))
+            piece = Piece(key, module, LAYER, m.layers, arguments, state, large=True)
+            blocks.append(replace(piece, mutates=written, among=self._among, only=self._layers_of(key)))
+            if not bare and self._choice.layers_with(config, modules=False):
+                block(make, *variant, inputs=inputs, writes=writes, bare=True)
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
             # Seko's kernels read the number of filled tokens on the device, so full rows need no engines of their
@@ -206,14 +225,13 @@ class LayerArguments:
             block(partial(Block, m, s, kv, dtype, masked=True))
             if config.target.device == "cuda":  # a bias costs cuDNN's attention half its speed
                 block(partial(Block, m, s, kv, dtype, masked=False), FULL)
-            return [replace(piece, only=self._among or None) for piece in blocks]
+            return [piece for piece in blocks if piece.served]
         fused_blocks(fp8=config.target.fp8)
         if config.target.fp8_except:
             fused_blocks(WIDE, fp8=False)
-        blocks = [replace(piece, only=self._layers_of(piece.key)) for piece in blocks]
         blocks = [piece for piece in blocks if piece.served]
         last = m.layers - 1
-        if not s.pass_caches and last in self._group.layers:
+        if self._last_only_writes and last in self._group.layers:
             turned = () if kv.keys_before_rope else tables[1:]
             scales = self._scales[: len(kv.scale_tensors)]
             inputs = (
@@ -244,9 +262,21 @@ class LayerArguments:
             )
         return blocks
 
-    def _with_choice(self, block: BlockWeights) -> nn.Module:
+    @property
+    def _last_only_writes(self) -> bool:
+        """Whether the last layer of the context pass only writes its keys and values."""
+        kept = self._recall and self._config.model.layers - 1 in self._choice.layers_with(
+            self._config, modules=True
+        )
+        return not (self._config.workload.stream.pass_caches or kept)
+
+    def _with_choice(self, block: BlockWeights, *, bare: bool) -> nn.Module:
         m, dtype, choice = self._config.model, self._config.target.dtype, self._choice
-        block.add(choice.after_attention(m, dtype), choice.tail(m, dtype), choice.beside_text)
+        if bare:
+            block.add(None, None, None, choice.beside_text)
+        else:
+            own = (choice.after_attention(m, dtype), choice.after_cross(m, dtype), choice.tail(m, dtype))
+            block.add(*own, choice.beside_text)
         return self._split(block)
 
     def _split(self, module: Ranked) -> nn.Module:
@@ -257,14 +287,15 @@ class LayerArguments:
         return EngineKey(role, self._group.name, self._bucket, variant)
 
     def _layers_of(self, key: EngineKey) -> tuple[int, ...] | None:
-        """Return the layers that a fused block serves; None for all layers."""
+        """Return the layers that a block serves; None for all layers."""
         config, wide = self._config, WIDE in key.variant
+        mine = self._choice.layers_with(config, modules=BARE not in key.variant)
         layers = [
             n
             for n in self._group.layers
-            if (n in config.target.fp8_except) == wide or not config.target.fp8_except
+            if n in mine and ((n in config.target.fp8_except) == wide or not config.target.fp8_except)
         ]
-        if CONTEXT in key.variant and config.model.layers - 1 in layers:
+        if CONTEXT in key.variant and self._last_only_writes and config.model.layers - 1 in layers:
             layers.remove(config.model.layers - 1)  # the variant LAST serves this layer
         return None if len(layers) == config.model.layers else tuple(layers)
 

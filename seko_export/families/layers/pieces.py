@@ -27,10 +27,12 @@ from seko_export.families.layers.choice import (
     input_buffers,
     module_buffers,
     prompt_module_pieces,
+    recall_buffers,
     rows_of_call,
     rows_of_prompt,
 )
 from seko_export.families.layers.layer_pieces import (
+    BARE,
     BLOCK,
     CONTEXT,
     FULL,
@@ -64,7 +66,8 @@ def make_pieces(config: VideoBuild, choice: LayerChoice = PLAIN) -> dict[str, Pi
         (None,) if config.workload.pool is None else config.workload.pool.buckets
     )
     pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket, choice)]
-    pieces += _prompt_pieces(config) + prompt_module_pieces(config, choice) + media_pieces(config)
+    pieces += [] if choice.context else _prompt_pieces(config)
+    pieces += prompt_module_pieces(config, choice) + media_pieces(config)
     return {piece.name: piece for piece in pieces}
 
 
@@ -119,10 +122,13 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     time = Argument("time", "value:time", (b, f, m.dim), f32)
     velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
     draw = Argument("draw", "weight:schedule.draw[pass]", (1,), i64)
-    text_kv = (
+    text_kv: tuple[Argument, ...] = (
         Argument("text_k", f"buffer:text.k{OF_LAYER}", text, dtype),
         Argument("text_v", f"buffer:text.v{OF_LAYER}", text, dtype),
     )
+    if choice.context:
+        own = caller_arguments(config, bucket, choice, choice.context)
+        text_kv = tuple(replace(x, name=text.name) for x, text in zip(own, text_kv, strict=True))
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
     rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
@@ -219,7 +225,8 @@ def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
     """Return the programs that the runtime runs for each prompt, chunk, pass and decoded row."""
     by_key = {piece.key: piece for piece in pieces.values()}
     once = [key for key in by_key if key.role == PROMPT and key.variant]
-    programs = {ProgramKey("prompt"): _calls(by_key, EngineKey("prompt"), EngineKey("prompt_kv"), *once)}
+    text = [key for key in (EngineKey("prompt"), EngineKey("prompt_kv")) if key in by_key]
+    programs = {ProgramKey("prompt"): _calls(by_key, *text, *once)}
     for bucket in (key.bucket for key in by_key if key.role == "embed"):
         programs |= _chunk_programs(by_key, bucket)
     programs |= {ProgramKey(program): calls for program, calls in media_programs(by_key).items()}
@@ -242,26 +249,27 @@ def _chunk_programs(
         return _calls(pieces, *(EngineKey(RING_POSITIONS, group, bucket) for group in names))
 
     def layers(*variant: str) -> list[EngineKey]:
-        wide = ((), (WIDE,))
-        return [EngineKey(BLOCK, group, bucket, variant + w) for w in wide for group in ("", *small)]
+        kinds = ((), (WIDE,), (BARE,), (WIDE, BARE))
+        return [EngineKey(BLOCK, group, bucket, variant + kind) for kind in kinds for group in ("", *small)]
 
     programs: dict[ProgramKey, tuple[Call, ...]] = {}
     embed = (*_calls(pieces, EngineKey("embed", bucket=bucket)), *positions(*small))
     for full in (False, True):
         variant = (FULL,) if full else ()
-        if EngineKey(BLOCK, bucket=bucket, variant=variant) not in pieces:
+        blocks = [pieces[key] for key in layers(*variant) if key in pieces]
+        if not blocks:
             continue
-        block = pieces[EngineKey(BLOCK, bucket=bucket, variant=variant)]
         update = pieces.get(EngineKey(LAST_UPDATE, bucket=bucket))
         end = () if update is None else update.calls()
         head = _calls(pieces, EngineKey("head", bucket=bucket), EngineKey("advance", bucket=bucket))
         denoise = _through_layers(pieces, layers(*variant))
         programs[ProgramKey("denoise", bucket, full)] = (*embed, *denoise, *end, *head)
         if not any(
-            argument.name.startswith("caches.") and OF_PASS in argument.ref for argument in block.inputs
+            argument.name.startswith("caches.") and OF_PASS in argument.ref for argument in blocks[0].inputs
         ):  # without a context pass each pass writes its own cache
             # Engines that return their caches instead of writing them in place mutate no input.
-            writes = block.mutates or any(output.name.startswith("caches.") for output in block.outputs)
+            written = (*blocks[0].mutates, *(output.name for output in blocks[0].outputs))
+            writes = any(name.startswith("caches.") for name in written)
             last = EngineKey(BLOCK, bucket=bucket, variant=(LAST,))
             context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
             programs[ProgramKey("context", bucket, full)] = (*embed, *context)
@@ -328,9 +336,16 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
         )
     return (
         *caches,
-        Buffer("text.embeddings", (state_rows, m.text_tokens, m.text_dim), dtype, "session"),
-        Buffer("text.k", text, dtype, "session", row_axis=1),
-        Buffer("text.v", text, dtype, "session", row_axis=1),
+        *recall_buffers(config, choice),
+        *(
+            ()
+            if choice.context
+            else (
+                Buffer("text.embeddings", (state_rows, m.text_tokens, m.text_dim), dtype, "session"),
+                Buffer("text.k", text, dtype, "session", row_axis=1),
+                Buffer("text.v", text, dtype, "session", row_axis=1),
+            )
+        ),
         Buffer("seeds", (b,), "int64", "host"),
         Buffer("frames", (b, f), "int64", "host"),
         *(Buffer(group.own("write_slots"), (b, f), "int64", "host") for group in config.layer_groups),

@@ -14,7 +14,6 @@ from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import LayerChoice
 from seko_export.families.recognition import Recognised
 from seko_export.families.wan_i2v.keys import KEYS, i2v_model
-from seko_export.families.wan_i2v.picture import PICTURES, pictures_branch
 from seko_export.families.wan_i2v.presets import PRESETS
 from seko_export.families.wan_i2v.recognise import recognise
 from seko_export.families.wan_layout import picture_branch, picture_condition
@@ -45,7 +44,8 @@ class WanI2vFamily(WanLayoutFamily):
         embed, taken = picture_condition.ConditionedEmbed, (picture_condition.ROWS,)
         if not model.image_dim:
             return LayerChoice(inputs, embed, taken, chunk_modules=(condition,))
-        seen, modules = picture_branch.picture_branch(config, pictures_branch(config))
+        branch = picture_branch.squashed_branch(config, model.image_eps, positions=model.last_picture)
+        seen, modules = picture_branch.picture_branch(config, branch)
         return LayerChoice(
             (*inputs, seen),
             embed,
@@ -72,13 +72,7 @@ class WanI2vFamily(WanLayoutFamily):
         if model.last_picture:
             frames = torch.full((s.batch, 1), GOLDEN_LAST_FRAME, dtype=torch.int64)
             inputs[picture_condition.LAST_FRAME] = frames
-        if config.workload.image is not None:
-            shape = (s.batch, *pictures_branch(config).picture.shape)
-            inputs[PICTURES] = 255 * torch.rand(shape, generator=generator)
-        elif model.picture_features is not None:
-            features = torch.randn(s.batch, *model.picture_features, generator=generator)
-            inputs[picture_branch.FEATURES] = features
-        return inputs
+        return inputs | picture_branch.golden_pictures(config, generator)
 
 
 FAMILY = WanI2vFamily()

@@ -32,7 +32,7 @@ OTHER_MODELS = (
     (("patch_embedding_global", "music_injector."), "WanDancer"),
     (("audio_cross_attn", "audio_proj.proj1"), "MultiTalk"),
     (("fps_embedding.", "fps_projection."), "SkyReels-V2"),
-    (("action_model.",), "Matrix-Game"),
+    (("action_model.",), "another Matrix-Game than the distilled models of 2.0"),
     (("cam_self_attn.",), "DreamX-World"),
     (("patch_short.", "patch_mid.", "patch_long."), "Helios"),
     (("to_gate_compress",), "FastWan with VSA"),

@@ -22,8 +22,11 @@ from seko_export.families.layers.choice import PROMPT, PromptModule
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.pieces import IMAGE_ENCODER
 from seko_runtime.format.manifest import InputSpec
+from seko_runtime.video.conditioning.squashed import KIND
+from seko_runtime.video.contract import PICTURE_CHANNELS
 
 FEATURES = "picture"  # name of the caller's input with CLIP's features
+PICTURES = "squashed"  # name of the caller's input with pictures that the host resizes to CLIP's square without a crop
 SEEN = "picture_seen"  # features that the build's image encoder computes
 TOKENS, KEYS, VALUES = "picture_tokens", "picture_k", "picture_v"
 PROJECTION, IN_LAYER = "img_emb", "picture"  # names of prompt modules, with which their weights' names begin
@@ -159,3 +162,43 @@ class PictureFeatures(ClipFeatures):
         """Return features [..., N, I] of pictures [..., rows, columns, 3]."""
         features: Tensor = super().forward(pictures.reshape(-1, *pictures.shape[-3:]))
         return features.reshape(*pictures.shape[:-3], *features.shape[1:])
+
+
+class SquashedFeatures(PictureFeatures):
+    """The module that encodes all pictures of a row to CLIP's features, one picture after the other."""
+
+    def __init__(self, config: VideoBuild) -> None:
+        super().__init__(config, PICTURES)
+
+    def features_of(self, pictures: Tensor) -> Tensor:
+        """Return features [..., P*N, I] of P squashed pictures [..., P, side, side, 3] float32."""
+        return super().features_of(pictures).flatten(-3, -2)
+
+    def resized(self, pictures: Tensor) -> Tensor:
+        """Return the pictures [B, 3, side, side] with levels 0 to 1, without a resize, because they have CLIP's size
+        already."""
+        return pictures.permute(0, 3, 1, 2) / 255
+
+
+def squashed_branch(
+    config: VideoBuild, eps: float, *, positions: bool = False, kind: str = KIND
+) -> PictureBranch:
+    """Return the branch of pictures that the host resizes to CLIP's square, [P, side, side, 3] float32, as the input's
+    ``kind`` says; the other parameters are those of `PictureBranch`."""
+    image = config.workload.image
+    side = 0 if image is None else image.side
+    shape = (config.model.seen_pictures, side, side, PICTURE_CHANNELS)
+    squashed = InputSpec(PICTURES, shape, "float32", f"input.{PICTURES}", per=PROMPT, kind=kind)
+    return PictureBranch(eps, squashed, SquashedFeatures, positions=positions)
+
+
+def golden_pictures(config: VideoBuild, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the golden's input of a branch of squashed pictures: random pictures, or features without an image
+    encoder; empty for a model without the branch."""
+    model, image, batch = config.model, config.workload.image, config.workload.stream.batch
+    if image is not None:
+        shape = (batch, model.seen_pictures, image.side, image.side, PICTURE_CHANNELS)
+        return {PICTURES: 255 * torch.rand(shape, generator=generator)}
+    if model.picture_features is None:
+        return {}
+    return {FEATURES: torch.randn(batch, *model.picture_features, generator=generator)}

@@ -226,7 +226,7 @@ def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
                 f"no VAE counted: none is known of {built.model.out_channels} latent channels and strides of "
                 f"{stream.spatial_stride} pixels and {stream.temporal_stride} frames, as {built.model.name} gives them"
             )
-    if built.workload.text is None and not request.build.no_text:
+    if built.workload.text is None and built.model.takes_text and not request.build.no_text:
         if built.model.text_dim == UMT5_XXL.dim:
             built = built.changed(text=UMT5_XXL)
         else:

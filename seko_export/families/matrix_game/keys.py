@@ -1,0 +1,130 @@
+"""Key names and shapes of Matrix-Game 2.0's checkpoints: Wan's keys without a text, one cross-attention, and action
+modules in the first layers. Listing names and shapes reads no file."""
+
+from __future__ import annotations
+
+from seko_export.checkpoints.key_table import LAYER, Dimension, KeyTable, Naming, RandomForm, linear_shapes
+from seko_export.config.model import ModelConfig
+from seko_export.families.matrix_game.model import HEAD, MOUSE, MatrixGameModel
+from seko_export.families.matrix_game.presets import PRESETS
+from seko_export.families.wan_layout.keys import (
+    DIMENSIONS,
+    PREFIXES,
+    TELLTALES,
+    spread,
+    wan_config,
+    wan_shapes,
+)
+from seko_export.families.wan_layout.namings import WAN, diffusers_config, diffusers_to_wan, wan_to_diffusers
+
+PROJECTION = "img_emb.proj"
+ACTION = "action_model"
+VIDEO_PER_LATENT = 4
+_TEXT = "text_embedding."
+
+
+def matrix_game_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a checkpoint, by the authors' names without their prefix, layer by layer."""
+    model, d, width = matrix_game_model(config), config.dim, matrix_game_model(config).image_dim
+    shapes = {name: shape for name, shape in wan_shapes(config).items() if not name.startswith(_TEXT)}
+    outer = {
+        **_norm_shapes(f"{PROJECTION}.0", width),
+        **linear_shapes(f"{PROJECTION}.1", width, width),
+        **linear_shapes(f"{PROJECTION}.3", d, width),
+        **_norm_shapes(f"{PROJECTION}.4", d),
+    }
+    for layer in range(model.action_layers):
+        shapes |= {f"blocks.{layer}.{ACTION}.{name}": shape for name, shape in action_shapes(model).items()}
+    return outer | shapes
+
+
+def action_shapes(model: MatrixGameModel) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an action module's tensors. The norms of queries and keys are stored, and not used."""
+    d, a, h = model.dim, model.action_width, model.keyboard_width
+    frames = VIDEO_PER_LATENT * model.seen_latents
+    shapes: dict[str, tuple[int, ...]] = {
+        **linear_shapes("keyboard_embed.0", h, model.keyboard),
+        **linear_shapes("keyboard_embed.2", h, h),
+        "key_attn_q_norm.weight": (HEAD,),
+        "key_attn_k_norm.weight": (HEAD,),
+        "mouse_attn_q.weight": (a, d),
+        "keyboard_attn_kv.weight": (2 * a, frames * h),
+        "proj_keyboard.weight": (d, a),
+    }
+    if model.mouse:
+        shapes |= {
+            **linear_shapes("mouse_mlp.0", a, d + frames * MOUSE),
+            **linear_shapes("mouse_mlp.2", a, a),
+            **_norm_shapes("mouse_mlp.3", a),
+            "t_qkv.weight": (3 * a, a),
+            "img_attn_q_norm.weight": (HEAD,),
+            "img_attn_k_norm.weight": (HEAD,),
+            "proj_mouse.weight": (d, a),
+        }
+    return shapes
+
+
+def matrix_game_config(config: ModelConfig) -> dict[str, object]:
+    """Return the content of config.json: Wan's, with the number of a picture's features, which the shapes of tensors do
+    not show."""
+    model = matrix_game_model(config)
+    fields = {name: value for name, value in wan_config(config).items() if not name.startswith("text_")}
+    return fields | {"model_type": "i2v", "image_tokens": model.image_tokens}
+
+
+def stored_diffusers_config(config: ModelConfig) -> dict[str, object]:
+    """Return the content of config.json in a random pipeline: diffusers' arguments, and the number of a picture's
+    features, which shapes do not show."""
+    fields = {name: value for name, value in diffusers_config(config).items() if not name.startswith("text_")}
+    return fields | {"image_tokens": matrix_game_model(config).image_tokens}
+
+
+def matrix_game_model(config: ModelConfig) -> MatrixGameModel:
+    """Return a model config typed as a `MatrixGameModel`; refuse any other class of config."""
+    if not isinstance(config, MatrixGameModel):
+        raise TypeError(f"a Matrix-Game build has a {type(config).__name__}, expected a MatrixGameModel")
+    return config
+
+
+def _norm_shapes(module: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{module}.weight": (width,), f"{module}.bias": (width,)}
+
+
+def _in_action(name: str) -> bool:
+    match = LAYER.fullmatch(name)
+    return match is not None and match[2].startswith(f"{ACTION}.")
+
+
+# FastVideo's folders: diffusers' names, and the action modules' own.
+DIFFUSERS = Naming(
+    "diffusers",
+    lambda name: name if _in_action(name) else diffusers_to_wan(name),
+    lambda name: name if _in_action(name) else wan_to_diffusers(name),
+    ("condition_embedder.", ".attn1.", "scale_shift_table"),
+    "safetensors",
+)
+
+KEYS = KeyTable(
+    formats="Matrix-Game 2.0's safetensors (a file), or diffusers safetensors (a file, or a folder)",
+    shapes=matrix_game_shapes,
+    namings=(DIFFUSERS, WAN),
+    dimensions=(
+        *(dimension for dimension in DIMENSIONS if dimension.field != "text_dim"),
+        Dimension("image_dim", f"{PROJECTION}.1.weight", 0),
+        Dimension("keyboard", f"blocks.0.{ACTION}.keyboard_embed.0.weight", 1),
+        Dimension("keyboard_width", f"blocks.0.{ACTION}.keyboard_embed.0.weight", 0),
+        Dimension("action_heads", f"blocks.0.{ACTION}.mouse_attn_q.weight", 0, per=HEAD),
+    ),
+    landmark="patch_embedding.weight",
+    prefixes=PREFIXES,
+    telltales=TELLTALES,
+    models={name: preset.model for name, preset in PRESETS.items()},
+    random_forms={
+        "matrix-game": RandomForm("safetensors", WAN, prefix="model."),
+        "matrix-game-sharded": RandomForm("sharded", WAN, config=matrix_game_config),
+        "diffusers": RandomForm(
+            "safetensors", DIFFUSERS, subfolder="transformer", config=stored_diffusers_config
+        ),
+    },
+    spread=spread,
+)
