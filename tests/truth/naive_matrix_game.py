@@ -96,21 +96,21 @@ class NaiveMatrixGame:
         six = self.linear("time_projection.1", silu(e)).reshape(6, d)
 
         for layer in range(self.layers):
-            at = f"blocks.{layer}"
-            s = w[f"{at}.modulation"][0] + six
+            block = f"blocks.{layer}"
+            s = w[f"{block}.modulation"][0] + six
             new = Memory(frames=list(frames))
             x = (
                 x
                 + self.self_attention(layer, plain(x) * (1 + s[1]) + s[0], frames, (rows, columns), new)
                 * s[2]
             )
-            x = x + self.cross_attention(at, self.layer_norm(x, EPS, f"{at}.norm3"))
-            if f"{at}.action_model.keyboard_embed.0.weight" in w:
+            x = x + self.cross_attention(block, self.layer_norm(x, EPS, f"{block}.norm3"))
+            if f"{block}.action_model.keyboard_embed.0.weight" in w:
                 if mouse is not None:
                     x = x + self.mouse_branch(layer, x, frames, mouse, new)
                 x = x + self.keyboard_branch(layer, x, frames, keyboard, new)
-            y = self.linear(f"{at}.ffn.0", plain(x) * (1 + s[4]) + s[3])
-            x = x + self.linear(f"{at}.ffn.2", gelu_tanh(y)) * s[5]
+            y = self.linear(f"{block}.ffn.0", plain(x) * (1 + s[4]) + s[3])
+            x = x + self.linear(f"{block}.ffn.2", gelu_tanh(y)) * s[5]
             if commit:
                 self.memory[layer] = self.memory[layer].joined(new, self.local)
 
@@ -207,7 +207,7 @@ class NaiveMatrixGame:
 
     def split(self, x: Tensor) -> Tensor:
         """Split the last axis into the heads of self-attention and cross-attention."""
-        return x.unflatten(-1, (self.heads, -1))
+        return x.reshape(*x.shape[:-1], self.heads, -1)
 
 
 def seen_video(frame: int) -> list[int]:

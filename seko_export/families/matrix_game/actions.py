@@ -146,8 +146,9 @@ class ActionModule(nn.Module):
         x = F.linear(hidden, weight[:, :d]).unflatten(1, (self.stream.chunk_frames, -1))
         x = second(act(x + by_frame.unsqueeze(2)))
         x = norm(x.float()).to(hidden.dtype).flatten(1, 2)  # [B, T, a]
-        qkv: Tensor = self.t_qkv(x).unflatten(1, (self.stream.chunk_frames, -1))
-        return qkv.unflatten(-1, (3, -1, HEAD)).unbind(3)
+        wide = self.t_qkv(x).unflatten(1, (self.stream.chunk_frames, -1))
+        q, k, v = wide.unflatten(-1, (3, -1, HEAD)).unbind(3)
+        return q, k, v
 
     def _kept(self, recall: Recall, new: Mapping[str, Tensor]) -> list[Tensor]:
         """Write the chunk's tensors [B, F, ...] to the caches; return the caches of the call's rows [B, N, ...]."""
