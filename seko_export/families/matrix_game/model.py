@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from seko_export.config.model import ModelConfig
+from seko_export.config.sizes import check_sizes
 from seko_export.errors import UsageError
 from seko_export.families.wan_layout.picture_sizes import check_condition
 
@@ -75,10 +76,16 @@ class MatrixGameModel(ModelConfig):
         check_condition(self)
         if self.takes_text:
             raise UsageError(f"text_tokens is {self.text_tokens}, expected 0: Matrix-Game takes no text")
-        for size in ("image_dim", "image_tokens", "action_heads", "keyboard_width", "seen_latents"):
-            if getattr(self, size) < 1:
-                raise UsageError(f"{size} must be at least 1, got {getattr(self, size)}")
-        if not 1 <= self.action_layers <= self.layers:
+        sizes = (
+            "image_dim",
+            "image_tokens",
+            "action_layers",
+            "action_heads",
+            "keyboard_width",
+            "seen_latents",
+        )
+        check_sizes(self, sizes)
+        if self.action_layers > self.layers:
             raise UsageError(f"action_layers is {self.action_layers}, expected 1 to the {self.layers} layers")
         if not self.image_eps > 0 or not self.action_theta > 1:
             raise UsageError(
