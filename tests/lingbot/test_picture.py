@@ -34,7 +34,6 @@ from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
 from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.cli.conditioning import Conditioning, fit_conditioning
 from seko_runtime.cli.controls import fed_controls, read_controls
 from seko_runtime.controls import Controls
 from seko_runtime.errors import SekoRuntimeError, UsageError
@@ -45,6 +44,7 @@ from seko_runtime.video.session import Session
 from tests.asked import resolved
 from tests.cameras import camera, chunk_of
 from tests.export.vae_oracle import SMALL
+from tests.given_pictures import opening_with
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
 from tests.stacked import open_rows, stacked_session
@@ -112,8 +112,7 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
     wanted = condition_table(own, SMALL, resized)
     as_bytes = condition_table(own, SMALL, ((resized + 1) * 127.5).round().clamp(0, 255) / 127.5 - 1)
     manifest = manifest_of(lingbot_config(vae=SMALL), weights)
-    options = argparse.Namespace(device="cpu", steps=None, shift=None, seed=0, image=Path("photo.png"))
-    fitted = fit_conditioning(Conditioning([], None, photo, None), options, manifest).image
+    fitted = opening_with(manifest, start=photo)["image"]
     with opened(weights, image=fitted) as session:
         table = condition_buffer(session)
         assert relative_error(table, wanted) <= ORACLE[torch.float32]
@@ -171,7 +170,7 @@ def test_a_camera_is_taken_by_each_chunk(weights) -> None:
             session.run_chunk({"camera": np.zeros((2, 3, 4), np.float32)})
         with pytest.raises(UsageError, match="input 'fog' does not exist"):
             session.run_chunk({"fog": np.zeros(1, np.float32)})
-        with pytest.raises(UsageError, match="no control 'fog'; its controls: 'camera'"):
+        with pytest.raises(UsageError, match="no control 'fog'; its controls: 'camera', 'pictures'"):
             controls["fog"]
         assert controls.state() == before
     with opened(weights, image=PICTURE) as session:
@@ -262,7 +261,11 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
         (asked(chunks=3, **files), {}, "give more poses"),
         (asked(keys="q-3"), {}, "keys 'q-3'"),
         (asked(control=["camera"]), {}, r"--control 'camera': expected NAME=FILE\.json"),
-        (asked(control=[f"fog={tmp_path / 'walk.json'}"]), {}, "no control 'fog'; its controls: 'camera'"),
+        (
+            asked(control=[f"fog={tmp_path / 'walk.json'}"]),
+            {},
+            "no control 'fog'; its controls: 'camera', 'pictures'",
+        ),
         (asked(control=[f"camera={tmp_path / 'none.json'}"]), {}, "none.json cannot be read"),
         (asked(control=[f"camera={files['poses']}"]), {}, "holds no events"),
     ):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,9 @@ from seko_runtime.cli.commands import main
 from seko_runtime.cli.conditioning import (
     Conditioning,
     PromptAt,
-    as_portrait,
-    fit_conditioning,
     with_own_picture,
 )
+from seko_runtime.cli.controls import fed_controls, read_controls
 from seko_runtime.controls.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.controls.voice import PLAIN, WINDOW
 from seko_runtime.errors import UsageError
@@ -232,14 +232,13 @@ def test_where_the_model_needs_a_picture_the_artifact_s_own_is_taken(
     programs = {**manifest.programs, **({"condition": ()} if needed else {})}
     manifest = toy.changed(manifest, viewer=viewer, files=files, inputs=(picture,), programs=programs)
     options = argparse.Namespace(artifact=whole_folder, image=None, reference=None, prompt=None)
-    blank = Conditioning([], None, None, None)
+    blank = Conditioning([], None)
     taken = with_own_picture(blank, options, manifest, {})
     said = capsys.readouterr().err
     if not needed:
         assert (taken, said) == (blank, "")
         return
-    assert taken.image is not None
-    assert taken.image.max() == 7
+    assert options.image == path
     assert [prompt.prompt for prompt in taken.prompts] == ["a red disc"] == [options.prompt]
     assert "image    of the artifact: a disc; --image takes another" in said
     assert "prompt   of the artifact: a red disc; --prompt takes another" in said
@@ -373,13 +372,16 @@ def test_a_portrait_is_told_by_the_option_that_named_it(tmp_path: Path, capsys: 
     )
     stream = replace(manifest.workload.stream, reference_frames=1)
     manifest = replace(toy.changed(manifest, stream=stream), inputs=(audio,))
-    options = argparse.Namespace(
-        image=tmp_path / "face.npy", reference=None, steps=None, shift=None, seed=0, device="cpu", text=None
-    )
-    face = np.zeros((30, 40, 3), np.uint8)
-    conditions = as_portrait(Conditioning([], None, face, None), options, manifest)
-    assert fit_conditioning(conditions, options, manifest).reference.shape == (HEIGHT, WIDTH, 3)
+    np.save(tmp_path / "face.npy", np.zeros((30, 40, 3), np.uint8))
+    np.save(tmp_path / "more.npy", np.zeros((30, 40, 3), np.uint8))
+
+    def opening(**files: Path) -> dict[str, Any]:
+        options = argparse.Namespace(chunks=4, audio=None, **files)
+        return fed_controls(options, manifest, read_controls(options), {"audio": 0})[0].opening()
+
+    assert opening(image=tmp_path / "face.npy")["reference"].shape == (HEIGHT, WIDTH, 3)
     assert capsys.readouterr().err.startswith("image    face.npy 40x30: ")
-    conditions = as_portrait(Conditioning([], None, face[..., :2], None), options, manifest)
-    with pytest.raises(UsageError, match=f"^--image {tmp_path / 'face.npy'} is "):
-        fit_conditioning(conditions, options, manifest)
+    with pytest.raises(UsageError, match="--image and --reference are both the portrait"):
+        opening(image=tmp_path / "face.npy", reference=tmp_path / "more.npy")
+    with pytest.raises(UsageError, match="belongs to --image"):
+        opening(last_image=tmp_path / "face.npy")

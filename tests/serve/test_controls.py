@@ -271,7 +271,7 @@ def test_a_recorded_session_is_played_again_to_the_same_bytes(start: Starter, tm
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3, record=True)
-        assert [control["kind"] for control in client.ready["controls"].values()] == ["camera"]
+        assert [control["kind"] for control in client.ready["controls"].values()] == ["camera", "pictures"]
         media, _ = await watch(client, 2)
         await client.send("control", name="camera", event={"held": ["KeyW"]})
         media += (await watch(client, 2))[0]
@@ -283,7 +283,7 @@ def test_a_recorded_session_is_played_again_to_the_same_bytes(start: Starter, tm
         refused = {
             await client.send("control", name=name, event=event): words
             for name, event, words in (
-                ("fog", {}, "no control 'fog': it has camera"),
+                ("fog", {}, "no control 'fog': it has camera, pictures"),
                 ("camera", {"held": ["q"]}, "'q' is not known"),
                 ("camera", {"pcm16": ""}, "expected one of held"),
             )

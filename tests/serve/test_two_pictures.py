@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from seko_runtime import Pool
-from seko_runtime.cli.conditioning import Conditioning, fit_conditioning, start_inputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.openings import opening_of
 from seko_serve.live.device import pool_of
 from seko_serve.live.video import blank_opening, described, latent_frame
+from tests.given_pictures import opening_with
 from tests.shared import made_once
 from tests.wan_i2v.streams import ONE, TWO
-from tests.wan_i2v.test_picture import LAST, PHOTO, asked_options, build, clip, manifest_of
+from tests.wan_i2v.test_picture import LAST, PHOTO, build, clip, manifest_of
 
 from .artifacts import ENVIRONMENT, make_way
 from .conftest import Starter
@@ -42,16 +42,14 @@ def manifest() -> VideoManifest:
 
 def test_a_session_begins_with_what_the_command_line_would_give_it(clip: tuple[Path, Any]) -> None:
     manifest = manifest_of(*build(TWO, clip[0]))
-    options, asked = asked_options(last_image=Path("last.png")), Conditioning([], None, PHOTO, None, LAST)
-    frames = manifest.workload.stream.chunk_frames * options.chunks  # latent frames
+    frames = manifest.workload.stream.chunk_frames * 4  # latent frames
     fps = manifest.workload.stream.fps
     seconds = (1 + 4 * (frames - 1)) / fps  # the first latent frame holds one video frame, the others four
     opening = opening_of({"image": upload(PHOTO), "last_image": upload(LAST), "last_s": seconds}, manifest)
-    wanted = fit_conditioning(asked, options, manifest).image
-    assert wanted is not None
+    begins = opening_with(manifest, 4, start=PHOTO, last=LAST)
+    inputs = begins["inputs"]
     assert opening.image is not None
-    assert np.array_equal(opening.image, wanted)
-    inputs = start_inputs(asked, options, manifest, {})
+    assert np.array_equal(opening.image, begins["image"])
     assert set(opening.inputs) == set(inputs) == {"last_frame", "squashed"}
     assert all(np.array_equal(opening.inputs[name], inputs[name]) for name in inputs)
 

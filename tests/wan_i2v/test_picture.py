@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,17 +23,17 @@ from seko_export.media.clip.files import clip_config_of, load_clip
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.cli.conditioning import Conditioning, fit_conditioning, start_inputs
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.session import Session
 from tests.export.vae_oracle import SMALL, VaeOracle
+from tests.given_pictures import opening_with
 from tests.seko_talk.streams import seen_by, write_clip
 from tests.stacked import stacked_session
 from tests.tiers import first_is_fast
 from tests.tolerances import VAE, relative_error
-from tests.wan_i2v.streams import BARE, ONE, TWO, i2v_config, random_checkpoint, weights_of
+from tests.wan_i2v.streams import ONE, TWO, i2v_config, random_checkpoint, weights_of
 
 # Four passes in float32 that feed on each other: some ten times the bar of one pass.
 STREAM_BAR = 5e-5
@@ -119,11 +118,9 @@ def test_clip_sees_the_whole_picture_squashed(
     """A session with the encoder makes the chunk of the features that transformers' class makes of the picture."""
     file, model = clip
     config, weights = build(ONE, file)
-    asked = Conditioning([], None, PHOTO, None)
-    manifest = manifest_of(config, weights)
-    options = asked_options(chunks=1)
-    image = fit_conditioning(asked, options, manifest).image
-    with opened(config, weights, image=image, inputs=start_inputs(asked, options, manifest, {})) as session:
+    begins = opening_with(manifest_of(config, weights), 1, start=PHOTO)
+    image = begins["image"]
+    with opened(config, weights, **begins) as session:
         chunk = torch.from_numpy(session.run_chunk().to_host().copy())
         session.restart_row(0, image=FIRST)
         restarted = torch.from_numpy(session.run_chunk().to_host().copy())
@@ -140,24 +137,15 @@ def test_clip_sees_the_whole_picture_squashed(
     assert relative_error(wanted[0], wanted[1]) > 100 * STREAM_BAR
 
 
-def asked_options(**changes: Any) -> argparse.Namespace:
-    usual = {"device": "cpu", "steps": None, "shift": None, "seed": 0, "image": Path("first.png")}
-    return argparse.Namespace(**{**usual, "last_image": None, "chunks": 4, **changes})
-
-
 def test_two_pictures_of_any_sizes_and_the_last_frame_of_a_run(clip: tuple[Path, Any]) -> None:
     config, weights = build(TWO, clip[0])
-    manifest, asked = manifest_of(config, weights), Conditioning([], None, PHOTO, None, LAST)
-    options = asked_options(last_image=Path("last.png"))
-    fitted = fit_conditioning(asked, options, manifest)
-    assert fitted.image is not None
-    assert fitted.image.shape == (2, 32, 48, 3)
-    assert np.array_equal(fitted.image[1], LAST.astype(np.float32))
-    inputs = start_inputs(asked, options, manifest, {})
+    begins = opening_with(manifest_of(config, weights), start=PHOTO, last=LAST)
+    image, inputs = begins["image"], begins["inputs"]
+    assert image.shape == (2, 32, 48, 3)
+    assert np.array_equal(image[1], LAST.astype(np.float32))
     assert inputs["last_frame"].tolist() == [7]  # the last of four chunks of two
     assert inputs["squashed"].shape == (2, 8, 8, 3)
-    assert "squashed" not in start_inputs(asked, options, manifest, {"squashed": inputs["squashed"]})
-    with opened(config, weights, image=fitted.image[None], inputs=inputs) as session:
+    with opened(config, weights, image=image[None], inputs=inputs) as session:
         assert session.run_chunk().to_host().shape[-4:] == (16, 2, 4, 6)
         with pytest.raises(UsageError, match="image is uint8"):
             session.restart_row(0, image=FIRST)
@@ -168,14 +156,12 @@ def test_two_pictures_of_any_sizes_and_the_last_frame_of_a_run(clip: tuple[Path,
     [
         (TWO, PHOTO, None, "--image first.png: this artifact's model takes a last picture, too"),
         (ONE, PHOTO, LAST, "--last-image last.png: this artifact's model takes no last picture"),
-        (BARE, None, LAST, "--last-image last.png belongs to --image"),
     ],
 )
 def test_pictures_that_a_model_does_not_take(kind: str, image: Any, last: Any, said: str) -> None:
-    manifest = manifest_of(*build(kind))
-    options = asked_options(last_image=None if last is None else Path("last.png"))
+    names = {"start": "--image first.png", "last": "--last-image last.png"}
     with pytest.raises(UsageError, match=said):
-        fit_conditioning(Conditioning([], None, image, None, last), options, manifest)
+        opening_with(manifest_of(*build(kind)), start=image, last=last, names=names)
 
 
 def test_rows_of_a_pool_end_at_frames_of_their_own() -> None:

@@ -14,16 +14,12 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
-from seko_runtime.controls import controls_of
 from seko_runtime.errors import InputFileError, ManifestError, UsageError, one_line
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
 from seko_runtime.media_files.arrays import load_array
-from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seed
 from seko_runtime.video.conditioning import of_one_row
-from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND, fit_reference, fit_start_pictures
-from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.contract import (
     IMAGE,
     PICTURE_LEVELS,
@@ -67,14 +63,10 @@ class PromptAt:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The prompts, pictures and embeddings that a run's options name, in the form that `Session` takes."""
+    """The prompts and embeddings that a run's options name, in the form that `Session` takes."""
 
     prompts: list[PromptAt]
     text: NDArray[np.float32] | None
-    image: NDArray[Any] | None
-    reference: NDArray[Any] | None
-    last_image: NDArray[Any] | None = None
-    reference_option: str = "reference"  # the option that named the reference frames, "image" for a portrait
 
 
 def read_conditioning(options: argparse.Namespace) -> Conditioning:
@@ -90,9 +82,6 @@ def read_conditioning(options: argparse.Namespace) -> Conditioning:
     return Conditioning(
         _prompts_of(options),
         None if options.text is None else _load_text(Path(options.text)),
-        None if options.image is None else load_image(options.image),
-        None if options.reference is None else load_reference(options.reference),
-        None if options.last_image is None else load_image(options.last_image, "--last-image"),
     )
 
 
@@ -125,38 +114,17 @@ def with_own_picture(
         options.prompt = viewer.prompts[0]
         prompts = [PromptAt(0.0, options.prompt)]
         note(one_line(f"prompt   of the artifact: {options.prompt}; --prompt takes another"))
-    return replace(conditioning, prompts=prompts, image=load_image(options.image))
+    return replace(conditioning, prompts=prompts)
 
 
-def as_portrait(
-    conditions: Conditioning, options: argparse.Namespace, manifest: VideoManifest
-) -> Conditioning:
-    """Return the run's conditioning; for a model with audio, the picture of ``--image`` becomes the portrait, which is
-    the reference frame.
-
-    Raises
-    ------
-    UsageError
-        If ``--reference`` also names a portrait.
-    """
-    if (
-        options.image is None
-        or controls_of(manifest).sounding() is None
-        or not manifest.workload.stream.reference_frames
-    ):
-        return conditions
-    if options.reference is not None:
-        raise UsageError("--image and --reference are both the portrait of a model that speaks; give one")
-    return replace(conditions, image=None, reference=conditions.image, reference_option="image")
-
-
-def fit_conditioning(
-    conditioning: Conditioning, options: argparse.Namespace, manifest: VideoManifest
-) -> Conditioning:
-    """Check prompts and pictures against the manifest, and resize pictures to the artifact's size.
-
-    The function prints to stderr how pictures were cropped and resized, and which words of the prompts the tokenizer
-    does not know.
+def check_conditioning(
+    conditioning: Conditioning,
+    options: argparse.Namespace,
+    manifest: VideoManifest,
+    opening: Mapping[str, Any],
+) -> None:
+    """Check prompts, embeddings and ``opening``, the arguments that the run's controls give to `open_session`, against
+    the manifest. The function prints to stderr which words of the prompts the tokenizer does not know.
 
     Raises
     ------
@@ -180,66 +148,14 @@ def fit_conditioning(
             raise UsageError(
                 f"--text {options.text} is {conditioning.text.shape}, this artifact takes {expected_shape}"
             )
-    image, reference = conditioning.image, conditioning.reference
-    if conditioning.last_image is not None and image is None:
-        raise UsageError(f"--last-image {options.last_image} belongs to --image: give the first picture, too")
+    image, reference = opening.get("image"), opening.get("reference")
     if image is not None:
-        image = _fit_image(image, conditioning.last_image, options, manifest)
+        shape = shapes[PICTURE_LEVELS if picture_input(manifest) is not None else IMAGE]
+        count = start_pictures(manifest)
+        shape = shape if count == 1 else (count, *shape)
+        of_one_row(image, shape, image.dtype.type, f"--image {options.image}")
     if reference is not None:
-        if reference.dtype == np.uint8 and IMAGE in shapes:
-            option = conditioning.reference_option
-            path = getattr(options, option)
-            reference, done = fit_reference(manifest, reference, f"--{option} {path}")
-            _note_fit(option, path, done)
         check_reference(manifest, reference)
-    return Conditioning(conditioning.prompts, conditioning.text, image, reference)
-
-
-def start_inputs(
-    conditions: Conditioning,
-    options: argparse.Namespace,
-    manifest: VideoManifest,
-    files: Mapping[str, NDArray[Any]],
-) -> dict[str, NDArray[Any]]:
-    """Return the inputs that are made from the pictures of ``--image`` and ``--last-image``: both pictures for the
-    image encoder, and the number of the run's last latent frame, which is the frame of the last picture.
-
-    Inputs that ``files`` already has are left out. ``options.chunks`` is the number of chunks of the run.
-    """
-    if conditions.image is None:
-        return {}
-    pictures = [conditions.image, *([] if conditions.last_image is None else [conditions.last_image])]
-    inputs: dict[str, Any] = {**squashed_pictures(manifest, pictures)}
-    frame = options.chunks * manifest.workload.stream.chunk_frames - 1
-    inputs |= {
-        spec.name: np.array([frame], np.int64)
-        for spec in manifest.caller_inputs
-        if spec.kind == LAST_FRAME_KIND
-    }
-    return {name: array for name, array in inputs.items() if name not in files}
-
-
-def _fit_image(
-    image: NDArray[Any], last: NDArray[Any] | None, options: argparse.Namespace, manifest: VideoManifest
-) -> NDArray[Any]:
-    """Return the pictures of ``--image`` and ``--last-image`` as a session takes them."""
-    files = [("image", options.image), *([] if last is None else [("last-image", options.last_image)])]
-    names = [f"--{option} {file}" for option, file in files]
-    fitted, done = fit_start_pictures(manifest, [image, *([] if last is None else [last])], names)
-    for (option, file), words in zip(files, done, strict=True):
-        _note_fit(option, file, words)
-    takes_levels = picture_input(manifest) is not None
-    shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
-    shape = shapes[PICTURE_LEVELS if takes_levels else IMAGE]
-    if len(files) > 1:
-        shape = (len(files), *shape)
-    of_one_row(fitted, shape, fitted.dtype.type, names[0])
-    return fitted
-
-
-def _note_fit(name: str, path: Path, done: str) -> None:
-    if done:
-        note(one_line(f"{name:8} {path.name} {done}"))
 
 
 def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: VideoManifest) -> None:
@@ -301,24 +217,6 @@ def load_schedule(path: Path) -> list[PromptAt]:
     if not lines or times[0] < 0 or times != sorted(set(times)):
         raise InputFileError(f"--prompts {path} has the times {times[:8]}, expected rising ones from 0 on")
     return lines
-
-
-def load_reference(path: Path) -> NDArray[Any]:
-    """Read reference frames: a picture (see `load_image`), or an array file of pictures or float32 latents.
-
-    Raises
-    ------
-    UsageError, VideoWriterError
-        If the file cannot be read; see `load_image`.
-    """
-    if path.suffix != ".npy":
-        return load_image(path, "--reference")
-    array = load_array(path, "--reference")
-    if array.dtype not in (np.uint8, np.float32):
-        raise UsageError(
-            f"--reference {path} is {array.dtype} {list(array.shape)}, expected uint8 pictures or float32 latents"
-        )
-    return array
 
 
 def _prompts_of(options: argparse.Namespace) -> list[PromptAt]:

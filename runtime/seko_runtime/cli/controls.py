@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from seko_runtime.cli.output import note
 from seko_runtime.controls import Controls, Event, controls_of
 from seko_runtime.controls.base import ControlOption
 from seko_runtime.controls.recording import Entry, read_events
 from seko_runtime.controls.registry import KINDS, control_class
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import UsageError, one_line
 from seko_runtime.video.manifest import VideoManifest
 
 DEFAULT_CHUNKS = 4
@@ -88,7 +89,8 @@ def fed_controls(
                 try:
                     found[0].take(event)
                 except UsageError as error:
-                    raise UsageError(f"{option}: {error}") from None
+                    told = str(error)
+                    raise UsageError(told if told.startswith("--") else f"{option}: {told}") from None
         for name, own in by_name.items():
             for event in own:
                 controls[name].take(event)
@@ -109,8 +111,12 @@ def fed_controls(
             )
     lasting = [control.chunks for control in controls.values() if control.chunks is not None]
     options.chunks = options.chunks or max(lasting, default=DEFAULT_CHUNKS)
-    for control in controls.values():
-        control.check_lasts(options.chunks)
+    for own_controls in each:
+        for control in own_controls.values():
+            control.check_lasts(options.chunks)
+    for called, done in (line for control in controls.values() for line in control.notes):
+        option, _, path = called.partition(" ")
+        note(one_line(f"{option.removeprefix('--'):8} {Path(path).name} {done}"))
     return each
 
 

@@ -19,7 +19,6 @@ from seko_runtime.controls.recording import Entry
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.arrays import load_array
-from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.inputs import as_rows
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.reference_frames import PORTRAIT
@@ -122,7 +121,7 @@ def fit_inputs(
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
     run = RunInputs({}, {}, controls)
-    given = run.controlled | {input_of_picture(manifest, options.image)}
+    given = run.controlled
     for name, spec in specs.items():
         if name in arrays or name in given:
             continue

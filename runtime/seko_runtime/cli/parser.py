@@ -151,27 +151,6 @@ OPTIONS = (
     ),
     _option("--steps", group=VIDEO, type=_positive, metavar="N", help="denoise passes per chunk"),
     _option("--shift", group=VIDEO, type=float, metavar="X", help="shift of their times towards noise"),
-    _option(
-        "--image",
-        group=MEDIA,
-        type=Path,
-        metavar="FILE",
-        help="start with a picture, or the portrait that speaks: .npy uint8; with PyAV also .png",
-    ),
-    _option(
-        "--last-image",
-        group=MEDIA,
-        type=Path,
-        metavar="FILE",
-        help="with --image, for models that take one: the picture with which the last chunk ends",
-    ),
-    _option(
-        "--reference",
-        group=MEDIA,
-        type=Path,
-        metavar="FILE",
-        help="reference frames: pictures as --image takes them, or .npy float32 latents",
-    ),
     *map(_of_control, control_options()),
     _option(
         "--events",

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from seko_runtime.cli.conditioning import (
     Conditioning,
     PromptAt,
-    as_portrait,
-    fit_conditioning,
+    check_conditioning,
     read_conditioning,
-    start_inputs,
     with_own_picture,
 )
 from seko_runtime.cli.controls import control_options, fed_controls, read_controls
@@ -31,11 +29,9 @@ from seko_runtime.errors import UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.opening.artifact import open_artifact, read_manifest
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
-from seko_runtime.video.contract import input_of_picture
 from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.manifest import VideoManifest, video_manifest
-from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.together import RowChunks, Together, opened_together
 
 
@@ -56,23 +52,20 @@ def run(options: argparse.Namespace) -> Report:
     if streams:
         _check_stdout(options)
     entries = _begun_again(options)
-    conditions, arrays, events = (
-        read_conditioning(options),
-        read_inputs(options.input),
-        read_controls(options),
-    )
+    conditions, arrays = read_conditioning(options), read_inputs(options.input)
+    events = read_controls(options)
     manifest = video_manifest(read_manifest(options.artifact, trust=options.trust)[0])
+    image = options.image
     conditions = with_own_picture(conditions, options, manifest, arrays)
-    conditions = as_portrait(conditions, options, manifest)
+    if options.image != image:
+        events = read_controls(options)
     controls = fed_controls(options, manifest, events, arrays, entries)
-    conditioning = fit_conditioning(conditions, options, manifest)
-    arrays |= start_inputs(conditions, options, manifest, arrays)
-    arrays_with_portrait: Any = with_portrait(manifest, arrays, conditioning.reference)
-    inputs = replace(fit_inputs(arrays_with_portrait, options, manifest, controls), entries=entries)
+    check_conditioning(conditions, options, manifest, controls[0].opening())
+    inputs = replace(fit_inputs(arrays, options, manifest, controls), entries=entries)
     if not streams:
-        return _run(options, manifest, conditioning, inputs, None)
+        return _run(options, manifest, conditions, inputs, None)
     with stdout_for_video() as descriptor:
-        return _run(options, manifest, conditioning, inputs, descriptor)
+        return _run(options, manifest, conditions, inputs, descriptor)
 
 
 def _begun_again(options: argparse.Namespace) -> list[Entry]:
@@ -270,14 +263,17 @@ def _beginnings(
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `Pool.open_session` for each seed, with the caller's conditions. Conditions that the
     caller left out are those that the golden recorded."""
-    image = conditioning.image
     for row, seed in enumerate(seeds):
+        controls = inputs.controls[row]
+        opening = controls.opening()
         steady = inputs.recorded(artifact.golden_inputs(None, row))
-        steady.pop(input_of_picture(artifact.manifest, image), None)
         steady |= {name: array[row] for name, array in inputs.steady.items()}
         text = None if conditioning.text is None else conditioning.text[row : row + 1]
-        begun = artifact.beginning(row, text, prompt, image, conditioning.reference, steady)
-        yield {"seed": seed, "image": image, "controls": inputs.controls[row], **begun}
+        image, reference = opening.get("image"), opening.get("reference")
+        begun = artifact.beginning(row, text, prompt, image, reference, steady)
+        if opening.keys() & {"image", "reference"}:
+            del begun["reference"]
+        yield {"seed": seed, "controls": controls, **begun}
 
 
 def _video_frames(manifest: VideoManifest, number: int) -> int:

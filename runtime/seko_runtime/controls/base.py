@@ -81,6 +81,7 @@ class Control(ABC):
         self.lock: Callable[[], AbstractContextManager[object]] = (
             nullcontext  # of the owner, held for each event
         )
+        self.notes: list[tuple[str, str]] = []  # what an event is called, and what was done to it, for people
         self.heard: Callable[[str, Event], None] | None = None  # records the events that were taken
 
     @property

@@ -21,6 +21,7 @@ KINDS: Door[type] = Door(
     {
         "actions": "seko_runtime.controls.actions:ActionsControl",
         "camera": "seko_runtime.controls.camera:CameraControl",
+        "pictures": "seko_runtime.controls.pictures:PicturesControl",
         "voice": "seko_runtime.controls.voice:VoiceControl",
         "speaker_masks": "seko_runtime.controls.masks:MasksControl",
     },

@@ -6,17 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from seko_runtime.controls import pictures
 from seko_runtime.errors import ManifestError
 from seko_runtime.executor.contract import CALL_ROWS, RANK, Contract, ProgramRule
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import ROLES, Buffer, InputSpec
 from seko_runtime.format.program_key import ProgramKey
-from seko_runtime.video.manifest import Stream, VideoManifest
+from seko_runtime.video.manifest import PICTURES, Stream, VideoManifest
 
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
-IMAGE, IMAGE_LATENTS = "image", "image.latents"
+IMAGE, PICTURE_LEVELS, LAST_PICTURE_LEVELS = PICTURES  # the last one for models that end with a picture
+IMAGE_LATENTS = "image.latents"
 RECALL = "recall."  # prefix of the names of cache buffers beside keys and values, with any number of entries a frame
 CONDITIONING_LATENTS, CONDITIONING_FRAMES = "conditioning.latents", "conditioning_frames"
 # buffers of text and picture, used for one row at a time
@@ -24,10 +26,8 @@ OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)
 _OF_ONE_PICTURE = (
     "picture.",
 )  # prefix of the names of buffers that the program `condition` uses, for one row at a time
-PICTURE_LEVELS = "picture.levels"  # start picture
-LAST_PICTURE_LEVELS = "picture.last_levels"  # picture that a stream ends with, for models that take one
 PICTURE_CONDITION = "picture.condition"  # result of the program `condition`
-_PICTURE_KINDS = ("picture_condition",)  # kinds of the input per session that takes the result
+_PICTURE_KINDS = (pictures.CONDITION_KIND,)  # kinds of the input per session that takes the result
 REFERENCE_LATENTS = "reference.latents"
 PICTURE_AXIS = 2  # axis of pixel rows in a buffer of video frames, along which ranks may share it
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"

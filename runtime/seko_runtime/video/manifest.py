@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from seko_runtime.controls.derived import derived_controls
+from seko_runtime.controls.derived import IMAGE, LAST_PICTURE_LEVELS, PICTURE_LEVELS, derived_controls
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.manifest import (
@@ -27,6 +27,7 @@ from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.format.records import Check, Limit, Mark, OneOf, Within
 
 KIND = "video"
+PICTURES = (IMAGE, PICTURE_LEVELS, LAST_PICTURE_LEVELS)  # buffers
 # How often an input may change. Axis 0 of an input per pass counts the denoise passes of a chunk.
 PERIODS = ("session", "prompt", "chunk", "pass")
 MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
@@ -225,7 +226,10 @@ class VideoManifest(Manifest):
         """The controls of the artifact; for a manifest without the field, those that its inputs make possible."""
         if self.controls is not None:
             return self.controls
-        return derived_controls(self.caller_inputs, self.workload.stream)
+        pictures = {buffer.name: buffer.shape for buffer in self.buffers if buffer.name in PICTURES}
+        table = self.workload.video
+        lacking = 0 if table is None else max(0, table.chunk_frames - table.first_frames)
+        return derived_controls(self.caller_inputs, self.workload.stream, self.programs, pictures, lacking)
 
     @property
     def has_context(self) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import mapping_of, whole_number
 from seko_runtime.controls import Controls
+from seko_runtime.errors import UsageError
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.session import SessionLeakWarning
 from seko_runtime.video.chunk import Chunk, SessionStats
@@ -113,7 +114,12 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         """
         seed = checked_seed(seed)
         if controls is not None:
-            inputs = {**controls.opening().get("inputs", {}), **mapping_of(inputs, "inputs")}
+            opening = controls.opening()
+            given = image is not None or reference is not None
+            if given and {"image", "reference"} & set(opening):
+                raise UsageError("found pictures as arguments and as events of a control; give them once")
+            image, reference = opening.get("image", image), opening.get("reference", reference)
+            inputs = {**opening.get("inputs", {}), **mapping_of(inputs, "inputs")}
         beginning = Beginning(seed, prompt, text, image, conditioning_latents, reference, inputs)
         session = self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant)
         if controls is not None:

@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import as_array, check_magnitude, mapping_of
 from seko_runtime.backends.memory import Memory
+from seko_runtime.controls.pictures import NO_ENCODER, PORTRAIT_KIND
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning import NO_ENCODER, of_one_row
+from seko_runtime.video.conditioning import of_one_row
 from seko_runtime.video.contract import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
 
-PORTRAIT = "portrait"  # kind of the input that defaults to the first reference picture
+PORTRAIT = PORTRAIT_KIND
 
 
 def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: object) -> Inputs:

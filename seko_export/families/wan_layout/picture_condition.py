@@ -23,8 +23,8 @@ from seko_export.families.layers.choice import SESSION, ChunkModule
 from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS, TABLE_FRAMES, condition_channels
 from seko_export.media.pieces import VAE_ENCODE, encoder_weights, vae_module
 from seko_export.media.vaes import vae_of
+from seko_runtime.controls.pictures import LAST_FRAME_KIND
 from seko_runtime.format.manifest import Buffer, Call, InputSpec
-from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
 from seko_runtime.video.contract import (
     LAST_PICTURE_LEVELS,
     PICTURE_CHANNELS,

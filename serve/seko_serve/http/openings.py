@@ -15,8 +15,6 @@ from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_TEMPERATURE, SpeechManifest
 from seko_runtime.speech.prompts import prompt_tokens
 from seko_runtime.speech.texts import checked_text
-from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
-from seko_runtime.video.conditioning.squashed import squashed_pictures
 from seko_runtime.video.contract import begins_with_picture
 from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 from seko_serve.live.content import Opening, SpeechOpening
@@ -215,16 +213,18 @@ def _pictures(
         uploads.decoded_picture(uploads.data_of(field, name, uploads.MAX_PICTURE_BYTES), name)
         for name, field in fields.items()
     ]
+    event: dict[str, Any] = {"start": pictures[0], "names": {"start": picture, "last": "last_image"}}
+    if last_frame is not None:
+        event |= {"last": pictures[1], "last_frame": _last_latent(table.get("last_s", LAST_S), fps, manifest)}
+    if place == "reference":
+        event = {"reference": pictures[0]}
+    (control,) = controls_of(manifest).of_kind("pictures")
     try:
-        if place == "reference":
-            return fit_reference(manifest, pictures[0])[0], {}
-        squashed = squashed_pictures(manifest, pictures)
-        inputs = {name: np.asarray(array) for name, array in squashed.items()}
-        if last_frame is not None:
-            inputs[last_frame] = np.array([_last_latent(table.get("last_s", LAST_S), fps, manifest)])
-        return fit_start_pictures(manifest, pictures, list(fields))[0], inputs
+        control.take(event)
     except UsageError as error:
         raise ServeError("unsupported", str(error)) from None
+    made = control.opening()
+    return made.get("image", made.get("reference")), made["inputs"]
 
 
 def _last_latent(seconds: object, fps: float, manifest: VideoManifest) -> int:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from seko_runtime import Chunk, Pool, Session, VideoManifest
 from seko_runtime.controls import Control as Steered
 from seko_runtime.controls import Controls, Event, controls_of
+from seko_runtime.controls.pictures import LAST_FRAME_KIND
 from seko_runtime.controls.recording import Recording, of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk
-from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
 from seko_runtime.video.conditioning.squashed import squashed_input
 from seko_runtime.video.contract import begins_with_picture, start_pictures
 from seko_runtime.video.manifest import Viewer

@@ -1,9 +1,8 @@
 """Conditions of a video stream besides text and controls: conditioning frames. Numpy only."""
 
 from seko_runtime.video.conditioning.conditioning_frames import (
-    NO_ENCODER,
     ConditioningFrames,
     of_one_row,
 )
 
-__all__ = ["NO_ENCODER", "ConditioningFrames", "of_one_row"]
+__all__ = ["ConditioningFrames", "of_one_row"]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from seko_runtime.arguments import as_array, check_magnitude
 from seko_runtime.backends.device_tensor import host_dtype
 from seko_runtime.backends.memory import Memory
+from seko_runtime.controls.pictures import NO_ENCODER
 from seko_runtime.errors import UsageError
 from seko_runtime.video.contract import (
     CONDITIONING_LATENTS,
@@ -22,11 +23,6 @@ from seko_runtime.video.contract import (
 )
 from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.manifest import VideoManifest
-
-NO_ENCODER = (
-    "this artifact encodes no pictures; rebuild it with a VAE that does (--vae, or --vae-encoder beside a tiny "
-    "decoder), or give latents"
-)
 
 
 class ConditioningFrames:
