@@ -90,6 +90,12 @@ class ModelConfig(ModelIdentity):
         return None
 
     @property
+    def front_tokens(self) -> int:
+        """Number of tokens before a stream that take part in its first chunk's passes, and that all chunks see; see
+        `families.layers.front_tokens`."""
+        return 0
+
+    @property
     def seen_pictures(self) -> int:
         """Number of pictures whose features the model takes, if it takes any."""
         return 1

@@ -162,6 +162,8 @@ class VideoBuild(BuildConfig):
             )
         if target.ranks != 1:
             self._check_ranks()
+        if self.model.front_tokens:
+            self._check_front_tokens()
         if work.stream.offload_cache:
             self._check_offloading()
         if refusal := self.no_attention(target.attention_kind):
@@ -227,6 +229,24 @@ class VideoBuild(BuildConfig):
                 f"{MOST_RANKS}; give one of {with_commas(can)}"
             )
 
+    def _check_front_tokens(self) -> None:
+        work = self.workload
+        before = f"{self.model.name!r} has {self.model.front_tokens} tokens before its streams"
+        if work.stream.reference_frames:
+            raise UsageError(
+                f"--reference-frames {work.stream.reference_frames}: {before}, which stay zeros: pictures of a person "
+                "in their place are not built; leave it out"
+            )
+        if not work.stream.window_positions:
+            raise UsageError(
+                f"--stream-positions: {before}, from which the frames of a stream would move away; leave it out"
+            )
+        if work.stream.pass_caches or self.target.ranks > 1:
+            raise UsageError(
+                f"{before}, which the first chunk computes, in one cache and on one GPU: leave out --pass-caches and "
+                "--ranks"
+            )
+
     def _check_fp8(self) -> None:
         layers, excepted = self.model.layers, self.target.fp8_except
         if not all(low < high for low, high in pairwise((-1, *excepted, layers))):
@@ -288,6 +308,10 @@ class VideoBuild(BuildConfig):
             return None
         if not self.kv.read_in_8_bits:
             return f"it reads an FP4 cache, this build's is {self.workload.kv_scheme}"
+        if self.model.front_tokens:
+            return (
+                f"it reads no tokens before the stream, and {self.model.name!r} has {self.model.front_tokens}"
+            )
         if size < SMALLEST_HEAD_DIM or size & (size - 1):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
         least = self.workload.stream.pinned_frames + min(group.ring_frames for group in self.layer_groups)

@@ -159,7 +159,8 @@ def _video_build(
     exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     schedule = asked_schedule(options, chosen.schedule or Schedule.warped())
-    if schedule.first_timesteps and options.pool is None and chosen.stream.batch > 1:
+    apart = schedule.first_timesteps or chosen.model.front_tokens
+    if apart and options.pool is None and chosen.stream.batch > 1:
         raise UsageError(
             f"--batch {chosen.stream.batch}: the first chunk has passes of its own, and streams of one call may be at "
             "different chunks, which only a pool runs apart; give --sessions, too"

@@ -23,6 +23,7 @@ from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.video.calibration import layer_constants
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.format.manifest import Call
+from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.ring import Ring
 
 SMALL = ModelConfig(
@@ -112,7 +113,9 @@ class EagerStream:
             if feed is not None:
                 latents.copy_(feed[number])
             before, last = latents.clone(), number == len(times) - 1 and not s.pass_caches
-            values = self._run(self.programs["context" if last else "denoise"], number)
+            key = ProgramKey("context" if last else "denoise", first=not any(first_frames))
+            calls = self.programs.get(key.name, self.programs[key.role])
+            values = self._run(calls, number)
             passes.append(Pass(timestep, before, None if last else values["velocity"]))
         return passes
 

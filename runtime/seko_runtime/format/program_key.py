@@ -1,12 +1,12 @@
 """Names of programs in a manifest, and the `ProgramKey` that each name stands for. A program's name consists of its
-role, a mark if the program is for full caches, its bucket and its length. Only the module `program_key` parses names of
-programs."""
+role, marks if the program is for a row's first call or for full caches, its bucket and its length. Only the module
+`program_key` parses names of programs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_FULL = "_full"
+_FIRST, _FULL = "_first", "_full"
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,21 @@ class ProgramKey:
     length : int or None
         Number of positions that the program reads, if a workload has programs for several lengths; only with a
         bucket.
+    first : bool
+        Whether the program is for the first calls of a row, before which its caches are empty.
     """
 
     role: str
     bucket: int | None = None
     full: bool = False
     length: int | None = None
+    first: bool = False
 
     @property
     def name(self) -> str:
-        """Name of the program in the manifest, such as ``step``, ``step_full``, ``step.4``, ``step_full.4``,
+        """Name of the program in the manifest, such as ``step``, ``step_full``, ``step.4``, ``step_first.4``,
         ``step.4.1024``."""
-        stem = f"{self.role}{_FULL}" if self.full else self.role
+        stem = f"{self.role}{_FIRST * self.first}{_FULL * self.full}"
         return ".".join((stem, *(str(size) for size in (self.bucket, self.length) if size is not None)))
 
     @classmethod
@@ -43,8 +46,10 @@ class ProgramKey:
         """Parse a program's name; an unknown name becomes a role that no program has."""
         stem, *sizes = name.split(".")
         full = stem.endswith(_FULL)
-        role = stem[: -len(_FULL)] if full else stem
+        role = stem.removesuffix(_FULL)
+        first = role.endswith(_FIRST)
+        role = role.removesuffix(_FIRST)
         numbers = [int(size) for size in sizes if size.isdecimal() and size.isascii()]
         bucket, length = (*numbers, None, None)[:2]
-        key = cls(role, bucket, full, length)
+        key = cls(role, bucket, full, length, first)
         return key if key.name == name else cls(name)

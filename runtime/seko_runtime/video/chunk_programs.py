@@ -22,7 +22,7 @@ class ChunkCall(NamedTuple):
     full : bool
         Whether the launch runs the engines for rows with full caches.
     first : bool
-        Whether the launch runs the passes of a stream's first chunk; False if all chunks have the same passes.
+        Whether the launch runs the passes or programs of a stream's first chunk; False if all chunks have the same.
     """
 
     bucket: int
@@ -71,7 +71,8 @@ def chunk_programs(
 ) -> dict[ChunkCall, ChunkPrograms]:
     """Return the programs of a chunk for each kind of launch.
 
-    The passes of a first chunk run the same programs as other passes, with other entries of the tables.
+    The passes of a first chunk run programs of their own if there are any, and otherwise the same programs as other
+    passes; passes of their own take other entries of the tables.
     """
     stream, schedule = manifest.workload.stream, manifest.workload.schedule
     # a first chunk may find a full cache only if the cache holds no more than it
@@ -87,11 +88,18 @@ def chunk_programs(
                 continue
             (begin,) = bound[ProgramKey("begin", bucket).name]
             context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
-            later, first = denoise[: schedule.denoise_passes], denoise[schedule.denoise_passes :]
             last = next(iter(context), None)
-            chunk[ChunkCall(rows, full)] = ChunkPrograms(begin, tuple(later), last)
-            if first and (fills or not full):
-                chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(first), last)
+            chunk[ChunkCall(rows, full)] = ChunkPrograms(
+                begin, tuple(denoise[: schedule.denoise_passes]), last
+            )
+            if not manifest.first_apart or (full and not fills):
+                continue
+            own = ProgramKey("denoise", bucket, first=True).name
+            if own in bound:
+                denoise = bound[own]
+                last = next(iter(bound.get(ProgramKey("context", bucket, first=True).name, ())), None)
+            passes = denoise[schedule.denoise_passes :] if schedule.first_timesteps else denoise
+            chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(passes), last)
     return chunk
 
 
@@ -99,13 +107,13 @@ def variant_starts(manifest: VideoManifest) -> tuple[int, ...]:
     """Return the numbers of the chunks with which a stream begins another launch variant, ascending.
 
     Rows of different launch variants never share a launch. A variant says whether a chunk runs on the engines for full
-    caches or on the engines with a mask, and whether it runs the passes of a first chunk, if a first chunk has passes
-    of its own. The result is empty if all chunks have one variant, or if each call of an engine carries all rows.
+    caches or on the engines with a mask, and whether it is a first chunk, if first chunks have passes or programs of
+    their own. The result is empty if all chunks have one variant, or if each call of an engine carries all rows.
     """
     if manifest.pool is None:
         return ()
     stream, starts = manifest.workload.stream, set()
-    if manifest.workload.schedule.first_timesteps:
+    if manifest.first_apart:
         starts.add(1)
     if any(
         ProgramKey("denoise", bucket, full=True).name in manifest.programs for bucket in manifest.pool.buckets

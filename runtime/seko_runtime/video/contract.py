@@ -29,6 +29,10 @@ _OF_ONE_PICTURE = (
 PICTURE_CONDITION = "picture.condition"  # result of the program `condition`
 _PICTURE_KINDS = (pictures.CONDITION_KIND,)  # kinds of the input per session that takes the result
 REFERENCE_LATENTS = "reference.latents"
+FRONT_CACHES = (
+    "front.k",
+    "front.v",
+)  # keys and values of tokens before a stream, which the passes of its first chunk compute
 PICTURE_AXIS = 2  # axis of pixel rows in a buffer of video frames, along which ranks may share it
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
@@ -62,7 +66,8 @@ def video_contract(manifest: VideoManifest) -> Contract:
     """Return the contract of a video artifact.
 
     A chunk runs the programs ``begin``, ``denoise`` and ``context`` of its bucket. Programs named ``*_full`` are for
-    rows whose caches are full. Without a program ``context`` in the artifact, each denoise pass has a cache of its own.
+    rows whose caches are full, and programs named ``*_first`` for the first chunk of a stream, if first chunks have
+    engines of their own. Without a program ``context`` in the artifact, each denoise pass has a cache of its own.
     A denoise program is run once for each pass of the chunk, and a decode program once for each row. The prompt program
     is run once for each row, if the program's calls of engines name a row.
     """
@@ -74,12 +79,13 @@ def video_contract(manifest: VideoManifest) -> Contract:
     for bucket in buckets:
         of_chunk = partial(ProgramRule, calls, frozenset({"cache", "state"}), bucket=bucket or 0)
         rules[ProgramKey("begin", bucket).name] = of_chunk()
-        for full in (False, True):
-            unit = [ProgramKey("denoise", bucket, full).name]
-            rules[unit[0]] = of_chunk("pass", range(passes), required=not full)
+        for full, first in ((False, False), (True, False), (False, True)):
+            unit = [ProgramKey("denoise", bucket, full, first=first).name]
+            required = not (full or first)
+            rules[unit[0]] = of_chunk("pass", range(passes), required=required)
             if manifest.has_context:
-                unit.append(ProgramKey("context", bucket, full).name)
-                rules[unit[1]] = of_chunk("pass", range(passes, passes + 1), required=not full)
+                unit.append(ProgramKey("context", bucket, full, first=first).name)
+                rules[unit[1]] = of_chunk("pass", range(passes, passes + 1), required=required)
             units.append(tuple(unit))
     of_prompt = partial(ProgramRule, calls, frozenset({"session"}))
     prompt = manifest.programs.get("prompt", ())
@@ -256,6 +262,8 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
     expected_frames = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
     frames_held: set[int] = set()
     for buffer in caches:
+        if buffer.name in FRONT_CACHES:
+            continue
         # entries of one row: tokens in buffers of layers, otherwise frames
         entries = buffer.shape[buffer.row_axis] // batch
         if buffer.name.startswith(RECALL):

@@ -67,7 +67,7 @@ class VideoDevice(Device):
         manifest, programs = loaded.manifest, loaded.programs
         super().__init__(loaded, memory, video_contract(manifest).units)
         self._manifest, self._clocks, self._inputs = manifest, clocks, inputs
-        self._rank = loaded.rank.number
+        self._rank, self._first_apart = loaded.rank.number, manifest.first_apart
         self._prompt = self.programs["prompt"]  # one program for all rows, or one for each row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
         self.prompt_buffers = _prompt_buffers(programs, {engine.name: engine for engine in manifest.engines})
@@ -394,9 +394,10 @@ class VideoDevice(Device):
         """Return the kind of launch for each of a call's rows, from whether its cache is full and whether its chunk is
         its stream's first. Without a pool all rows are in one launch, whose engines `send_positions` chooses."""
         bucket, pooled = self._bucket(range(len(full))), self._manifest.pool is not None
-        apart = bool(self._manifest.workload.schedule.first_timesteps)
         return [
-            ChunkCall(bucket, pooled and self._serves_full(bucket) and is_full, apart and is_first)
+            ChunkCall(
+                bucket, pooled and self._serves_full(bucket) and is_full, self._first_apart and is_first
+            )
             for is_full, is_first in zip(full, begins, strict=True)
         ]
 

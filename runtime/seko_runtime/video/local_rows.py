@@ -164,9 +164,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return self.streams.inputs.of_each(rows, inputs)
 
     def _check_first_chunks(self, rows: Sequence[int]) -> None:
-        """Raise a UsageError if a single launch would have to run both the passes of first chunks and the passes of
-        later chunks."""
-        apart = self.manifest.pool is None and self.manifest.workload.schedule.first_timesteps
+        """Raise a UsageError if a single launch would have to run both first chunks and later chunks, which differ."""
+        apart = self.manifest.pool is None and self.manifest.first_apart
         if apart and len({self.streams.clocks.chunks_made(row) == 0 for row in rows}) > 1:
             raise UsageError(
                 "the first chunk of this artifact has passes of its own, and all its rows run together: restart all "

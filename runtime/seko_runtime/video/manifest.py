@@ -238,6 +238,15 @@ class VideoManifest(Manifest):
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
+    def first_apart(self) -> bool:
+        """Whether the first chunk of a stream has passes or programs of its own, so that it never shares a launch with
+        later chunks."""
+        keys = map(ProgramKey.parse, self.programs)
+        return bool(self.workload.schedule.first_timesteps) or any(
+            key.first and key.role == "denoise" for key in keys
+        )
+
+    @property
     def shares_decoding(self) -> bool:
         """Whether each rank (process of a GPU) decodes some pixel rows of every picture. If the ranks do not share
         decoding, one rank decodes whole pictures."""

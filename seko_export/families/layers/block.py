@@ -7,7 +7,7 @@ the number of channels of a head, and d the width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,30 @@ from seko_export.families.layers.ring_positions import (
 )
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
+
+FRONT_K, FRONT_V = "front_k", "front_v"  # keys and values of tokens before the stream, among a layer's caches
+
+
+class Past(NamedTuple):
+    """The cached frames to which a layer attends, and the number of rows in its caches."""
+
+    valid_tokens: Tensor
+    caches: Mapping[str, Tensor]
+    scales: Mapping[str, Tensor]
+    key_rotary: Mapping[str, Tensor]
+    window: Mapping[str, Tensor]
+    rows: Tensor | None
+    cache_rows: int
+
+    @property
+    def of_rows(self) -> Mapping[str, Tensor]:
+        """Return the parts of the caches that belong to the rows of the call."""
+        if self.rows is None:
+            return self.caches
+        return {
+            name: rows_of(cache, self.rows, len(cache) // self.cache_rows)
+            for name, cache in self.caches.items()
+        }
 
 
 class Recall(NamedTuple):
@@ -229,29 +253,39 @@ class Block(BlockWeights):
         Tensor
             The next hidden state, [B, T, d]; [B, T/R, d] if R ranks share the chunk.
         """
+        if self.split is not None and rank is not None:
+            scales = self.split.heads_of_each(scales, rank)
+        cached = Past(valid_tokens, caches, scales, places, {}, rows, text_k.shape[0])
+        return self._layer(
+            hidden,
+            modulation,
+            lambda x: self._attend(x, cos, sin, token_index, cached),
+            lambda x: self.behind_cross(x, conditioning, recall, write_slots, valid_tokens, rows),
+            text_k,
+            text_v,
+            conditioning,
+            rows,
+        )
+
+    def _layer(
+        self,
+        hidden: Tensor,
+        modulation: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        behind_cross: Callable[[Tensor], Tensor],
+        text_k: Tensor,
+        text_v: Tensor,
+        conditioning: Mapping[str, Tensor] | None,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the next hidden state. ``attend`` maps the layer's normed and modulated input [B, T, d] to its
+        self-attention [B, T, d], before the last projection; ``behind_cross`` maps the hidden state behind
+        cross-attention to the next one."""
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]
         dtype = hidden.dtype
 
-        if self.split is not None and rank is not None:
-            scales = self.split.heads_of_each(scales, rank)
-        x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
-        q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
-        q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
-        unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
-        k, v = rotate(unturned, cos, sin).to(dtype), self.split_heads(v)
-        unturned_keys: tuple[Tensor, ...] = (unturned.to(dtype),) if self.kv.keys_before_rope else ()
-        if self.split is not None:
-            q, k, v, *rest = self.split.to_heads((q, k, v, *unturned_keys))
-            unturned_keys = tuple(rest)
-        own = (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
-        stored = unturned_keys[0].flatten(0, 1) if unturned_keys else own[0]
-        self.kv.write(caches, scales, token_index, stored, own[1])
-        if rows is not None:
-            cache_rows = text_k.shape[0]
-            caches = {name: rows_of(cache, rows, len(cache) // cache_rows) for name, cache in caches.items()}
-            token_index = token_index_of_call(token_index, rows, self.stream)
-        y = self._attend(q, own, token_index, caches, scales, places, valid_tokens)
+        y = attend(modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype))
         y = self.self_attn.o(y if self.split is None else self.split.to_tokens(y))
         hidden = gated_residual(hidden, y, gate_1)
         if self.after_attention is not None:
@@ -259,32 +293,42 @@ class Block(BlockWeights):
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
         y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
-        hidden = hidden + self.cross_attn.o(y)
-        hidden = self.behind_cross(hidden, conditioning, recall, write_slots, valid_tokens, rows)
+        hidden = behind_cross(hidden + self.cross_attn.o(y))
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
         hidden = gated_residual(hidden, self.ffn(x), gate_2)
         return hidden if self.tail is None else self.tail(hidden, conditioning or {})
 
-    def _attend(
-        self,
-        q: Tensor,
-        own: tuple[Tensor, Tensor],
-        token_index: Tensor,
-        caches: Mapping[str, Tensor],
-        scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
-        valid_tokens: Tensor,
-    ) -> Tensor:
-        batch, tokens = q.shape[0], self.stream.cache_tokens
-        windows = self.kv.expand(caches, scales, places, q.dtype)  # each [B*N, H, D]
+    def _norm_rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k and v for attention, and the keys before RoPE, [B, T, H, D] each."""
+        q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
+        q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(x.dtype)
+        unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
+        return q, rotate(unturned, cos, sin).to(x.dtype), self.split_heads(v), unturned.to(x.dtype)
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, token_index: Tensor, cached: Past) -> Tensor:
+        """Write the chunk's keys and values, and return its attention to cache and chunk."""
+        q, k, v, unturned = self._norm_rope(x, cos, sin)
+        unturned_keys: tuple[Tensor, ...] = (unturned,) if self.kv.keys_before_rope else ()
+        if self.split is not None:
+            q, k, v, *rest = self.split.to_heads((q, k, v, *unturned_keys))
+            unturned_keys = tuple(rest)
+        own = (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
+        stored = unturned_keys[0].flatten(0, 1) if unturned_keys else own[0]
+        self.kv.write(cached.caches, cached.scales, token_index, stored, own[1])
+        if cached.rows is not None:
+            token_index = token_index_of_call(token_index, cached.rows, self.stream)
+        batch, tokens, caches = q.shape[0], self.stream.cache_tokens, cached.of_rows
+        windows = self.kv.expand(caches, cached.scales, cached.key_rotary, q.dtype)  # each [B*N, H, D]
         # the chunk's own keys and values are unquantised: only cached frames went through the cache format
         k, v = (
             window if exact else window.index_copy(0, token_index, x)
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
-        k, v = k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens))
-        return window_attention(q, k, v, valid_tokens if self.masked else None)
+        k, v, valid = behind_front(
+            caches, k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens)), cached.valid_tokens
+        )
+        return window_attention(q, k, v, valid if self.masked else None)
 
     def _plain_norm(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), (self.model.dim,), eps=self.model.norm_eps)
@@ -348,6 +392,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
     )
     return y.transpose(1, 2).flatten(2)
+
+
+def behind_front(
+    caches: Mapping[str, Tensor], k: Tensor, v: Tensor, valid_tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return keys and values [B, N, H, D] behind those of the tokens before the stream, if ``caches`` (of the call's
+    rows) have any, and the number of filled tokens [B] of both together."""
+    if FRONT_K not in caches:
+        return k, v, valid_tokens
+    front_k, front_v = (caches[name].unflatten(0, (k.shape[0], -1)) for name in (FRONT_K, FRONT_V))
+    return torch.cat((front_k, k), 1), torch.cat((front_v, v), 1), valid_tokens + front_k.shape[1]
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | None) -> Tensor:

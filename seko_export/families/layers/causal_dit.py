@@ -108,8 +108,7 @@ class Embed(Ranked):
             The row of the pool for each batch index, int64 [B], only in a pool; ``slot_frames`` then covers all rows of
             the pool.
         conditioning : mapping of str to Tensor, optional
-            Inputs that the caller supplies and that the method `beside` concatenates to the latents, by name, [B, ...]
-            each.
+            The family's tensors that the methods `beside` and `tokens` take, by name, [B, ...] each.
         rank : Tensor, optional
             Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk.
 
@@ -134,7 +133,7 @@ class Embed(Ranked):
         """
         latents = self.beside(latents, conditioning or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
-        hidden = self.tokens(patches, frames)
+        hidden = self.tokens(patches, frames, conditioning or {})
         if self.split is not None and rank is not None:
             hidden = self.split.own_tokens(hidden, rank)
         timestep = self.times(timestep, frames, conditioning_frames, context_timestep)
@@ -153,11 +152,11 @@ class Embed(Ranked):
         del conditioning
         return latents
 
-    def tokens(self, patches: Tensor, frames: Tensor) -> Tensor:
+    def tokens(self, patches: Tensor, frames: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the embedded patches [B, T, d], from patches [B, T, C*4]; frame numbers ``frames`` [B, F] are negative
-        for reference frames.
+        for reference frames. ``conditioning`` has the tensors that `LayerChoice.embed_inputs` names.
         """
-        del frames
+        del frames, conditioning
         embedded: Tensor = self.patch_embedding(patches)
         return embedded
 

@@ -15,6 +15,7 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import Embed
+from seko_export.families.layers.front_tokens import FrontEmbed
 from seko_export.families.layers.fused_block import set_fp8
 from seko_export.families.layers.rank_split import Ranked, rank_argument, rank_split
 from seko_runtime.format.manifest import Buffer, InputSpec
@@ -106,7 +107,8 @@ class LayerChoice:
         ``host``, any other a buffer of role ``session``.
     embed : type of Embed
         The class of the embedding. A subclass may override the methods `beside` to concatenate inputs to the latents,
-        `tokens` to embed reference frames with other weights, and `times` to set the timestep of each frame.
+        `tokens` to embed reference frames with other weights or to add tensors to the tokens, and `times` to set the
+        timestep of each frame.
     embed_inputs, after_attention_inputs, after_cross_inputs, tail_inputs : tuple of str
         Names of the tensors that the embedding and the added modules take: inputs, outputs of ``chunk_modules``, and
         ``pass_tables``.
@@ -135,13 +137,16 @@ class LayerChoice:
     pass_tables : mapping of str to shape and dtype
         Weights ``of_times.NAME`` [passes, *shape] that `Family.tables` computes; a layer gets the entry of the
         current pass. A build with ``pass_tables`` has no context pass.
+    front : type of FrontEmbed or None
+        The class that begins the front tokens, for a model with ``front_tokens``. Layers of such a model have no
+        modules of the family and no ``beside_text``.
 
     Raises
     ------
     UsageError
         If the caller supplies an input once per pass, which the shared layers do not support; if an input per session
         is taken by anything but a numbered chunk module; if an input per prompt is taken by anything but a prompt
-        module.
+        module; if layers of front tokens would have to run modules of the family.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -160,8 +165,18 @@ class LayerChoice:
     beside_text: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
     pass_tables: Outputs = field(default_factory=dict)
+    front: type[FrontEmbed] | None = None
 
     def __post_init__(self) -> None:
+        if self.front is not None and (
+            any(make is not no_module for make in (self.after_attention, self.after_cross, self.tail))
+            or self.beside_text
+            or self.context
+        ):
+            raise UsageError(
+                "the layers of front tokens run no module of the family: leave out after_attention, after_cross, tail, "
+                "beside_text and context"
+            )
         plain = {name for module in self.chunk_modules if not module.numbered for name in module.takes}
         plain |= {*self.embed_inputs, *self.layer_inputs}
         chunk = {name for module in self.chunk_modules for name in module.takes}

@@ -16,8 +16,7 @@ Shapes use the letters that `causal_dit` defines. Without a GPU each op runs its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -25,11 +24,18 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.layers.block import BlockWeights, RmsNormWeight, rms_norm, window_attention
+from seko_export.families.layers.block import (
+    BlockWeights,
+    Past,
+    RmsNormWeight,
+    behind_front,
+    rms_norm,
+    window_attention,
+)
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.past_window import PastWindow, expand_past
 from seko_export.families.layers.rank_split import Ranked
-from seko_export.families.layers.ring_positions import rows_of, token_index_of_call
+from seko_export.families.layers.ring_positions import token_index_of_call
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
@@ -71,28 +77,6 @@ def set_fp8(module: nn.Module | None) -> None:
     for name in getattr(module, "fp8_linears", ()):
         plain = getattr(module, name)
         setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
-
-
-class Past(NamedTuple):
-    """The cached frames to which a layer attends, and the number of rows in its caches."""
-
-    valid_tokens: Tensor
-    caches: Mapping[str, Tensor]
-    scales: Mapping[str, Tensor]
-    key_rotary: Mapping[str, Tensor]
-    window: Mapping[str, Tensor]
-    rows: Tensor | None
-    cache_rows: int
-
-    @property
-    def of_rows(self) -> Mapping[str, Tensor]:
-        """Return the parts of the caches that belong to the rows of the call."""
-        if self.rows is None:
-            return self.caches
-        return {
-            name: rows_of(cache, self.rows, len(cache) // self.cache_rows)
-            for name, cache in self.caches.items()
-        }
 
 
 class FusedLayer(BlockWeights):
@@ -198,26 +182,48 @@ class FusedLayer(BlockWeights):
         hidden, update : Tensor
             The arguments ``hidden`` and ``update`` of the next layer.
         """
-        ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
-        shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
         if self.split is not None and rank is not None:
             scales = self.split.heads_of_each(scales, rank)
-
-        hidden, x = ops.gated_residual_norm_modulate(
-            hidden,
-            update,
-            self.before.squeeze(0),
-            GATE_2,
-            shift_scale_gate,
-            SHIFT_1,
-            SCALE_1,
-            eps,
-            fp8=self.fp8,
-        )
-        qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
         cache_rows = text_k.shape[0]  # number of rows in the caches
         cached = Past(valid_tokens, caches, scales, places, window, rows, cache_rows)
-        y = self._attend(qkv, cos, sin, cached, write_slots, token_index)
+        return self._layer(
+            hidden,
+            update,
+            modulation,
+            lambda qkv: self._attend(qkv, cos, sin, cached, write_slots, token_index),
+            lambda x: self.behind_cross(x, conditioning, recall, write_slots, valid_tokens, rows),
+            text_k,
+            text_v,
+            conditioning,
+            rows,
+        )
+
+    def _project(self, hidden: Tensor, update: Tensor, modulation: Modulation) -> tuple[Tensor, Tensor]:
+        """Return the hidden state with the previous layer's FFN output, and q, k and v as one [B, T, 3*d]."""
+        before = self.before.squeeze(0)
+        norm = (modulation, SHIFT_1, SCALE_1, self.model.norm_eps)
+        hidden, x = self.ops.gated_residual_norm_modulate(hidden, update, before, GATE_2, *norm, fp8=self.fp8)
+        return hidden, self._matmul(self.self_attn.qkv, x, hidden.dtype)
+
+    def _layer(
+        self,
+        hidden: Tensor,
+        update: Tensor,
+        modulation: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        behind_cross: Callable[[Tensor], Tensor],
+        text_k: Tensor,
+        text_v: Tensor,
+        conditioning: Mapping[str, Tensor] | None,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next hidden state and update. ``attend`` maps q, k and v [B, T, 3*d] to the self-attention
+        [B, T, d], before the last projection; ``behind_cross`` maps the hidden state behind cross-attention to the
+        next one, if the layer has a module there."""
+        ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
+        shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
+        hidden, qkv = self._project(hidden, update, shift_scale_gate)
+        y = attend(qkv)
         if self.split is not None:
             y = self.split.to_tokens(y)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
@@ -235,7 +241,7 @@ class FusedLayer(BlockWeights):
         y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
         y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
         if self.after_cross is not None:
-            hidden = self.behind_cross(hidden + y, conditioning, recall, write_slots, valid_tokens, rows)
+            hidden = behind_cross(hidden + y)
             y = torch.zeros_like(y)
         hidden, x = ops.residual_norm_modulate(
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
@@ -267,19 +273,20 @@ class FusedLayer(BlockWeights):
         raise NotImplementedError
 
     def _norm_rope(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str, frames: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k and v for attention, [B, T, H, D], and the keys that `plain_keys` selects; with `split` only for
-        the rank's heads.
+        the rank's heads. ``frames`` is the number of equal parts of the tokens; default: the chunk's frames.
         """
-        batch, tokens, s = *qkv.shape[:2], self.stream
+        batch, tokens = qkv.shape[:2]
+        frames = frames or self.stream.chunk_frames
         weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
         # The keys are written to a tensor of the chunk and not to the cache, because the compiler would copy the
         # whole cache for a write through a view.
         k = qkv.new_empty((batch, tokens, self.model.heads, self.model.head_dim))
-        slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
+        slots = torch.arange(frames, device=qkv.device).expand(batch, -1).contiguous()
         q, keys = self.ops.qk_norm_rope(
-            qkv, *weights, cos, sin, slots, tokens // s.chunk_frames, self.model.norm_eps, k, plain_keys
+            qkv, *weights, cos, sin, slots, tokens // frames, self.model.norm_eps, k, plain_keys
         )
         v = self.split_heads(qkv.chunk(3, dim=-1)[2])
         if self.split is None:
@@ -406,15 +413,17 @@ class RowFusedBlock(FusedLayer):
         )
         if rows is not None:
             token_index = token_index_of_call(token_index, rows, s)
-        windows = self.kv.expand(cached.of_rows, scales, cached.key_rotary, q.dtype)  # each [B*N, H, D]
+        caches = cached.of_rows
+        windows = self.kv.expand(caches, scales, cached.key_rotary, q.dtype)  # each [B*N, H, D]
         keys, window_values = (  # a chunk sees itself as it is: only cached frames went through the format
             (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
+        keys, window_values, valid = behind_front(caches, keys, window_values, cached.valid_tokens)
         if self.kernel:
             q = q if self.split is None else q.contiguous()
-            return self.ops.attention_bf16(q, keys, window_values, cached.valid_tokens)
-        return window_attention(q, keys, window_values, cached.valid_tokens if self.masked else None)
+            return self.ops.attention_bf16(q, keys, window_values, valid)
+        return window_attention(q, keys, window_values, valid if self.masked else None)
 
 
 class _KeysAndValuesWeights(nn.Module):

@@ -14,7 +14,7 @@ from seko_export.config.stream import LayerGroup
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta
-from seko_export.families.layers.block import Block, BlockWeights
+from seko_export.families.layers.block import FRONT_K, FRONT_V, Block, BlockWeights
 from seko_export.families.layers.choice import (
     LAYER,
     LayerChoice,
@@ -22,6 +22,7 @@ from seko_export.families.layers.choice import (
     recall_arguments,
     rows_of_call,
 )
+from seko_export.families.layers.front_tokens import FrontBlock, FusedFrontBlock
 from seko_export.families.layers.fused_block import (
     FusedBlock,
     KeysAndValues,
@@ -32,6 +33,7 @@ from seko_export.families.layers.past_window import PastWindow, WindowExpand
 from seko_export.families.layers.rank_split import Ranked, rank_argument, rank_split
 from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
+from seko_runtime.video.contract import FRONT_CACHES
 
 SLOT_FRAMES = "kv.slot_frames"
 OF_PASS = "[pass]"  # index of a cache reference: the cache of the pass, if each pass has its own
@@ -39,6 +41,8 @@ OF_PASS = "[pass]"  # index of a cache reference: the cache of the pass, if each
 # caches; the fill of a layer's resident window. These names, and the prefixes `places.` and `conditioning.` of an
 # engine's inputs, are part of the artifact format.
 BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "window"
+# Of a first chunk: a layer for the tokens before the stream, and their embedding.
+FRONT, FRONT_EMBED = "front", "front_embed"
 # Variants of a block: for rows whose caches are full; for fused layers the context pass, its last layer, and layers in
 # `--fp8-except`; for layers without the modules that a family adds to the first layers.
 FULL, CONTEXT, LAST, WIDE, BARE = "full", "context", "last", "wide", "bare"
@@ -94,6 +98,12 @@ class LayerArguments:
                 c.dtype,
             )
             for c in kv.cache_tensors
+        )
+        front = (state_rows * m.front_tokens, kv.heads, m.head_dim)
+        self._front = tuple(
+            Argument(f"caches.{name}", f"buffer:{buffer}{OF_LAYER}", front, config.target.dtype)
+            for name, buffer in zip((FRONT_K, FRONT_V), FRONT_CACHES, strict=True)
+            if m.front_tokens
         )
         self._scales = tuple(
             Argument(f"scales.{c.name}", f"weight:{LAYER}kv.{c.name}", c.shape, c.dtype)
@@ -190,7 +200,7 @@ class LayerArguments:
             if recall and self.write_slots not in inputs:
                 inputs = (*inputs, self.write_slots)
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
-            cached = (*self._caches, *self._scales, *self.key_rotary, *inputs)
+            cached = (*self._caches, *self._front, *self._scales, *self.key_rotary, *inputs)
             if self.window:
                 cached = (*(self._caches if writes else ()), *self._scales, *self.window)
                 cached += (self.write_slots,) if recall else ()
@@ -261,6 +271,35 @@ class LayerArguments:
                 )
             )
         return blocks
+
+    def front_blocks(
+        self,
+        state: tuple[Argument, ...],
+        modulation: Argument,
+        text_kv: tuple[Argument, ...],
+        rows: tuple[Argument, ...],
+        front: tuple[Argument, ...],
+    ) -> list[Piece]:
+        """Return the engines that this layer group's layers run for the tokens before the stream, in a first chunk;
+        ``front`` are the results of the engine `FRONT_EMBED`, and the other parameters those of `blocks`."""
+        config, names = self._config, tuple(argument.name for argument in self._front)
+        m, s, kv, dtype = config.model, config.workload.stream, config.kv, config.target.dtype
+        arguments = (*state, modulation, *self.rope_cos_sin, *front, *text_kv, *self._front, *rows)
+        outputs = tuple(replace(a, name=a.name.removeprefix("front.")) for a in front[: len(state)])
+
+        def piece(make: Callable[[], BlockWeights], *variant: str) -> Piece:
+            module, key = on_meta(make), self._key(FRONT, *variant)
+            made = Piece(
+                key, module, LAYER, m.layers, arguments, outputs, names, among=self._among, large=True
+            )
+            return replace(made, only=self._layers_of(key))
+
+        if not config.target.fused:
+            return [piece(partial(FrontBlock, m, s, kv, dtype, masked=False))]
+        pieces = [piece(partial(FusedFrontBlock, m, s, kv, dtype, fp8=config.target.fp8))]
+        if config.target.fp8_except:
+            pieces.append(piece(partial(FusedFrontBlock, m, s, kv, dtype, fp8=False), WIDE))
+        return [made for made in pieces if made.served]
 
     @property
     def _last_only_writes(self) -> bool:

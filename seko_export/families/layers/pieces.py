@@ -15,6 +15,7 @@ import torch
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
+from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.families.layers.choice import (
     CHUNK,
@@ -31,10 +32,13 @@ from seko_export.families.layers.choice import (
     rows_of_call,
     rows_of_prompt,
 )
+from seko_export.families.layers.front_tokens import COS, HIDDEN, MODULATION, SIN, UPDATE
 from seko_export.families.layers.layer_pieces import (
     BARE,
     BLOCK,
     CONTEXT,
+    FRONT,
+    FRONT_EMBED,
     FULL,
     LAST,
     LAST_UPDATE,
@@ -54,7 +58,12 @@ from seko_export.media.pieces import media_buffers, media_pieces, media_programs
 from seko_runtime.executor.contract import CALL_ROWS, RANK
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.format.program_key import ProgramKey
-from seko_runtime.video.contract import CONDITIONING_FRAMES, CONDITIONING_LATENTS, REFERENCE_LATENTS
+from seko_runtime.video.contract import (
+    CONDITIONING_FRAMES,
+    CONDITIONING_LATENTS,
+    FRONT_CACHES,
+    REFERENCE_LATENTS,
+)
 
 SOLVER = "solver.kept"  # tensors that a pass's sampler keeps for the next pass
 
@@ -178,6 +187,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
         *(group.window_piece(rows) for group in windows),
         *(piece for group in groups for piece in group.blocks(state, modulation, text_kv, rows)),
         *([last_update(config, bucket, state, modulation)] if config.target.fused else ()),
+        *_front_pieces(config, bucket, choice, groups, (state, modulation, text_kv, rows)),
         Piece(
             EngineKey("head", bucket=bucket),
             on_meta(head),
@@ -219,6 +229,39 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
             (latents, solver_state) if advance.kept else (latents,),
         ),
     ]
+
+
+def _front_pieces(
+    config: VideoBuild,
+    bucket: int | None,
+    choice: LayerChoice,
+    groups: Sequence[LayerArguments],
+    of_layers: tuple[tuple[Argument, ...], Argument, tuple[Argument, ...], tuple[Argument, ...]],
+) -> list[Piece]:
+    """Return the engines that a first chunk runs for the tokens before the stream; ``of_layers`` are the parameters of
+    `LayerArguments.blocks`."""
+    m, dtype, f32, front = config.model, config.target.dtype, torch.float32, choice.front
+    b, count = rows_of_call(config, bucket)[0], m.front_tokens
+    if front is None or not count:
+        if front is not None or count:
+            raise UsageError(
+                f"{m.name!r} has {count} front tokens, and its family {'a' if front else 'no'} module for them"
+            )
+        return []
+
+    def argument(name: str, *shape: int, dtype: torch.dtype = f32) -> Argument:
+        return Argument(f"front.{name}", f"value:front.{name}", (b, *shape), dtype)
+
+    state = [
+        argument(name, count, m.dim, dtype=dtype) for name in (HIDDEN, UPDATE)[: 1 + config.target.fused]
+    ]
+    half = m.head_dim // 2
+    made = (*state, argument(MODULATION, 1, 6, m.dim), *(argument(name, count, half) for name in (COS, SIN)))
+    time = Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32)
+    outputs = tuple(replace(each, name=each.name.removeprefix("front.")) for each in made)
+    module = on_meta(lambda: front(m, b, dtype, update=config.target.fused))
+    embed = Piece(EngineKey(FRONT_EMBED, bucket=bucket), module, "", 0, (time,), outputs)
+    return [embed, *(piece for group in groups for piece in group.front_blocks(*of_layers, made))]
 
 
 def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
@@ -273,6 +316,19 @@ def _chunk_programs(
             last = EngineKey(BLOCK, bucket=bucket, variant=(LAST,))
             context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
             programs[ProgramKey("context", bucket, full)] = (*embed, *context)
+        front_embed = pieces.get(EngineKey(FRONT_EMBED, bucket=bucket))
+        if front_embed is None or full:
+            continue
+        wide = ((), (WIDE,))
+        of_front = [EngineKey(FRONT, group, bucket, w) for w in wide for group in ("", *small)]
+        front = _through_layers(pieces, of_front)
+        begin = (*embed, *front_embed.calls())
+
+        def after_front(of_layers: tuple[Call, ...], front: tuple[Call, ...] = front) -> tuple[Call, ...]:
+            return tuple(call for both in zip(front, of_layers, strict=True) for call in both)
+
+        programs[ProgramKey("denoise", bucket, first=True)] = (*begin, *after_front(denoise), *end, *head)
+        programs[ProgramKey("context", bucket, first=True)] = (*begin, *after_front(context))
     once = [key for key in pieces if key.role == CHUNK and key.bucket == bucket]
     begin = _calls(pieces, EngineKey("noise", bucket=bucket), *once)
     if EngineKey(RING_POSITIONS, bucket=bucket) in pieces:
@@ -334,8 +390,14 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
             )
             for group in config.layer_groups
         )
+    front = (m.layers, state_rows * m.front_tokens, m.heads, m.head_dim)
     return (
         *caches,
+        *(
+            [Buffer(name, front, dtype, "cache", row_axis=1) for name in FRONT_CACHES]
+            if m.front_tokens
+            else []
+        ),
         *recall_buffers(config, choice),
         *(
             ()

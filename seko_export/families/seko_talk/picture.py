@@ -3,6 +3,8 @@ portrait as input."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -46,8 +48,9 @@ class ReferenceEmbed(Embed):
         self.ref_state = talk_model(model).ref_state
         self.state_embedding = nn.Embedding(talk_model(model).state_rows, model.dim, dtype=dtype)
 
-    def tokens(self, patches: Tensor, frames: Tensor) -> Tensor:
+    def tokens(self, patches: Tensor, frames: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the embedded patches [B, T, d] of stream frames and reference frames."""
+        del conditioning
         before = (frames < 0).repeat_interleave(self.stream.frame_tokens, 1)[..., None]  # [B, T, 1]
         reference = self.ref_patch_embedding(patches) + self.state_embedding.weight[self.ref_state]
         return torch.where(before, reference, self.patch_embedding(patches))
