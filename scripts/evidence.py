@@ -53,6 +53,7 @@ AREAS: Mapping[str, tuple[Feature, ...]] = {
         Feature("wan-5b", "Wan 2.2 5B", ("fps_5b_704p",)),
         Feature("wan_i2v", "image to video, 14B", ("i2v_step_vs_t2v",)),
         Feature("flf2v", "first and last picture"),
+        Feature("abot", "ABot-World: picture and keys", ("abot_fps_704", "abot_fps_480")),
         Feature("lingbot", "lingbot-world: picture and camera", ("lingbot_v2_chunk_ms",)),
         Feature("seko_talk", "Seko-Talk: portrait and voice", ("talk_step_vs_compiled",)),
         Feature("voxcpm2", "VoxCPM2: speech", ("vox_step_ms",)),

@@ -1,0 +1,187 @@
+"""Streams by the runtime's own session and pool over the eager model: keys, rows, rebuilt caches, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export.config.pool import PoolConfig
+from seko_export.config.video import VideoBuild
+from seko_export.errors import UsageError
+from seko_export.families.abot.actions import ACTIONS
+from seko_export.video.recording import golden_text
+from seko_runtime.errors import UsageError as SessionUsageError
+from seko_runtime.video.contract import FRONT_CACHES
+from seko_runtime.video.pool import Pool
+from tests.abot.streams import abot_config, keys_of, press, random_checkpoint, weights_of
+from tests.eager_pool import eager_pool
+from tests.stacked import eager_session
+from tests.tolerances import FP8_MATMULS_PASS, STEP, relative_error
+from tests.truth.eager_stream import EagerStream, random_text
+
+CHUNKS = 6  # past two windows of 6 latent frames
+SEEDS = (3, 8)
+# Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
+STREAM = 1e-5
+KEYS = ("w-30,wd-20,none-9", "j-12,sl-12,ik-35")  # of two rows: a value for each video frame
+
+
+@contextmanager
+def opened(config: VideoBuild, rows: int = 3) -> Iterator[Pool]:
+    """A pool over the eager model."""
+    pooled = config.changed(pool=PoolConfig(rows, (1, 2)[:rows]))
+    with eager_pool(pooled, weights_of(pooled, random_checkpoint())) as pool:
+        yield pool
+
+
+def started(pool: Pool, config: VideoBuild, row: int) -> Any:
+    session = pool.open_session(seed=SEEDS[row], text=golden_text(config).numpy()[:1])
+    session.controls["actions"].take({"keys": KEYS[row]})
+    return session
+
+
+def alone(config: VideoBuild, row: int, chunks: int = CHUNKS) -> list[np.ndarray]:
+    """The chunks of a session that has the pool to itself."""
+    with opened(config) as pool, started(pool, config, row) as session:
+        return [chunk.to_host().copy() for chunk in run(session, chunks)]
+
+
+def run(session: Any, chunks: int) -> Iterator[Any]:
+    for _ in range(chunks):
+        yield session.run_chunk()
+
+
+def equal(chunks: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> bool:
+    return all(np.array_equal(*both) for both in zip(chunks, wanted, strict=True))
+
+
+@pytest.mark.shows("abot")
+def test_rows_of_one_call_may_be_at_first_and_later_chunks() -> None:
+    """A session that joins another one's calls gets the bytes that it gets alone, reference tokens included."""
+    config = abot_config()
+    wanted = [alone(config, row) for row in range(2)]
+    assert relative_error(*(torch.from_numpy(chunks[0]) for chunks in wanted)) > 0.1
+    with opened(config) as pool, started(pool, config, 0) as early:
+        chunks = [early.run_chunk().to_host().copy()]
+        with started(pool, config, 1) as late:
+            pairs = [[chunk.to_host().copy() for chunk in pool.run([early, late])] for _ in wanted[0][1:]]
+    for got, want in (
+        (chunks + [pair[0] for pair in pairs], wanted[0]),
+        ([pair[1] for pair in pairs], wanted[1]),
+    ):
+        for latents, other in zip(got, want, strict=False):
+            assert relative_error(torch.from_numpy(latents), torch.from_numpy(other)) <= STREAM
+
+
+def test_a_second_session_on_a_row_is_the_first_one_again() -> None:
+    """Also after another one's keys, and when a session is restarted or goes back to its beginning."""
+    config = abot_config()
+    with opened(config, rows=1) as pool:
+        session = started(pool, config, 0)
+        wanted = [chunk.to_host().copy() for chunk in run(session, 3)]
+        session.close()
+        other = started(pool, config, 1)
+        list(run(other, 4))
+        other.close()
+        session = started(pool, config, 0)
+        assert equal([chunk.to_host().copy() for chunk in run(session, 3)], wanted)
+        session.restart()
+        session.controls["actions"].take({"keys": KEYS[0]})
+        assert equal([chunk.to_host().copy() for chunk in run(session, 2)], wanted[:2])
+        session.rewind(0)
+        session.controls["actions"].reset()
+        session.controls["actions"].take({"keys": KEYS[0]})
+        assert equal([chunk.to_host().copy() for chunk in run(session, 3)], wanted)
+        session.close()
+
+
+def test_a_stream_goes_on_from_a_pause_and_from_a_snapshot(tmp_path: Path) -> None:
+    """With another one on its row meanwhile; what the first chunk left of the reference tokens goes along."""
+    config = abot_config()
+    wanted = alone(config, 0)
+    with opened(config, rows=1) as pool:
+        session = started(pool, config, 0)
+        chunks = [chunk.to_host().copy() for chunk in run(session, 4)]
+        session.save(tmp_path / "stream")
+        state = session.controls.state()
+        session.pause()
+        other = started(pool, config, 1)
+        list(run(other, 2))
+        other.close()
+        session.resume()
+        assert equal(chunks + [chunk.to_host().copy() for chunk in run(session, 2)], wanted)
+        session.close()
+        again = pool.restore(tmp_path / "stream")
+        again.controls.load(state)
+        assert equal([chunk.to_host().copy() for chunk in run(again, 2)], wanted[4:])
+        again.close()
+
+
+def test_thirty_chunks_later_a_rebuilt_cache_is_the_one_that_was_there() -> None:
+    """A cached frame of a single layer depends on nothing but its own latents and keys, which are kept."""
+    config = abot_config()
+    config = config.changed(model=replace(config.model, layers=1))
+    text, checkpoint = golden_text(config), random_checkpoint()
+    after, fronts = [], []
+    for rebuilt in (False, True):
+        with eager_session(config, weights_of(config, checkpoint), text, SEEDS[:1]) as session:
+            for number in range(30):
+                session.run_chunk({ACTIONS: keys_of(config, number).numpy()})
+            if rebuilt:
+                session.set_text(text.numpy(), recache=True)
+            fronts.append([session.cache_sample(1)[name] for name in FRONT_CACHES])
+            after += [torch.from_numpy(chunk.to_host()) for chunk in run(session, 2)]
+    assert equal(*fronts)
+    assert all(relative_error(*both) <= STREAM for both in zip(after[2:], after[:2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "bar"),
+    [
+        ("fp32", {}, STEP[torch.float32]),
+        ("fp4", {}, STEP[torch.float32]),
+        ("fp4", {"fp8": True}, FP8_MATMULS_PASS),
+        ("fp4", {"fp8": True, "fp8_except": (1,)}, FP8_MATMULS_PASS),
+        ("fp4", {"attention": "bf16"}, STEP[torch.float32]),
+    ],
+)
+def test_fused_layers_are_the_plain_ones(
+    scheme: str, change: Mapping[str, Any], bar: float, worst: Callable[[str, float], None]
+) -> None:
+    """Past the wrap, each pass fed the plain stream's latents."""
+    plain = abot_config(scheme)
+    checkpoint, text = random_checkpoint(), random_text(plain.model, 1)
+    streams = [
+        EagerStream(config, checkpoint, text) for config in (plain, plain.changed(fused=True, **change))
+    ]
+    for number in range(4):
+        for stream in streams:
+            press(stream, keys_of(plain, number))
+        first = [number * plain.workload.stream.chunk_frames]
+        wanted = streams[0].run_chunk(first, [3])
+        fused = streams[1].run_chunk(first, [3], feed=[done.latents for done in wanted])
+        for plain_pass, other in zip(wanted[:-1], fused[:-1], strict=True):
+            error = relative_error(other.velocity, plain_pass.velocity)
+            worst(f"abot, fused layers, {scheme} {sorted(change)}", error)
+            assert error <= bar
+
+
+def test_what_it_cannot_have_is_refused() -> None:
+    config = abot_config()
+    with pytest.raises(UsageError, match="pictures of a person"):
+        abot_config(layout={"reference_frames": 5})
+    with pytest.raises(UsageError, match="--stream-positions"):
+        abot_config(layout={"window_positions": False})
+    with pytest.raises(UsageError, match="tokens before the stream"):
+        config.changed(kv_scheme="fp4", fused=True, attention="fp8")
+    with pytest.raises(UsageError, match="tokens before its streams"):
+        config.changed(ranks=2)
+    with opened(config) as pool, pytest.raises(SessionUsageError, match="no reference frames"):
+        pool.open_session(text=golden_text(config).numpy(), reference=np.zeros((5, 64, 96, 3), np.uint8))
