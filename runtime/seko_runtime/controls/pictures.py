@@ -142,11 +142,12 @@ class PicturesControl(Control):
             each picture.
 
             ``start``: the picture to begin with; for a model that takes it, ``last``: the picture that the stream leads
-            to, and the time from the stream's start to it: ``last_frame``, a latent frame, or ``last_s`` seconds.
+            to, and the time from the stream's start to it: ``last_frame``, a latent frame, or ``last_s`` seconds at
+            ``fps`` video frames a second, by default the model's.
 
             ``reference``: the reference pictures, [R, rows, columns, 3] or one, or their latents, float32.
         """
-        known = {"start": ("last", "last_frame", "last_s", "names"), "reference": ("names",)}
+        known = {"start": ("last", "last_frame", "last_s", "fps", "names"), "reference": ("names",)}
         _, values = one_of(event, known, "pictures")
         self._made(values)
         return values
@@ -224,7 +225,8 @@ class PicturesControl(Control):
         seconds = real_number(event["last_s"], "last_s", expected)
         if not 0 < seconds <= MAX_LAST_S:
             raise UsageError(f"last_s is {seconds:g}, expected {expected}")
-        frame = (max(1, round(seconds * self.takes.fps)) - 1 + self.takes.lacking) // self.takes.per_latent
+        fps = real_number(event.get("fps", self.takes.fps), "fps")
+        frame = (max(1, round(seconds * fps)) - 1 + self.takes.lacking) // self.takes.per_latent
         if frame < 1:
             raise UsageError("last_s is so early that the first picture is still shown")
         return frame

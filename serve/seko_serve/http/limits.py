@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from seko_runtime.controls.pictures import MAX_LAST_S
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve import protocol
 from seko_serve.http import access, openings
@@ -39,7 +40,7 @@ def limits_of(manifest: Served) -> dict[str, int | float]:
     if takes["image"] != "no":
         limits |= {"image_bytes": uploads.MAX_PICTURE_BYTES, "image_pixels": uploads.MAX_PICTURE_PIXELS}
     if takes["last_image"]:
-        limits["last_s"] = openings.MAX_LAST_S
+        limits["last_s"] = MAX_LAST_S
     for control in facts["controls"].values():
         limits |= control.get("limits", {})
     if takes["voice"]:

@@ -10,10 +10,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import seko_serve
+from seko_runtime.controls.pictures import MAX_LAST_S
 from seko_serve.errors import KINDS
 from seko_serve.http.access import TICKET
 from seko_serve.http.line import EVENTS
-from seko_serve.http.openings import LAST_S, LEAST_FPS, MAX_FPS, MAX_LAST_S
+from seko_serve.http.openings import LAST_S, LEAST_FPS, MAX_FPS
 from seko_serve.http.service import PICTURE_KINDS
 from seko_serve.http.speech import MAX_INPUT_LETTERS
 from seko_serve.http.videos import MAX_LISTED, MAX_SECONDS

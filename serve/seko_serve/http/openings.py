@@ -19,12 +19,12 @@ from seko_runtime.video.contract import begins_with_picture
 from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 from seko_serve.live.content import Opening, SpeechOpening
 from seko_serve.live.kinds import Served
-from seko_serve.live.video import last_frame_input, latent_frame, picture_place, speakers_of
+from seko_serve.live.video import last_frame_input, picture_place, speakers_of
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
 
 LEAST_FPS, MAX_FPS = 1.0, 240.0
-LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's start to its last picture
+LAST_S = 5.0  # default time from the stream's start to its last picture
 # Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
 MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
 SPEECH_FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text")
@@ -215,26 +215,16 @@ def _pictures(
     ]
     event: dict[str, Any] = {"start": pictures[0], "names": {"start": picture, "last": "last_image"}}
     if last_frame is not None:
-        event |= {"last": pictures[1], "last_frame": _last_latent(table.get("last_s", LAST_S), fps, manifest)}
+        event |= {"last": pictures[1], "last_s": table.get("last_s", LAST_S), "fps": fps}
     if place == "reference":
         event = {"reference": pictures[0]}
     (control,) = controls_of(manifest).of_kind("pictures")
     try:
         control.take(event)
     except UsageError as error:
-        raise ServeError("unsupported", str(error)) from None
+        raise ServeError("bad_request", str(error)) from None
     made = control.opening()
     return made.get("image", made.get("reference")), made["inputs"]
-
-
-def _last_latent(seconds: object, fps: float, manifest: VideoManifest) -> int:
-    """Return the latent frame that shows the last picture after so many seconds."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_LAST_S:
-        raise ServeError("bad_request", f"last_s is no number above 0 and at most {MAX_LAST_S:g}")
-    frame = latent_frame(manifest, seconds, fps)
-    if frame < 1:
-        raise ServeError("bad_request", "last_s is so early that the first picture is still shown")
-    return frame
 
 
 def _inputs(value: object) -> dict[str, NDArray[Any]]:

@@ -94,13 +94,6 @@ def last_frame_input(manifest: VideoManifest) -> str | None:
     return names[0] if names else None
 
 
-def latent_frame(manifest: VideoManifest, seconds: float, fps: float) -> int:
-    """Return the number of the latent frame that holds the last video frame of the stream's first ``seconds``."""
-    table, per_latent = manifest.workload.video, manifest.workload.stream.video_frames_per_latent
-    lacking = 0 if table is None else table.chunk_frames - table.first_frames  # of the first latent frame
-    return (max(1, round(seconds * fps)) - 1 + lacking) // per_latent
-
-
 def blank_opening(manifest: VideoManifest) -> Opening:
     """Return an opening with seed 0 and a word for a prompt, whose pictures are black where the artifact takes
     pictures."""
