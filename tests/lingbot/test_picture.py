@@ -148,6 +148,22 @@ def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
     assert not np.array_equal(other, chunks[0])
 
 
+def test_a_picture_that_a_control_takes_begins_the_stream_with_its_restart(weights) -> None:
+    config = lingbot_config(vae=SMALL)
+    step = {name: value.numpy() for name, value in given_of(config, 0).items()}
+    photo = np.random.default_rng(8).integers(0, 256, (54, 80, 3), np.uint8)
+    begins = opening_with(manifest_of(config, weights), start=photo)
+    with opened(weights, **begins) as session:
+        wanted = session.run_chunk(step).to_host().copy()
+    with opened(weights, image=PICTURE) as session:
+        first = session.run_chunk(step).to_host().copy()
+        session.take("pictures", {"start": photo})
+        for _ in range(2):
+            session.restart_row(0)
+            assert np.array_equal(session.run_chunk(step).to_host(), wanted)
+    assert not np.array_equal(first, wanted)
+
+
 def test_a_picture_and_its_input_exclude_each_other(weights) -> None:
     table = given_of(lingbot_config(), None)["condition"].numpy()
     with pytest.raises(UsageError, match="both image and the input 'condition'"), opened(

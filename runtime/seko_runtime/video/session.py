@@ -376,7 +376,8 @@ class Session(RowSession):
         seed : int, optional
             New seed of the noise; default: the stream keeps its seed.
         image : array, optional
-            Start picture, uint8 [H, W, 3]; default: the stream begins without conditioning frames.
+            Start picture, uint8 [H, W, 3]; default: that of the control of pictures, else the stream begins without
+            conditioning frames.
         reference : array, optional
             New reference frames; default: the stream keeps its reference frames.
 
@@ -389,7 +390,11 @@ class Session(RowSession):
         """
         with self._pool._call_lock.take():
             row = self._running_row()
-            self._pool._rows.restart(row, seed=seed, image=image, reference=reference)
+            opening, changed = self._controls.opening(), {"image": image, "reference": reference}
+            changed = {name: opening.get(name) if own is None else own for name, own in changed.items()}
+            self._pool._rows.restart(row, seed=seed, **changed)
+            if opening.get("inputs"):
+                self._pool._rows.set_inputs(row, opening["inputs"])
             self._controls.reset()
             self._ahead.clear()
             given = {"seed": seed, "image": image, "reference": reference}
