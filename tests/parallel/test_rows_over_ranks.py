@@ -20,7 +20,7 @@ from seko_runtime.errors import SekoRuntimeError, SessionClosedError
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.parallel.records import STAYS
 from seko_runtime.sessions.over_ranks import OverRanks, methods_of
-from seko_runtime.sessions.ranked_rows import RankCommands, rows_over_ranks
+from seko_runtime.sessions.ranked_rows import OPEN, RankCommands, rows_over_ranks
 from seko_runtime.sessions.rows import Rows
 from seko_runtime.video.row_numbers import STATE_FORM
 from seko_runtime.video.rows import Beginning, VideoRows
@@ -161,10 +161,19 @@ def test_only_the_interface_can_be_reached(several: Any) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'word'"):
         several.noted(0, Note("x"), word="y")
     commands = RankCommands(0, ToyRows, lambda _: LocalToyRows())
-    commands("open", {"options": {}})
+    commands(OPEN, {"options": {}})
     for name in ("secret", "_cache", "__class__"):
         with pytest.raises(KeyError):
             commands(name, {})
+
+
+def test_ranks_other_than_0_send_only_what_is_joined() -> None:
+    commands = RankCommands(1, ToyRows, lambda _: LocalToyRows(1, RANKS))
+    commands(OPEN, {"options": {}})
+    assert commands("noted", {"row": 0, "note": Note("x"), "times": 2}) is None
+    assert commands("heads", {}) == HEADS // RANKS
+    state: Any = commands("store", {"row": 0})
+    assert (state.numbers, {*state.tensors.arrays()}, state.arrays) == (None, {"cache"}, {})
 
 
 class WithAttribute(Rows[int, int], Protocol):
@@ -189,7 +198,7 @@ class WithValue(Rows[int, int], Protocol):
 class WithCommand(Rows[int, int], Protocol):
     """Not for ranks."""
 
-    def open(self) -> None:
+    def end(self) -> None:
         """Do what a command to the ranks does."""
 
 
@@ -207,7 +216,7 @@ class WithFixed(Rows[int, int], Protocol):
         (WithAttribute, "WithAttribute.streams is an attribute, expected a method or a property"),
         (WithMany, "WithMany.many has the parameter rows, expected parameters that have a name"),
         (WithValue, "WithValue.limit is a int, expected a method or a property"),
-        (WithCommand, "WithCommand.open is also the name of another command"),
+        (WithCommand, "WithCommand.end has the name of the command that ends the ranks"),
         (WithFixed, "WithFixed.of has parameters, so its result cannot be `fixed`"),
     ],
 )

@@ -134,8 +134,7 @@ def check_conditioning(
         If the artifact's tokenizer cannot be used.
     """
     check_device(manifest.target, options.device)
-    if options.steps is not None or options.shift is not None:
-        rescheduled(manifest, options.steps, options.shift)
+    rescheduled(manifest, options.steps, options.shift)
     rows = range(manifest.call_rows)
     for row in rows:
         checked_seed(options.seed + row)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from seko_runtime.errors import RankLostError, SekoRuntimeError, SessionClosedError
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.parallel.group import RankGroup
 from seko_runtime.parallel.records import record
 from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.over_ranks import Facts, RowMethod, methods_of
@@ -24,27 +25,7 @@ from seko_runtime.sessions.rows import CLOSED, Rows
 # Seconds until a call counts as lost: a call of a large model on a CPU takes minutes. A process that hangs sends no
 # more signs of life and is found earlier.
 CALL_S = 600.0
-OPEN, CLOSE, STATS = (
-    "open",
-    "close",
-    "backend_stats",
-)  # the commands of every rank that are no methods of its rows
-
-
-class Group(Protocol):
-    """The interface of a group of rank processes, as far as ranked rows use it."""
-
-    def call(
-        self,
-        command: str,
-        facts: Facts | None = None,
-        *,
-        own: Sequence[Facts] | None = None,
-        ranks: Sequence[int] | None = None,
-        seconds: float,
-        patient: bool = False,
-    ) -> Any:
-        """Send a command to ranks and wait for their answers; see `RankGroup.call`."""
+OPEN, STATS = "open rows", "backend stats"  # commands of every rank; those of rows have a method's name
 
 
 @record
@@ -57,7 +38,7 @@ class Waited:
 
 
 def rows_over_ranks(
-    interface: type, manifest: Manifest, group: Group, form: StateForm, options: Facts
+    interface: type, manifest: Manifest, group: RankGroup, form: StateForm, options: Facts
 ) -> Rows[Any, Any]:
     """Open the rows of a pool in the processes of all ranks; return an object with the methods of ``interface``. Every
     method may raise a RankLostError, if the process of a rank has ended or does not answer.
@@ -68,7 +49,7 @@ def rows_over_ranks(
         The workload's interface of rows: `Rows`, or a protocol derived from it.
     manifest : Manifest
         The artifact's manifest, as these rows use it.
-    group : Group
+    group : RankGroup
         The processes of the ranks, one for each GPU.
     form : StateForm
         How a row's state is written to files, as the workload defines it.
@@ -84,12 +65,13 @@ class _RankedRows:
     manifest: Manifest
     form: StateForm
     call_lock: CallLock
+    closed: bool
     properties: Sequence[RowMethod]  # those whose values the ranks have
 
-    def __init__(self, manifest: Manifest, group: Group, form: StateForm, options: Facts) -> None:
+    def __init__(self, manifest: Manifest, group: RankGroup, form: StateForm, options: Facts) -> None:
         self.manifest, self.form = manifest, form
-        self.call_lock = CallLock(CLOSED)
-        self._group: Group | None = group
+        self.call_lock, self.closed = CallLock(CLOSED), False
+        self._group = group
         self._kept: dict[str, Any] = {}  # by name: fixed results, and the last value of each property
         self._ask(OPEN, {"options": dict(options)}, patient=True)
         self._keep_properties()
@@ -102,12 +84,8 @@ class _RankedRows:
 
     def check_open(self) -> None:
         """Raise a SessionClosedError if `close` was called."""
-        self._open_group()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._group is None
+        if self.closed:
+            raise SessionClosedError(CLOSED)
 
     def close(self) -> None:
         """End the pool and free its memory on all ranks; a second call does nothing. Properties keep their values."""
@@ -117,8 +95,8 @@ class _RankedRows:
         with suppress(SekoRuntimeError):
             self._keep_properties()
         with suppress(SekoRuntimeError):
-            self._ask(CLOSE, patient=True)
-        self._group = None
+            self._ask("close", patient=True)
+        self.closed = True
 
     def _call(self, method: RowMethod, arguments: Facts) -> Any:
         """Run a method of the rows on the ranks; return the result."""
@@ -147,26 +125,12 @@ class _RankedRows:
         for method in self.properties:
             self._value(method)
 
-    def _ask(
-        self,
-        command: str,
-        facts: Facts | None = None,
-        *,
-        own: Sequence[Facts] | None = None,
-        ranks: Sequence[int] | None = None,
-        patient: bool = False,
-    ) -> list[Any]:
+    def _ask(self, command: str, facts: Facts | None = None, **how: Any) -> list[Any]:
         """Send a command to the processes of some ranks, by default of all; return their answers in the order of the
         ranks. The parameters and errors are those of `RankGroup.call`."""
-        answers = self._open_group().call(
-            command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient
-        )
-        return [answers.results[rank] for rank in sorted(answers.results)]
-
-    def _open_group(self) -> Group:
-        if self._group is None:
-            raise SessionClosedError(CLOSED)
-        return self._group
+        self.check_open()
+        results = self._group.call(command, facts, seconds=CALL_S, **how).results
+        return [results[rank] for rank in sorted(results)]
 
 
 @cache
@@ -182,8 +146,8 @@ def _ranked(interface: type) -> type[_RankedRows]:
     names = {name for base in interface.__mro__ for name in vars(base).get("__annotations__", {})}
     if odd := sorted(name for name in names if not name.startswith("_") and name not in own):
         raise TypeError(f"{interface.__qualname__}.{odd[0]} is an attribute, expected a method or a property")
-    if odd := sorted({OPEN, STATS, "end"} & methods.keys()):
-        raise TypeError(f"{interface.__qualname__}.{odd[0]} is also the name of another command to the ranks")
+    if "end" in methods:
+        raise TypeError(f"{interface.__qualname__}.end has the name of the command that ends the ranks")
     asked = [method for name, method in methods.items() if name not in own]
     made: dict[str, Any] = {method.name: _member(method) for method in asked}
     made["properties"] = [method for method in asked if method.signature is None]
@@ -233,12 +197,7 @@ class RankCommands:
         if command == OPEN:
             self._rows = self._open_rows(facts["options"])
             return None
-        if command == STATS:
-            return dict(self._stats())
-        if command != CLOSE:
-            return self._answer(self._methods[command], facts)
-        self.close()
-        return None
+        return dict(self._stats()) if command == STATS else self._answer(self._methods[command], facts)
 
     def close(self) -> None:
         """Close the rows, if they have been opened."""

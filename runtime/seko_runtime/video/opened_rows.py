@@ -41,9 +41,9 @@ def _with_schedule(
     loaded: Loaded[VideoManifest], options: VideoOptions, memory: Memory
 ) -> Loaded[VideoManifest]:
     """Return the artifact with the denoise passes and timesteps of a pool's options."""
-    if options.steps is None and options.shift is None:
-        return loaded
     manifest, tables = rescheduled(loaded.manifest, options.steps, options.shift)
+    if not tables:
+        return loaded
     weights = {**loaded.weights, **_uploaded(manifest, tables, memory)}
     return replace(loaded, manifest=manifest, programs=_resolved_anew(manifest), weights=weights)
 

@@ -248,7 +248,7 @@ def rescheduled(
     manifest: VideoManifest, steps: int | None, shift: float | None
 ) -> tuple[VideoManifest, dict[str, NDArray[np.generic]]]:
     """Return a manifest with another number of denoise passes, and the new tables by name. The new tables replace the
-    weights with the same names.
+    weights with the same names. If neither ``steps`` nor ``shift`` is given, nothing changes and there is no table.
 
     Parameters
     ----------
@@ -267,6 +267,8 @@ def rescheduled(
         other tables that were computed for the artifact's timesteps; if the artifact has a cache for each pass and
         the number of passes differs; or if ``shift`` is given and the first chunk has passes of its own.
     """
+    if steps is None and shift is None:
+        return manifest, {}
     old = manifest.workload.schedule
     if old.first_timesteps and shift is not None:
         raise UsageError(

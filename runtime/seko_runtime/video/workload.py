@@ -68,8 +68,6 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
     def pool_manifest(self, manifest: VideoManifest, options: Mapping[str, Any]) -> VideoManifest:
         """Return the manifest of a pool's streams, with the pool's own passes and timesteps."""
         chosen = VideoOptions(**options)
-        if chosen.steps is None and chosen.shift is None:
-            return manifest
         return rescheduled(manifest, chosen.steps, chosen.shift)[0]
 
     def artifact(self, files: OpenedFiles[VideoManifest], engines: Engines) -> VideoArtifact:
