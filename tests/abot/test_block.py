@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from seko_export.config.pool import PoolConfig
 from seko_export.families.abot.actions import ACTIONS, KeyTokens, summed
 from seko_export.families.abot.keys import ADAPTER, CONV
 from seko_export.families.abot.model import KEY_BITS
+from seko_export.families.layers.choice import CHUNK
+from seko_export.families.layers.layer_pieces import BLOCK, FRONT, FRONT_EMBED
+from seko_export.families.registry import graph_of
+from seko_export.lowering.trace import trace
 from seko_runtime.video.contract import FRONT_CACHES
 from tests.abot.streams import abot_config, keys_of, naive_of, naive_velocity, press, random_checkpoint
 from tests.tolerances import relative_error
@@ -110,3 +115,17 @@ def test_the_reference_tokens_count_though_they_are_zeros() -> None:
     assert all(torch.equal(*pair) for pair in zip(kept[0], kept[-1], strict=True))
     assert kept[0][0].abs().amax((2, 3)).min() > 0
     assert not set(FRONT_CACHES) & set(streams[1].buffers)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"pool": PoolConfig(2, (1, 2))}, {"fused": True, "fp8": True, "kv_scheme": "fp4"}],
+    ids=["alone", "pool", "fused"],
+)
+def test_its_engines_are_replayable(change) -> None:
+    """Also those of a first chunk alone, which write caches of their own."""
+    pieces = graph_of(abot_config().changed(**change)).pieces.values()
+    own = [piece for piece in pieces if piece.key.role in (BLOCK, FRONT, FRONT_EMBED, CHUNK)]
+    assert {piece.key.role for piece in own} == {BLOCK, FRONT, FRONT_EMBED, CHUNK}
+    for piece in own:
+        trace(piece, "cpu")

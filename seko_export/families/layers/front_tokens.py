@@ -162,10 +162,11 @@ def _attend_to_both(
 ) -> Tensor:
     """Write the front tokens' keys and values ``own`` [B, P, H, D], and return the attention of their queries to
     themselves and to the chunk's keys and values [B, T, H, D]."""
-    batch, tokens = q.shape[:2]
-    numbers = torch.arange(batch, device=q.device) if rows is None else rows
-    index = (numbers[:, None] * tokens + torch.arange(tokens, device=q.device)).flatten()
     for name, x in zip((FRONT_K, FRONT_V), own, strict=True):
-        caches[name].index_copy_(0, index, x.flatten(0, 1))
+        if rows is None:
+            caches[name].copy_(x.flatten(0, 1))
+            continue
+        tokens = torch.arange(x.shape[1], device=x.device)
+        caches[name].index_copy_(0, (rows[:, None] * x.shape[1] + tokens).flatten(), x.flatten(0, 1))
     k, v = (torch.cat(both, 1) for both in zip(own, chunk, strict=True))
     return window_attention(q, k, v, None)

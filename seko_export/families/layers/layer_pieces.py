@@ -99,7 +99,7 @@ class LayerArguments:
             )
             for c in kv.cache_tensors
         )
-        front = (state_rows * m.front_tokens, kv.heads, m.head_dim)
+        front = (state_rows * m.front_tokens, m.heads, m.head_dim)
         self._front = tuple(
             Argument(f"caches.{name}", f"buffer:{buffer}{OF_LAYER}", front, config.target.dtype)
             for name, buffer in zip((FRONT_K, FRONT_V), FRONT_CACHES, strict=True)
