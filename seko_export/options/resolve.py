@@ -87,7 +87,7 @@ def resolve_build(
     named = options.checkpoint or options.model_folder
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
-    named_image_encoder = options.image_encoder
+    named_image_encoder, named_text_encoder = options.image_encoder, options.text_encoder
     options, notes_of_folder = with_model_folder(with_pipeline(options))
     options = with_variant(options)
     preset = options.preset
@@ -103,6 +103,9 @@ def resolve_build(
     if named_image_encoder is None and options.image_encoder and chosen.model.picture_features is None:
         notes.append(f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch")
         options = replace(options, image_encoder=None)
+    if named_text_encoder is None and options.text_encoder and not chosen.model.takes_text:
+        notes.append(f"{options.text_encoder.name} is not used: {chosen.model.name} takes no text")
+        options = replace(options, text_encoder=None, tokenizer=None)
     media = _media(options, sample, chosen.model, machine)
     viewer_file = options.viewer or _viewer_beside(sample.folder if sample else named)
     media = replace(media, files=replace(media.files, viewer=viewer_file))

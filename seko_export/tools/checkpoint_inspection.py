@@ -250,7 +250,7 @@ def _needs(facts: ReadFacts, command: str, preset: str | None) -> list[str]:
                 else f"a VAE of {vae.latent_channels} channels, such as Wan's"
             )
             needs.append(f"--vae: {what}; without it latents come out")
-        if "--text-encoder" not in command:
+        if "--text-encoder" not in command and _value(facts.recognised.model, "text_dim", 1):
             needs.append("--text-encoder: UMT5-XXL with its tokenizer.json; without it embeddings go in")
         named = command if facts.preset is None else command + facts.preset.needs
         if _value(facts.recognised.model, "image_dim", 0) and "--image-encoder" not in named:

@@ -141,6 +141,8 @@ def _is_whole(folder: Path) -> bool:
 
 def _check_run(config: VideoBuild, run_options: Collection[str]) -> None:
     """Refuse an option of the run that an artifact with this configuration does not take."""
+    if "--prompt" in run_options and not config.model.takes_text:
+        raise UsageError(f"--prompt: {config.model.name!r} takes no text; leave it out")
     if "--prompt" in run_options and config.workload.text is None:
         raise UsageError(
             "--prompt: this build has no text encoder; name one with --text-encoder, or leave it out"

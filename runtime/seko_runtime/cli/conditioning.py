@@ -32,7 +32,7 @@ from seko_runtime.video.contract import (
 from seko_runtime.video.manifest import Stream, VideoManifest
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.schedule import rescheduled
-from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, prompt_words
+from seko_runtime.video.text import NO_TEXT, PromptIds, no_sentences, prompt_words
 
 MAX_SCHEDULE_BYTES = 1 << 20
 MAX_WORDS_TOLD = 8
@@ -142,7 +142,9 @@ def check_conditioning(
     if conditioning.prompts:
         _check_prompts(conditioning.prompts, options, manifest)
     if conditioning.text is not None:
-        expected_shape = (len(rows), *shapes[TEXT_BUFFER][1:]) if TEXT_BUFFER in shapes else None
+        if TEXT_BUFFER not in shapes:
+            raise UsageError(f"--text {options.text}: {NO_TEXT}")
+        expected_shape = (len(rows), *shapes[TEXT_BUFFER][1:])
         if conditioning.text.shape != expected_shape:
             raise UsageError(
                 f"--text {options.text} is {conditioning.text.shape}, this artifact takes {expected_shape}"
@@ -161,7 +163,7 @@ def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, man
     """Tokenise each prompt; warn about words that the tokenizer does not know."""
     spec = manifest.workload.text
     if spec is None:
-        raise UsageError(NO_TEXT_ENCODER)
+        raise UsageError(no_sentences(manifest))
     document = read_file(options.artifact, manifest, spec.tokenizer)
     ids = PromptIds(spec, document, text_vocabulary(manifest))
     may_be_empty = begins_with_picture(manifest)

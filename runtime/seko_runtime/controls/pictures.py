@@ -60,6 +60,11 @@ class PicturesParameters:
         Whether a session takes a picture to begin with, and one that it leads to.
     levels : bool
         Whether the picture becomes a condition of the model, and is resized as levels; otherwise it is the first frame.
+    averaged : bool
+        Whether levels are resized by a triangle filter, which averages, and cropped to the last pixel; otherwise by
+        cubic convolution, and stretched if a crop would cut off less than a token.
+    seen_fitted : bool
+        Whether an image encoder sees the picture after it got the video's size; otherwise the whole picture.
     reference_frames : int
         Largest number of reference pictures.
     portrait : bool
@@ -75,6 +80,8 @@ class PicturesParameters:
     start: bool = False
     last: bool = False
     levels: bool = False
+    averaged: bool = False
+    seen_fitted: bool = False
     reference_frames: Annotated[int, Within(0, 1 << 16)] = 0
     portrait: bool = False
 
@@ -189,7 +196,8 @@ class PicturesControl(Control):
         arrays = [array for array, _ in fitted.values()]
         inputs: dict[str, Any] = {}
         if "seen" in self.inputs:
-            inputs["seen"] = squashed(self.inputs["seen"], list(pictures.values()))
+            seen = arrays if self.takes.seen_fitted else [*pictures.values()]
+            inputs["seen"] = squashed(self.inputs["seen"], seen)
         if (frame := self._last_frame(event)) is not None:
             inputs["last_frame"] = np.array([frame], np.int64)
         if len(arrays) == 1:
@@ -198,9 +206,11 @@ class PicturesControl(Control):
         return {"image": np.stack([array.astype(same) for array in arrays], axis=-1 - _AXES)}, inputs, notes
 
     def _fitted(self, picture: NDArray[np.uint8]) -> tuple[NDArray[Any], str]:
-        """Return a picture in the encoder's size, and how it was cropped and resized: by cubic convolution for a model
-        with a condition, stretched if a crop would cut off less than a token; by Lanczos' filter for others."""
+        """Return a picture in the encoder's size, and how it was cropped and resized: for a model with a condition as
+        `PicturesParameters` says, by Lanczos' filter for others."""
         size = self.takes.height, self.takes.width
+        if self.takes.levels and self.takes.averaged:
+            return fit_levels(picture, *size)
         if self.takes.levels:
             return fit_levels(picture, *size, bicubic=True, stretch=TOKEN_SIDE)
         return cover_pictures(picture, *size)

@@ -35,6 +35,7 @@ from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.ring import ring_of
+from seko_runtime.video.text import NO_TEXT
 
 
 class VideoDevice(Device):
@@ -120,6 +121,8 @@ class VideoDevice(Device):
         spec = self.specs.get(TEXT_BUFFER)
         wanted = None if spec is None else (1, *spec.shape[1:])
         shape = None if text is None else tuple(getattr(text, "shape", ()))
+        if shape is not None and wanted is None:
+            raise UsageError(NO_TEXT)
         if shape is None and wanted is not None:
             raise UsageError(
                 f"found neither prompt nor text; give a sentence as prompt, or embeddings {wanted} as text"

@@ -34,7 +34,7 @@ from seko_runtime.video.reference_frames import check_reference, set_reference, 
 from seko_runtime.video.row_numbers import STATE_FORM
 from seko_runtime.video.rows import Beginning
 from seko_runtime.video.streams import Streams
-from seko_runtime.video.text import NO_TEXT_ENCODER
+from seko_runtime.video.text import no_sentences
 
 
 class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
@@ -409,7 +409,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     def _row_prompts(self) -> RowPrompts:
         if self._prompts is None:
-            raise UsageError(NO_TEXT_ENCODER)
+            raise UsageError(no_sentences(self.manifest))
         return self._prompts
 
     def _device_for(self, row: int | None, *, recache: bool) -> VideoDevice:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import ArtifactError, LibraryMissingError, UsageError
 from seko_runtime.format.tokenizer_file import cut_text, open_tokenizer
-from seko_runtime.video.manifest import Text
+from seko_runtime.video.contract import TEXT_BUFFER
+from seko_runtime.video.manifest import Text, VideoManifest
 
 MAX_PROMPT_LETTERS = 1 << 16
 # Prompts that `ftfy` leaves as they are: ASCII without its control characters, and without the & of HTML.
@@ -25,6 +26,14 @@ NO_TEXT_ENCODER = (
     "this artifact has no text encoder; rebuild it with --text-encoder, or give the embeddings of one as text "
     "(seko-run: --text FILE.npy)"
 )
+
+
+NO_TEXT = "this artifact's model takes no text; leave prompt and text out"
+
+
+def no_sentences(manifest: VideoManifest) -> str:
+    """Return why an artifact without a text encoder takes no sentence as a prompt."""
+    return NO_TEXT_ENCODER if any(buffer.name == TEXT_BUFFER for buffer in manifest.buffers) else NO_TEXT
 
 
 class PromptIds:

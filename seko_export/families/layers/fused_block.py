@@ -51,32 +51,45 @@ class Fp8Linear(nn.Module):
     quantised, with one scale for each row.
     """
 
-    def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
+    def __init__(self, inner: int, outer: int, dtype: torch.dtype, *, bias: bool = True) -> None:
         super().__init__()
         self.weight_fp8 = nn.Parameter(torch.empty(outer, inner, dtype=FP8), requires_grad=False)
         self.weight_scale = nn.Parameter(torch.empty(outer, 1))
-        self.bias = nn.Parameter(torch.empty(outer, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(outer, dtype=dtype)) if bias else None
+
+    def product(self, ops: LayerOps, rows: Rows, dtype: torch.dtype) -> Tensor:
+        """Return the matmul's result [B, T, out] for quantised rows; without a bias the kernel adds zeros."""
+        bias = (
+            self.weight_scale.new_zeros(len(self.weight_fp8), dtype=dtype) if self.bias is None else self.bias
+        )
+        y: Tensor = ops.fp8_linear(rows, self.weight_fp8, self.weight_scale, bias, dtype)
+        return y
 
 
 class QuantisingLinear(Fp8Linear):
     """A linear layer in fp8 that quantises its input, with one scale for each row, before it multiplies."""
 
-    def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
-        super().__init__(inner, outer, dtype)
+    def __init__(self, inner: int, outer: int, dtype: torch.dtype, *, bias: bool = True) -> None:
+        super().__init__(inner, outer, dtype, bias=bias)
         self.ops = LayerOps()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the linear layer's result [B, T, out] for x [B, T, in]."""
-        rows = self.ops.quantise_rows(x)
-        y: Tensor = self.ops.fp8_linear(rows, self.weight_fp8, self.weight_scale, self.bias, x.dtype)
-        return y
+        return self.product(self.ops, self.ops.quantise_rows(x), x.dtype)
 
 
 def set_fp8(module: nn.Module | None) -> None:
-    """Replace the linear layers that a family module names in its attribute ``fp8_linears`` by fp8 linear layers."""
+    """Replace the linear layers that a family module names in its attribute ``fp8_linears``, by their dotted names, by
+    fp8 linear layers."""
+    if module is None:
+        return
     for name in getattr(module, "fp8_linears", ()):
-        plain = getattr(module, name)
-        setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
+        plain = module.get_submodule(name)
+        if not isinstance(plain, nn.Linear):
+            raise TypeError(f"{name} is a {type(plain).__name__}, expected a Linear")
+        sizes = (plain.in_features, plain.out_features, plain.weight.dtype)
+        home, _, own = name.rpartition(".")
+        setattr(module.get_submodule(home), own, QuantisingLinear(*sizes, bias=plain.bias is not None))
 
 
 class FusedLayer(BlockWeights):
@@ -297,7 +310,7 @@ class FusedLayer(BlockWeights):
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
         """Return the result [B, T, out] of a matmul in `dtype`."""
         if isinstance(layer, Fp8Linear):
-            return self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
+            return layer.product(self.ops, x, dtype)
         y: Tensor = layer(x.values)
         return y
 
@@ -483,7 +496,7 @@ class KeysAndValues(Ranked):
         layer, norm = self.self_attn.qkv, self.self_attn.norm_k
         if isinstance(layer, Fp8Linear):
             # q is computed and dropped, because torch 2.11 cannot lower a scaled matmul with a part of a weight.
-            wide = self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
+            wide = layer.product(self.ops, x, dtype)
             _, k, v = wide.chunk(3, dim=-1)  # each [B, T, d]
         else:
             weight, bias = (part.narrow(0, m.dim, 2 * m.dim) for part in (layer.weight, layer.bias))

@@ -144,8 +144,8 @@ class ActionModule(nn.Module):
         weight, d = cast(Tensor, first.weight), self.model.dim
         by_frame = F.linear(moves, weight[:, d:], cast(Tensor, first.bias))  # [B, F, a]
         x = F.linear(hidden, weight[:, :d]).unflatten(1, (self.stream.chunk_frames, -1))
-        x = second(act(x + by_frame.unsqueeze(2)))
-        x = norm(x.float()).to(hidden.dtype).flatten(1, 2)  # [B, T, a]
+        x = second(act(x + by_frame.unsqueeze(2)).flatten(1, 2))  # [B, T, a]
+        x = norm(x.float()).to(hidden.dtype)
         wide = self.t_qkv(x).unflatten(1, (self.stream.chunk_frames, -1))
         q, k, v = wide.unflatten(-1, (3, -1, HEAD)).unbind(3)
         return q, k, v

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -52,9 +53,8 @@ class MatrixGameFamily(WanLayoutFamily):
         model, s, dtype = matrix_game_model(config.model), config.workload.stream, config.target.dtype
         frames, heads = actions.input_frames(config), (model.action_heads, HEAD)
         picture, condition = picture_condition.picture_inputs(config)
-        seen, prompt_modules = picture_branch.picture_branch(
-            config, picture_branch.squashed_branch(config, model.image_eps)
-        )
+        branch = picture_branch.squashed_branch(config, model.image_eps)
+        seen, prompt_modules = picture_branch.picture_branch(config, branch)
         keyboard = _input(actions.KEYBOARD_INPUT, frames, model.keyboard)
         mouse = (_input(actions.MOUSE_INPUT, frames, MOUSE),) if model.mouse else ()
         turns = (s.chunk_frames, 4)
@@ -108,8 +108,15 @@ class MatrixGameFamily(WanLayoutFamily):
         return picture_condition.with_picture_program(super().graph(config), config)
 
     def controls(self, config: VideoBuild, manifest: VideoManifest) -> tuple[ControlSpec, ...]:
-        """Return keys and mouse by the game's bindings, beside the runtime's own controls of the build's inputs."""
-        return (*super().controls(config, manifest), actions_of(config))
+        """Return keys and mouse by the game's bindings, beside the runtime's own controls of the build's inputs: the
+        picture is cropped and averaged to the video's size, before CLIP sees it, too."""
+        usual = super().controls(config, manifest)
+        fitted = {"averaged": True, "seen_fitted": True}
+        own = (
+            replace(spec, parameters={**spec.parameters, **fitted}) if spec.kind == "pictures" else spec
+            for spec in usual
+        )
+        return (*own, actions_of(config))
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the golden's inputs: a random condition and random features or pictures for the session, and for each

@@ -117,7 +117,7 @@ KEYS = KeyTable(
     ),
     landmark="patch_embedding.weight",
     prefixes=PREFIXES,
-    telltales=TELLTALES,
+    telltales=tuple(entry for entry in TELLTALES if f"{ACTION}." not in entry[0]),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={
         "matrix-game": RandomForm("safetensors", WAN, prefix="model."),

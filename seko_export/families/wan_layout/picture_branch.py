@@ -180,15 +180,13 @@ class SquashedFeatures(PictureFeatures):
         return pictures.permute(0, 3, 1, 2) / 255
 
 
-def squashed_branch(
-    config: VideoBuild, eps: float, *, positions: bool = False, kind: str = KIND
-) -> PictureBranch:
-    """Return the branch of pictures that the host resizes to CLIP's square, [P, side, side, 3] float32, as the input's
-    ``kind`` says; the other parameters are those of `PictureBranch`."""
+def squashed_branch(config: VideoBuild, eps: float, *, positions: bool = False) -> PictureBranch:
+    """Return the branch of pictures that the host resizes to CLIP's square, [P, side, side, 3] float32; the other
+    parameters are those of `PictureBranch`."""
     image = config.workload.image
     side = 0 if image is None else image.side
     shape = (config.model.seen_pictures, side, side, PICTURE_CHANNELS)
-    squashed = InputSpec(PICTURES, shape, "float32", f"input.{PICTURES}", per=PROMPT, kind=kind)
+    squashed = InputSpec(PICTURES, shape, "float32", f"input.{PICTURES}", per=PROMPT, kind=KIND)
     return PictureBranch(eps, squashed, SquashedFeatures, positions=positions)
 
 

@@ -1,0 +1,95 @@
+"""One action module on its own: its fp8 matmuls, and empty slots of its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from seko_export.families.layers.block import Recall
+from seko_export.families.layers.fused_block import set_fp8
+from seko_export.families.matrix_game.actions import (
+    COS,
+    KEY_K,
+    KEY_K_CACHE,
+    KEY_V,
+    KEY_V_CACHE,
+    MOUSE_K_CACHE,
+    MOUSE_V_CACHE,
+    MOVES,
+    SIN,
+    ActionModule,
+)
+from seko_export.families.matrix_game.keys import matrix_game_model
+from seko_kernels.matmul import quantise_weight
+from tests.matrix_game.streams import game_config, random_checkpoint
+from tests.tolerances import FP8_MATMULS_PASS, relative_error
+
+CONFIG = game_config()
+MODEL, STREAM = matrix_game_model(CONFIG.model), CONFIG.workload.stream
+FRAMES, SLOTS, TOKENS = STREAM.chunk_frames, STREAM.cache_frames, STREAM.frame_tokens
+HEADS = (MODEL.action_heads, 64)
+
+
+def module(dtype: torch.dtype) -> ActionModule:
+    made = ActionModule(MODEL, STREAM, dtype).requires_grad_(False)
+    checkpoint = random_checkpoint(CONFIG)
+    for name, weight in made.named_parameters():
+        weight.copy_(checkpoint[f"blocks.0.action_model.{name}"])
+    return made
+
+
+def inputs(dtype: torch.dtype, fill: float = 0.0) -> tuple[Tensor, dict[str, Tensor], Recall]:
+    """A hidden state, the tensors of a first chunk, and caches of two rows that hold what nobody wrote."""
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    angles = torch.rand(2, FRAMES, 4, generator=generator)
+    conditioning = {
+        COS: angles.cos(),
+        SIN: angles.sin(),
+        MOVES: random(2, FRAMES, 24),
+        KEY_K: random(2, FRAMES, *HEADS),
+        KEY_V: random(2, FRAMES, *HEADS),
+    }
+    caches = {name: torch.full((2 * SLOTS, *HEADS), fill, dtype=dtype) for name in (KEY_K_CACHE, KEY_V_CACHE)}
+    caches |= {
+        name: torch.full((2 * SLOTS, TOKENS, *HEADS), fill, dtype=dtype)
+        for name in (MOUSE_K_CACHE, MOUSE_V_CACHE)
+    }
+    slots = torch.arange(FRAMES).expand(2, -1)
+    recall = Recall(caches, slots, torch.full((2,), FRAMES * TOKENS), None)
+    return random(2, FRAMES * TOKENS, MODEL.dim), conditioning, recall
+
+
+def test_slots_that_nobody_wrote_are_not_seen() -> None:
+    plain = module(torch.float32)
+    results = [plain(*inputs(torch.float32, fill)) for fill in (0.0, float("nan"))]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", module(torch.float32).fp8_linears)
+def test_an_action_module_in_fp8_is_the_one_of_bfloat16(
+    name: str, worst: Callable[[str, float], None]
+) -> None:
+    """And one matrix whose scales are twice too large is seen."""
+    plain, ours = module(torch.bfloat16), module(torch.bfloat16)
+    set_fp8(ours)
+    ours.requires_grad_(False)
+    for part in ours.fp8_linears:
+        values, scale = quantise_weight(plain.get_parameter(f"{part}.weight"))
+        ours.get_parameter(f"{part}.weight_fp8").copy_(values)
+        ours.get_parameter(f"{part}.weight_scale").copy_(scale)
+
+    wanted = plain(*inputs(torch.bfloat16))
+    error = relative_error(ours(*inputs(torch.bfloat16)), wanted)
+    worst("Matrix-Game, a hidden state behind an action module in fp8", error)
+    assert 0 < error <= FP8_MATMULS_PASS
+    ours.get_parameter(f"{name}.weight_scale").mul_(2)
+    broken = relative_error(ours(*inputs(torch.bfloat16)), wanted)
+    # a norm follows mouse_attn_q, so that its scales do not count
+    assert (broken > FP8_MATMULS_PASS) == (name != "mouse_attn_q")
