@@ -44,6 +44,7 @@ from seko_serve.live.manager import SessionManager  # noqa: E402
 from seko_serve.load import percentile  # noqa: E402
 from seko_serve.run import server  # noqa: E402
 from seko_serve.settings import Settings  # noqa: E402
+from seko_serve.video.facts import video_manifest  # noqa: E402
 from serve import PROMPT, python  # noqa: E402
 
 PARTS = ("soak", "admit", "overhead")
@@ -232,7 +233,7 @@ def overhead(artifact: Path, rows: Path, chunks: int, repeats: int) -> None:
         for _ in range(repeats):
             for in_fleet in (False, True):
                 with Served(artifact, directory if in_fleet else "", store) as served:
-                    manifest = served.device.video_manifest
+                    manifest = video_manifest(served.device.manifest)
                     stream, video = manifest.workload.stream, manifest.workload.video
                     assert video is not None  # else the server would not have started
                     seconds = chunks * video.chunk_frames / stream.fps

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seko_runtime import doors
 from seko_runtime.doors import BrokenPluginWarning, Door
 from seko_runtime.errors import UsageError
+from tests.entry_points import Install, installing
 
 GROUP = "seko.tests"
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Install distributions whose entry points are given; forget those that were found before."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def installed(dist: str, **points: str) -> None:
-        info = tmp_path / f"{dist}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n")
-        lines = [f"{name} = {place}" for name, place in points.items()]
-        (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
-        importlib.invalidate_caches()
-        doors._installed.cache_clear()  # a test installs while the process runs
-
-    yield installed
-    doors._installed.cache_clear()
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install distributions whose entry points are given."""
+    with installing(tmp_path, monkeypatch, GROUP) as install:
+        yield install
 
 
 def door(**more: Any) -> Door[Any]:
@@ -45,13 +34,13 @@ class Colour:
 RED, BLUE = Colour("red"), Colour("blue")
 
 
-def test_own_objects_come_first_and_others_by_name(install: Any) -> None:
+def test_own_objects_come_first_and_others_by_name(install: Install) -> None:
     install("paint", green="paints:GREEN", blue=f"{__name__}:BLUE")
     assert door().names() == ("red", "blue", "green")
     assert door().find("blue") is BLUE
 
 
-def test_a_broken_one_is_left_out_of_a_list_and_refused_when_it_is_asked_for(install: Any) -> None:
+def test_a_broken_one_is_left_out_of_a_list_and_refused_when_it_is_asked_for(install: Install) -> None:
     install("paint", blue="no_such_module:BLUE")
     with pytest.warns(
         BrokenPluginWarning, match=r"colour 'blue' of the distribution paint 1\.0 cannot be imported"
@@ -70,14 +59,14 @@ def test_a_broken_one_is_left_out_of_a_list_and_refused_when_it_is_asked_for(ins
     ],
 )
 def test_what_is_no_such_object_is_refused_with_its_distribution(
-    install: Any, place: str, words: str
+    install: Install, place: str, words: str
 ) -> None:
     install("paint", blue=f"{__name__}:{place}")
     with pytest.raises(UsageError, match=f"the distribution paint 1.0 {words}"):
         door().find("blue")
 
 
-def test_two_distributions_of_one_name_are_both_named(install: Any) -> None:
+def test_two_distributions_of_one_name_are_both_named(install: Install) -> None:
     install("paint", blue=f"{__name__}:BLUE")
     install("ink", blue=f"{__name__}:BLUE")
     with pytest.raises(UsageError, match=r"brought by .* and by .*; uninstall all but one") as error:
@@ -85,7 +74,7 @@ def test_two_distributions_of_one_name_are_both_named(install: Any) -> None:
     assert all(f"{name} 1.0" in str(error.value) for name in ("paint", "ink"))
 
 
-def test_nobody_takes_the_name_of_an_own_object(install: Any) -> None:
+def test_nobody_takes_the_name_of_an_own_object(install: Install) -> None:
     install("paint", red=f"{__name__}:BLUE")
     assert door().names() == ("red",)
     assert door().find("red") is RED

@@ -14,13 +14,13 @@ import pytest
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
 from seko_runtime.sessions.session import PendingChunk
-from seko_serve.live.content import Opening
 from seko_serve.live.pace import Pace
 from seko_serve.live.session import LiveSession
-from seko_serve.live.video import VideoContent
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Control
 from seko_serve.store.arrays import array_table
+from seko_serve.video.content import VideoContent
+from seko_serve.video.opening import Opening
 from tests.runtime import toy_pool
 
 from .toys import world_opener

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seko_serve.live.video import VideoContent
+from seko_serve.video.content import VideoContent
 
 from .browser import Page, browser_path, open_page
 from .conftest import Running, Starter

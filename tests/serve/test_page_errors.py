@@ -9,8 +9,8 @@ import pytest
 
 from seko_runtime import Session
 from seko_serve.errors import ServeError
-from seko_serve.live.video import VideoContent
 from seko_serve.protocol import Control
+from seko_serve.video.content import VideoContent
 
 from .browser import Page, browser_path, open_page
 from .conftest import Running, Starter

@@ -11,9 +11,9 @@ import pytest
 
 from seko_serve.client import Client
 from seko_serve.errors import ServeError
-from seko_serve.http.openings import opening_of
 from seko_serve.media import uploads
 from seko_serve.protocol import parse_control
+from seko_serve.video.opening import opening_of
 from tests.runtime import toy_whole
 
 from .conftest import Starter

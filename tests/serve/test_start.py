@@ -14,7 +14,7 @@ import pytest
 
 from seko_runtime.errors import ArtifactError, LibraryMissingError
 from seko_serve.client import Client
-from seko_serve.live.kinds import check_served
+from seko_serve.live.workload import check_served
 from tests.runtime import toy, toy_whole
 from tests.shared import made_once
 from tests.small_artifact import small_artifact_once

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from seko_runtime.format.own_folders import MARKER
-from seko_serve.jobs import VideoJobs
 from seko_serve.live.device import Device
 from seko_serve.store.base import ExistsError, StoreError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.own_folder import OwnFolder
+from seko_serve.video.jobs import VideoJobs
 
 SESSION, OTHER = "0123456789abcdef", "f" * 16
 NAME = f"{SESSION}.record0"

@@ -14,9 +14,9 @@ from seko_runtime import Pool
 from seko_runtime.video.manifest import VideoManifest
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.http.openings import opening_of
 from seko_serve.live.device import pool_of
-from seko_serve.live.video import blank_opening, described
+from seko_serve.video.facts import described
+from seko_serve.video.opening import blank_opening, opening_of
 from tests.given_pictures import opening_with
 from tests.shared import made_once
 from tests.wan_i2v.streams import ONE, TWO

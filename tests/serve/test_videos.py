@@ -23,18 +23,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import seko_serve.jobs
-import seko_serve.live.behind
+import seko_serve.video.behind
+import seko_serve.video.jobs
 from seko_runtime import Chunk, Pool, VideoManifest
 from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
-from seko_serve.http.videos import form_fields
-from seko_serve.jobs import Video, VideoJobs, _bytes_in
-from seko_serve.live.behind import VideoBehind
 from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
 from seko_serve.store.saved import Record, Saved, SavedSessions
+from seko_serve.video.behind import VideoBehind
+from seko_serve.video.jobs import Video, VideoJobs, _bytes_in
+from seko_serve.video.routes import form_fields
 from tests.runtime import toy_pool, toy_whole
 
 from .conftest import Running, Starter, plain_opener
@@ -70,7 +70,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
             frames.append(np.array(list(pictures)))
             super().write(pictures)
 
-    monkeypatch.setattr(seko_serve.live.behind, "Mp4Sink", Sink)
+    monkeypatch.setattr(seko_serve.video.behind, "Mp4Sink", Sink)
     return frames
 
 
@@ -247,8 +247,8 @@ def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
             if chunk.index:
                 made_next.set()
 
-    monkeypatch.setattr(seko_serve.live.behind, "Mp4Sink", Sink)
-    monkeypatch.setattr(seko_serve.jobs, "VideoBehind", Stream)
+    monkeypatch.setattr(seko_serve.video.behind, "Mp4Sink", Sink)
+    monkeypatch.setattr(seko_serve.video.jobs, "VideoBehind", Stream)
     server = start(plain_opener)  # one row
     video = created(server, seconds=1)
 
@@ -350,7 +350,7 @@ def test_a_full_disk_fails_a_video_by_name_and_keeps_nothing_of_it(
 
     server = start(video_folder=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(seko_serve.live.behind.os, "fdopen", full)
+        patch.setattr(seko_serve.video.behind.os, "fdopen", full)
         video = ended(server, created(server, seconds=1)["id"])
     assert (video["status"], video["error"]["code"]) == ("failed", "full")
     assert list(tmp_path.iterdir()) == []
@@ -390,8 +390,8 @@ def test_a_video_that_cannot_be_made_fails_and_the_next_one_is_made(start: Start
 def test_a_video_that_cannot_be_removed_keeps_no_other(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seko_serve.jobs, "REAP_S", 0.05)
-    monkeypatch.setattr(seko_serve.jobs, "KEPT_S", 0.0)
+    monkeypatch.setattr(seko_serve.video.jobs, "REAP_S", 0.05)
+    monkeypatch.setattr(seko_serve.video.jobs, "KEPT_S", 0.0)
     stuck: list[str] = []
     remove = VideoJobs._remove_file
 
@@ -416,8 +416,8 @@ def test_a_video_that_cannot_be_removed_keeps_no_other(
 
 
 def test_videos_expire_and_too_many_are_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seko_serve.jobs, "REAP_S", 0.05)
-    monkeypatch.setattr(seko_serve.jobs, "KEPT_S", 0.5)
+    monkeypatch.setattr(seko_serve.video.jobs, "REAP_S", 0.05)
+    monkeypatch.setattr(seko_serve.video.jobs, "KEPT_S", 0.5)
     server = start(videos=1)
     video = created(server, seconds=0.5)
     status, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})
@@ -453,7 +453,7 @@ def test_one_of_several_keys_fills_half_of_the_folder(
     server = start(keys=(KEY, OTHER), video_folder=tmp_path)
     ended(server, created(server, KEY, seconds=0.5)["id"], KEY)
     (file,) = tmp_path.iterdir()
-    monkeypatch.setattr(seko_serve.jobs, "MAX_FOLDER_BYTES", 2 * file.stat().st_size)
+    monkeypatch.setattr(seko_serve.video.jobs, "MAX_FOLDER_BYTES", 2 * file.stat().st_size)
     assert refusal_of(server, KEY) == OWN_SHARE
     assert refusal_of(server, OTHER) == ""
 

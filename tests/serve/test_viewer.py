@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-import seko_serve.live.video
+import seko_serve.video.facts
 from seko_runtime import Pool
 from seko_runtime.format.manifest import FileEntry
 from seko_runtime.video.manifest import Viewer, ViewerPicture
@@ -91,7 +91,7 @@ def test_a_client_opens_a_session_with_it(
     server = bring(start, monkeypatch, tmp_path)
     with Client(server.url) as client:
         assert client.example() == {"model": "toy", "prompt": "a b"}
-        monkeypatch.setattr(seko_serve.live.video, "begins_with_picture", lambda _: True)
+        monkeypatch.setattr(seko_serve.video.facts, "begins_with_picture", lambda _: True)
         example = client.example("toy")
         client.open(codecs=["rgb24"], **example)
         (session,) = server.manager.sessions.values()

@@ -15,6 +15,7 @@ from typing import Generic
 
 from seko_runtime.arguments import iterates
 from seko_runtime.errors import SekoRuntimeError, UsageError
+from seko_runtime.format.manifest import Manifest
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.membership import InputsT, ResultT, RowMembers, SessionT
 from seko_runtime.sessions.rows import Rows
@@ -71,9 +72,13 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
 
     Attributes
     ----------
+    manifest : Manifest
+        The artifact's manifest.
     call_times : CallTimes
         Measured times of the engine calls that `serve_next` made.
     """
+
+    manifest: Manifest
 
     def __init__(
         self,
@@ -85,7 +90,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         snapshot_key: bytes | None = None,
     ) -> None:
         super().__init__(rows, kind, digests=digests, clock=clock, snapshot_key=snapshot_key)
-        manifest = rows.manifest
+        self.manifest = manifest = rows.manifest
         self._together = manifest.pool is None  # whether each call carries all rows
         self._buckets = (manifest.rows,) if manifest.pool is None else manifest.pool.buckets
         self.call_times = CallTimes(self._buckets)

@@ -46,6 +46,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         Key of the snapshots that sessions save and the pool restores; see `SpeechArtifact.open_pool`.
     """
 
+    manifest: SpeechManifest
     _rows: LocalSpeechRows
 
     def __init__(
@@ -56,8 +57,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         clock: Callable[[], float] = time.monotonic,
         snapshot_key: bytes | None = None,
     ) -> None:
-        self.manifest: SpeechManifest = rows.manifest
-        digests = digest, speech_content(self.manifest) or digest
+        digests = digest, speech_content(rows.manifest) or digest
         super().__init__(rows, SpeechSession, digests=digests, clock=clock, snapshot_key=snapshot_key)
         self.call_times = CallTimes(
             self._buckets, proportional=False

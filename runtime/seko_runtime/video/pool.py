@@ -17,6 +17,7 @@ from seko_runtime.sessions.session import SessionLeakWarning
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seed
 from seko_runtime.video.inputs import Inputs, check_call
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.row_numbers import stream_content
 from seko_runtime.video.rows import Beginning, VideoRows
 from seko_runtime.video.session import Session
@@ -47,6 +48,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Key of the snapshots that sessions save and the pool restores; see `VideoArtifact.open_pool`.
     """
 
+    manifest: VideoManifest
     _rows: VideoRows
 
     def __init__(
@@ -57,8 +59,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         clock: Callable[[], float] = time.monotonic,
         snapshot_key: bytes | None = None,
     ) -> None:
-        self.manifest = rows.manifest
-        digests = digest, stream_content(self.manifest) or digest
+        digests = digest, stream_content(rows.manifest) or digest
         super().__init__(rows, Session, digests=digests, clock=clock, snapshot_key=snapshot_key)
 
     def open_session(

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
-from seko_serve.http.videos import form_fields
+from seko_serve.video.routes import form_fields
 
 PASSED = ("content-type", "retry-after")
 

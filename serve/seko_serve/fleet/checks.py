@@ -18,7 +18,7 @@ from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.config import MEMORY, FleetConfig
 from seko_serve.fleet.directory import DirectoryError, RefusalError
 from seko_serve.fleet.redis_directory import RedisDirectory
-from seko_serve.live.kinds import check_served
+from seko_serve.live.workload import check_served
 from seko_serve.security.certificates import check_certificate
 from seko_serve.security.keys import read_keys
 from seko_serve.settings import LOOPBACK

@@ -39,7 +39,7 @@ class BoxFacts:
     application : str
         Name of the box's application in Ray; empty outside Ray.
     kind : str
-        Output of the artifact: ``video`` or ``speech``.
+        The artifact's workload, such as ``video``.
     """
 
     name: str

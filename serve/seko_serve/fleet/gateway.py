@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -32,17 +33,17 @@ from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import TRIED, KnownBoxes, in_order, with_room
 from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
 from seko_serve.fleet.gauges import BoxRows
-from seko_serve.http import speech
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import MAX_BODY_BYTES, Refusals, raw_body
 from seko_serve.http.guard import BOXES, guarded
 from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.pages import composed, page_files
-from seko_serve.http.videos import MAX_LISTED, listed
+from seko_serve.http.workload import served_workloads
 from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
 from seko_serve.settings import Settings
+from seko_serve.video.routes import MAX_LISTED, listed
 
 AGAIN_S = 1.0  # after which a client asks again
 ADMIT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -116,7 +117,11 @@ class Gateway:
             Route("/v1/videos", self._videos, methods=["GET"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
-            Route(speech.PATH, self._speak, methods=["POST"]),
+            *(
+                Route(path, partial(self._to_free_row, workload.kind, path), methods=["POST"])
+                for workload in served_workloads()
+                for path in workload.row_paths
+            ),
             page_files(),
         ]
         handlers: dict[Any, Any] = {
@@ -313,7 +318,7 @@ class Gateway:
             raise ServeError("full", "no box answers", retry_after=AGAIN_S)
         raise ServeError("not_found", "there is no such session")
 
-    # -- models, videos and speech ----------------------------------------------------------------------------------
+    # -- models, videos and others ----------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
         boxes = _one_for_each_digest(await self._taking())
@@ -363,11 +368,12 @@ class Gateway:
             raise ServeError("not_found", "there is no such video, or its box has ended")
         return box
 
-    async def _speak(self, request: Request) -> Response:
-        """Redirect the client to a box with a free row, so that no sound passes the gateway."""
+    async def _to_free_row(self, kind: str, path: str, request: Request) -> Response:
+        """Redirect the client to a box with a free row, so that no sound passes the gateway; see
+        `ServedWorkload.row_paths`."""
         self._access.opener(request)
-        boxes = await self._with_model(model_of(await raw_body(request, MAX_OPENING_BYTES)), "speech")
-        box, answer = await self._first(boxes, "POST", f"{speech.PATH}/link", headers_of(request))
+        boxes = await self._with_model(model_of(await raw_body(request, MAX_OPENING_BYTES)), kind)
+        box, answer = await self._first(boxes, "POST", f"{path}/link", headers_of(request))
         if answer.status < 400:
             self._rows.sent(box.name, time.monotonic())
         return sent_to(box, answer)

@@ -20,9 +20,7 @@ from seko_serve.http.openapi import OpenApiRoutes
 from seko_serve.http.pages import composed, page_files
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
-from seko_serve.http.speech import SpeechRoutes
-from seko_serve.http.videos import VideoRoutes
-from seko_serve.jobs import VideoJobs
+from seko_serve.http.workload import RouteFamily, served_workloads
 from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
 
@@ -40,22 +38,24 @@ class Application:
 
     def __init__(self, settings: Settings, manager: SessionManager) -> None:
         self._manager = manager
-        tenants = len(set(settings.keys))
-        self._jobs = VideoJobs(manager.device, settings.videos, settings.video_folder, tenants=tenants)
         self._access, self._refusals = Access(settings), Refusals(manager.device.metrics)
-        self._families = (
+        self._of_workloads = tuple(
+            routes
+            for workload in served_workloads()
+            for routes in workload.routes(settings, manager, self._access)
+        )
+        self._families: tuple[RouteFamily, ...] = (
             ServiceRoutes(manager, self._access),
             SessionRoutes(manager, self._access),
-            VideoRoutes(manager, self._jobs, self._access),
-            SpeechRoutes(manager, self._access),
+            *self._of_workloads,
             MetricsRoutes(manager, self._access),
             OpenApiRoutes(),
         )
 
     @property
     def running_streams(self) -> int:
-        """Number of sessions that have a row of the pool, plus the number of video jobs."""
-        return self._manager.admission.running + self._jobs.count
+        """Number of sessions that have a row of the pool, plus the number of other streams, such as video jobs."""
+        return self._manager.admission.running + sum(routes.running_streams for routes in self._of_workloads)
 
     @property
     def lost(self) -> bool:
@@ -63,12 +63,13 @@ class Application:
         return self._manager.device.lost
 
     async def start(self) -> None:
-        """Open the artifact, the store of snapshots and the video jobs; errors such as an ArtifactError are raised
-        unchanged.
+        """Open the artifact, the store of snapshots and the work beside live sessions, such as video jobs; errors such
+        as an ArtifactError are raised unchanged.
         """
         await self._manager.start()
         try:
-            await self._jobs.start()
+            for routes in self._of_workloads:
+                await routes.start()
         except BaseException:
             await self.stop()
             raise
@@ -78,8 +79,9 @@ class Application:
         await self._manager.drain()
 
     async def stop(self) -> None:
-        """End the remaining sessions and videos, and close the artifact."""
-        await self._jobs.stop()
+        """End the remaining sessions and the work beside them, and close the artifact."""
+        for routes in self._of_workloads:
+            await routes.stop()
         await self._manager.stop()
 
     def app(self) -> ASGIApp:

@@ -8,20 +8,24 @@ from string import Template
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
+from seko_serve.http.workload import served_workload, served_workloads
+
 PAGE = Path(__file__).parent.parent / "page"
-TITLES = {"video": "Seko live", "speech": "Seko speaks"}  # by the kind of the artifact
 
 
 def composed(kind: str) -> str:
     """Return the HTML of a page: the frame that all pages share, around the main part of one kind of artifact."""
 
-    def part(name: str, **content: str) -> str:
-        return Template((PAGE / f"{name}.html").read_text(encoding="utf-8")).substitute(content)
+    def part(folder: Path, name: str, **content: str) -> str:
+        return Template((folder / f"{name}.html").read_text(encoding="utf-8")).substitute(content)
 
-    main = part(f"{kind}.main", access=part("access"))
-    return part("frame", title=TITLES[kind], script=f"{kind}.js", main=main)
+    page = served_workload(kind).page
+    main = part(page.folder, f"{kind}.main", access=part(PAGE, "access"))
+    return part(PAGE, "frame", title=page.title, script=f"{kind}.js", main=main)
 
 
 def page_files() -> Mount:
-    """Return the route ``/page`` of the page's files."""
-    return Mount("/page", StaticFiles(directory=PAGE))
+    """Return the route ``/page`` of the page's files: those that all pages share, and those of each workload."""
+    files = StaticFiles(directory=PAGE)
+    files.all_directories.extend(workload.page.folder for workload in served_workloads())
+    return Mount("/page", files)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import seko_serve
-from seko_runtime import VideoManifest
-from seko_runtime.opening.checked_artifact import read_file
-from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.limits import limits_of
-from seko_serve.live.kinds import facts_of
+from seko_serve.http.workload import workload_of
 from seko_serve.live.manager import SessionManager
-
-PICTURE_KINDS = {".png": "image/png", ".jpg": "image/jpeg"}  # by the suffixes that a build gives
 
 
 class ServiceRoutes:
-    """The routes ``/health``, ``/ready``, ``/version``, ``/v1/models`` and those of an artifact's pictures.
+    """The routes ``/health``, ``/ready``, ``/version`` and ``/v1/models``.
 
     Parameters
     ----------
@@ -34,7 +26,6 @@ class ServiceRoutes:
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
         self._manager, self._access = manager, access
-        self._pictures: dict[str, bytes] = {}  # those that were asked for, by their file in the artifact
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -43,7 +34,6 @@ class ServiceRoutes:
             Route("/ready", self._ready),
             Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
             Route("/v1/models", self._models),
-            Route("/v1/models/{name}/pictures/{number}", self._picture),
         ]
 
     async def _ready(self, _: Request) -> Response:
@@ -54,25 +44,11 @@ class ServiceRoutes:
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)
         manifest = self._manager.device.manifest
-        model = {"id": manifest.name, "object": "model", "owned_by": "seko", **facts_of(manifest)}
+        model = {
+            "id": manifest.name,
+            "object": "model",
+            "owned_by": "seko",
+            **workload_of(manifest).facts_of(manifest),
+        }
         model["limits"] = limits_of(manifest)
         return JSONResponse({"object": "list", "data": [model]})
-
-    async def _picture(self, request: Request) -> Response:
-        """Return a picture that the artifact brings for viewers."""
-        self._access.tenant(request)
-        manifest = self._manager.device.manifest
-        viewer = manifest.workload.viewer if isinstance(manifest, VideoManifest) else None
-        pictures = () if viewer is None or request.path_params["name"] != manifest.name else viewer.pictures
-        files = {str(number): picture.file for number, picture in enumerate(pictures)}
-        file = files.get(request.path_params["number"])
-        if file is None:
-            raise ServeError("not_found", "the artifact has no such picture")
-        if file not in self._pictures:
-            self._pictures[file] = bytes(
-                await asyncio.to_thread(read_file, self._manager.settings.artifact, manifest, file)
-            )
-        kind = PICTURE_KINDS.get(Path(file).suffix, "application/octet-stream")
-        return Response(
-            self._pictures[file], media_type=kind, headers={"cache-control": "private, max-age=300"}
-        )

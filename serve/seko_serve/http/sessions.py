@@ -16,8 +16,9 @@ from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
 from seko_serve.http.limits import limits_of
 from seko_serve.http.line import line_events, wants_events
-from seko_serve.http.openings import MAX_OPENING_BYTES, session_opening_of
+from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.stream import serve_stream
+from seko_serve.http.workload import workload_of
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import QUEUE_HEADER, Control, parse_control
@@ -60,7 +61,7 @@ class SessionRoutes:
             self._access.opener(request)
         table = await json_body(request, MAX_OPENING_BYTES)
         manifest = self._manager.device.manifest
-        opening = await asyncio.to_thread(session_opening_of, table, manifest)
+        opening = await asyncio.to_thread(workload_of(manifest).opening_of, table, manifest)
         try:
             session = await self._manager.open(tenant, opening, queue_token)
         except ServeError as refused:

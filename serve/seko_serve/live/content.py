@@ -1,20 +1,14 @@
-"""The interface through which a `LiveSession` uses one kind of workload, such as video or speech."""
+"""The interface through which a `LiveSession` uses one kind of workload, such as video."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from seko_runtime.errors import EnvironmentLacksError, LibraryMissingError, UsageError
 from seko_runtime.sessions.session import PendingChunk, RowSession
-from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Codec, Control, Media
-from seko_serve.store.arrays import array_of, arrays_of
 
 
 def answer_to(error: Exception, otherwise: str) -> ServeError:
@@ -29,93 +23,6 @@ def answer_to(error: Exception, otherwise: str) -> ServeError:
     if isinstance(error, EnvironmentLacksError):  # its sentence may have a path
         return ServeError("exhausted", "the server's machine lacks what this needs; its log says what")
     return ServeError("internal", otherwise)
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The conditions with which a video session begins, after the package `http` has checked them.
-
-    Parameters
-    ----------
-    prompt : str or None
-        The prompt, a sentence.
-    seed : int
-        Seed of the random noise.
-    fps : float
-        Number of video frames that the viewer shows in a second.
-    image : numpy.ndarray, optional
-        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3]; for a model of
-        first and last picture, both pictures: [2, H, W, 3].
-    inputs : mapping of str to numpy.ndarray
-        Further model inputs that the caller supplies for the session, by name.
-    voice : numpy.ndarray, optional
-        The voice from the stream's start on: samples [speakers, N] at 16 kHz, float32 in -1..1.
-    record : bool
-        Whether what happens to the session is recorded, until it ends or goes on in another process.
-    """
-
-    prompt: str | None
-    seed: int
-    fps: float
-    image: NDArray[Any] | None = None
-    inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    voice: NDArray[np.float32] | None = None
-    record: bool = False
-
-    def state(self) -> dict[str, Any]:
-        """Return all conditions except the prompt, with their arrays; the state of the session's row holds the
-        prompt."""
-        return {
-            "seed": self.seed,
-            "fps": self.fps,
-            "image": self.image,
-            "inputs": dict(self.inputs),
-            "voice": self.voice,
-        }
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Opening:
-        """Return the conditions from a value that `state` returned; KeyError, TypeError or ValueError if the value is
-        invalid.
-        """
-        image, voice = state["image"], state["voice"]
-        return cls(
-            None,
-            int(state["seed"]),
-            float(state["fps"]),
-            image=None if image is None else array_of(image),
-            inputs=arrays_of(state["inputs"]),
-            voice=None if voice is None else array_of(voice),
-        )
-
-
-@dataclass(frozen=True)
-class SpeechOpening:
-    """The conditions with which a speech session begins, after the package `http` has checked them.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of the random noise.
-    guidance, temperature : float, optional
-        Strength of classifier-free guidance and standard deviation of the noise; default: the artifact's settings. See
-        `SpeechPool.open_session`.
-    voice : numpy.ndarray, optional
-        The voice to imitate: samples [N] float32 in -1..1, at the rate of the artifact's voice encoder.
-    voice_text : str
-        The words that are spoken in ``voice``, if the speech continues this recording; otherwise empty.
-    """
-
-    seed: int = 0
-    guidance: float | None = None
-    temperature: float | None = None
-    voice: NDArray[np.float32] | None = None
-    voice_text: str = ""
-
-    def voice_patches(self, manifest: SpeechManifest) -> int:
-        """Return the number of patches that ``voice`` has when it is encoded; 0 without a voice."""
-        size = manifest.workload.voice.patch_samples
-        return 0 if self.voice is None else -(-len(self.voice) // size)
 
 
 class Piece(Protocol):
@@ -139,7 +46,7 @@ class Piece(Protocol):
 
 
 class Content(Protocol):
-    """The stream of one session, video or speech, and the effect of the client's controls on the stream."""
+    """The stream of one session and the effect of the client's controls on the stream."""
 
     @property
     def rate(self) -> float:

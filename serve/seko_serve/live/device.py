@@ -16,16 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from seko_runtime import Pool, VideoManifest, open_artifact
+from seko_runtime import open_artifact
 from seko_runtime.errors import DeviceFaultError, RankLostError
+from seko_runtime.format.manifest import Manifest
 from seko_runtime.sessions.session import PendingChunk, RowSession
-from seko_runtime.speech.artifact import SpeechArtifact
-from seko_runtime.speech.local_rows import PREFILL
-from seko_runtime.speech.manifest import SpeechManifest
-from seko_runtime.speech.pool import SpeechPool
-from seko_runtime.video.artifact import video_artifact
-from seko_runtime.video.chunk_programs import variant_starts
-from seko_serve.errors import ServeError
+from seko_serve.live.workload import ServedPool, live_workload
 from seko_serve.metrics import Metrics
 
 BEHIND_S = 0.1  # between two looks whether the stream behind, or a part of work, may run
@@ -34,7 +29,6 @@ PATIENCE_S = 0.25  # after which a part of work runs even if a chunk becomes lat
 PARTS_KEPT = 5  # newest durations of parts of work
 LOST = DeviceFaultError, RankLostError  # errors after which every call of the pool fails
 ResultT = TypeVar("ResultT")
-ServedPool = Pool | SpeechPool
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -46,21 +40,19 @@ class DeviceEndedError(RuntimeError):
 
 
 def step_seconds(pool: ServedPool) -> Mapping[int, float]:
-    """Return the measured seconds, by number of rows, of the calls that make a session's chunks.
-
-    Calls that run the model over a part of a prompt are not counted. A call over a part of a prompt carries one
-    session, whatever the number of rows, and occurs only once per sentence.
-    """
-    return pool.call_times.slowest(but=(PREFILL,))
+    """Return the measured seconds, by number of rows, of the calls that make a session's chunks."""
+    return live_workload(pool.manifest).step_seconds(pool)
 
 
 @contextmanager
 def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = None) -> Iterator[ServedPool]:
     """Context manager with an artifact's open pool; parameters are those of `open_artifact` and
-    `VideoArtifact.open_pool`."""
+    `OpenArtifact.open_pool`."""
     with open_artifact(artifact, device=device) as opened:
-        served = opened if isinstance(opened, SpeechArtifact) else video_artifact(opened)
-        with served.open_pool(snapshot_key=snapshot_key) as pool:
+        live_workload(
+            opened.manifest
+        )  # an artifact that nothing serves is refused before its pool takes memory
+        with opened.open_pool(snapshot_key=snapshot_key) as pool:
             yield pool
 
 
@@ -161,7 +153,7 @@ class Device:
 
     Attributes
     ----------
-    manifest : VideoManifest or SpeechManifest
+    manifest : Manifest
         The artifact's manifest, available once `start` has returned.
     capacity : int
         Number of rows of the pool.
@@ -173,7 +165,7 @@ class Device:
         The server's Prometheus metrics.
     """
 
-    manifest: VideoManifest | SpeechManifest
+    manifest: Manifest
     capacity: int
 
     def __init__(self, opener: Callable[[], AbstractContextManager[ServedPool]]) -> None:
@@ -193,16 +185,9 @@ class Device:
         self._thread = threading.Thread(target=self._run, name="seko-device", daemon=True)
 
     @property
-    def video_manifest(self) -> VideoManifest:
-        """The artifact's manifest; ServeError if the artifact makes no video."""
-        if isinstance(self.manifest, VideoManifest):
-            return self.manifest
-        raise ServeError("unsupported", "this artifact speaks, and makes no video")
-
-    @property
     def variant_starts(self) -> tuple[int, ...]:
         """Numbers of the chunks with which a stream begins another launch variant."""
-        return variant_starts(self.manifest) if isinstance(self.manifest, VideoManifest) else ()
+        return live_workload(self.manifest).variant_starts(self.manifest)
 
     async def start(self) -> None:
         """Open the artifact. Errors of opening the artifact, such as an ArtifactError, are raised unchanged."""

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from seko_runtime import Pool
 from seko_runtime.errors import (
     EnvironmentLacksError,
     PoolFullError,
@@ -20,16 +20,15 @@ from seko_runtime.errors import (
     SnapshotError,
     UsageError,
 )
-from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
-from seko_serve.live.calibration import calibrate, one_part_of_a_voice
-from seko_serve.live.content import Content, Opening, SpeechOpening, answer_to
-from seko_serve.live.device import LOST, Device, DeviceEndedError, ServedPool, step_seconds
-from seko_serve.live.kinds import check_served, content_of, content_of_state, usual_period_s
+from seko_serve.live.calibration import calibrate
+from seko_serve.live.content import Content, answer_to
+from seko_serve.live.device import LOST, Device, DeviceEndedError, step_seconds
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
+from seko_serve.live.workload import ServedPool, check_served, live_workload
 from seko_serve.logs import exception_fields
 from seko_serve.protocol import JOIN, Control
 from seko_serve.security.keys import ApiKeys, digest
@@ -45,6 +44,7 @@ CLOSING_S = 5.0  # in which their sockets close
 SETTLE_S = 0.01  # between two looks whether a session's chunks are coded
 NO_DEVICE = "the server has lost its device and ends; resume at the same address"
 AGAIN_S = 2.0  # after which a client comes back to a server that starts again
+ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -110,7 +110,7 @@ class SessionManager:
         Raises
         ------
         ArtifactError, LibraryMissingError
-            If the artifact cannot be served here; see `kinds.check_served`.
+            If the artifact cannot be served here; see `check_served`.
         StoreError
             If the store of snapshots cannot be opened.
         """
@@ -122,16 +122,17 @@ class SessionManager:
         except SekoRuntimeError:
             await self.device.stop()
             raise
+        workload = live_workload(self.device.manifest)
         self.admission = Admission(
             self.capacity,
             self.settings.queue,
             lambda: self.device.call_seconds,
             time.monotonic,
-            usual_period_s(self.device.manifest),
+            workload.usual_period_s(self.device.manifest),
         )
         await self.device.call(self._calibrate)
-        if isinstance(self.device.manifest, SpeechManifest):
-            await self.device.in_parts(one_part_of_a_voice)
+        if (part := workload.part_of_work()) is not None:
+            await self.device.in_parts(part)
         self._reaper = asyncio.create_task(self._reap())
 
     async def drain(self) -> None:
@@ -176,7 +177,7 @@ class SessionManager:
     async def open(
         self,
         tenant: str,
-        opening: Opening | SpeechOpening,
+        opening: object,
         queue_token: str = "",
         *,
         resumable: bool = True,
@@ -187,8 +188,8 @@ class SessionManager:
         ----------
         tenant : str
             Name of the session's owner.
-        opening : Opening
-            The conditions with which the session begins.
+        opening : object
+            The conditions with which the session begins, from the artifact's workload.
         queue_token : str
             Token of the request's place in the queue. With `JOIN` the request gets a place in the queue if the server
             is full. In later calls pass the token of the first refusal, which keeps the place. With an empty token the
@@ -202,7 +203,7 @@ class SessionManager:
             If the server is full or stopping, or the runtime refuses the opening.
         """
         self.check_takes()
-        content = content_of(self.device.manifest, opening)
+        content = live_workload(self.device.manifest).content_of(self.device.manifest, opening)
         session = self._session(new_session(), tenant, content, resumable=resumable)
         if queue_token == JOIN:
             queue_token = secrets.token_urlsafe(24)
@@ -222,25 +223,16 @@ class SessionManager:
                 await self._leave(session.name)
         return session
 
-    async def check_prompt(self, prompt: str | None) -> None:
-        """Raise the ServeError that `open` would raise for a video's prompt, such as a prompt of too many tokens.
-
-        Do not call `check_prompt` before `open`, which makes this check itself. Each check waits until the pool's
-        current engine call has ended.
-        """
-
-        def check(pool: ServedPool) -> None:
-            if isinstance(pool, Pool) and prompt is not None:
-                pool.check_prompt(prompt)
-
+    async def call(self, work: Callable[[Any], ResultT]) -> ResultT:
+        """Run a function on the device's thread, such as a check of a request; ServeError for what the runtime refuses.
+        It waits until the pool's current engine call has ended."""
         with _refusals():
-            await self.device.call(check)
+            return await self.device.call(work)
 
     async def check_control(self, session: LiveSession, control: Control) -> None:
         """Raise the ServeError that a session would raise for a control, as far as the error can be known before the
         next chunk."""
-        with _refusals():
-            await self.device.call(lambda _: session.check(control))
+        await self.call(lambda _: session.check(control))
 
     @property
     def takes(self) -> bool:
@@ -438,7 +430,7 @@ class SessionManager:
 
     def _restored(self, pool: ServedPool, record: Record, saved: Saved) -> LiveSession:
         """Return a session that continues from a snapshot; called beside the device's thread."""
-        content = content_of_state(pool.manifest, saved.state["content"])
+        content = live_workload(pool.manifest).content_of_state(pool.manifest, saved.state["content"])
         session = self._session(record.session, record.tenant, content)
         messages = [bytes(message) for message in saved.messages]
         (row,) = saved.row

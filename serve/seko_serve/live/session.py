@@ -59,7 +59,7 @@ class Capture:
 
 
 class LiveSession:
-    """A live session of the server: a stream of video or speech for one viewer.
+    """A live session of the server: a stream for one viewer.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class LiveSession:
     tenant : str
         Name of the session's owner.
     content : Content
-        The video or speech that the session streams.
+        What the session streams.
     loop : asyncio.AbstractEventLoop
         The event loop that sends messages.
     workers : Executor

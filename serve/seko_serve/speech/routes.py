@@ -22,13 +22,14 @@ from seko_runtime.speech.texts import spoken_text
 from seko_serve.errors import ServeError, check_fields
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body, link_to
-from seko_serve.http.openings import MAX_OPENING_BYTES, speech_opening_of
+from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.http.workload import WorkloadRoutes
 from seko_serve.live.connection import Connection
-from seko_serve.live.content import SpeechOpening
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
 from seko_serve.protocol import Codec, Control, Media
+from seko_serve.speech.opening import SpeechOpening, speech_opening_of
 
 PATH = "/v1/audio/speech"
 AGAIN_S = 1.0  # seconds after which a refused client asks again
@@ -40,7 +41,7 @@ FIELDS = frozenset(
 VOICES = (None, "default")
 
 
-class SpeechRoutes:
+class SpeechRoutes(WorkloadRoutes):
     """The routes ``/v1/audio/speech``, which speaks a text, and ``/v1/audio/speech/link``.
 
     Parameters
@@ -111,10 +112,12 @@ class SpeechRoutes:
         """Raise the ServeError with which a sentence of the text would end the speech."""
         patches = opening.voice_patches(self._speaking())
         of_voice = {"continued" if opening.voice_text else "reference": patches}
+
+        def check(pool: Any) -> None:
+            pool.check_text(text, voice_text=opening.voice_text, **of_voice)
+
         try:
-            await self._manager.device.beside(
-                lambda pool: pool.check_text(text, voice_text=opening.voice_text, **of_voice)  # type: ignore[union-attr]
-            )
+            await self._manager.device.beside(check)
         except UsageError as error:
             raise ServeError("bad_request", str(error)) from None
 

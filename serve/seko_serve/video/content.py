@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime import Chunk, Pool, Session, VideoManifest
 from seko_runtime.controls import Control as Steered
-from seko_runtime.controls import Controls, Event, controls_of
-from seko_runtime.controls.pictures import LAST_FRAME_KIND
+from seko_runtime.controls import Event, controls_of
 from seko_runtime.controls.recording import Recording, of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk
 from seko_runtime.video.conditioning.squashed import squashed_input
-from seko_runtime.video.contract import begins_with_picture, start_pictures
-from seko_runtime.video.manifest import Viewer
 from seko_serve.errors import ServeError
-from seko_serve.live.content import Opening
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound, video
 from seko_serve.protocol import Codec, Control, Media
+from seko_serve.video.facts import described, picture_place
+from seko_serve.video.opening import Opening
 
 # Messages of a client that stand for an event of a control, by the message's type: the event's name, and fields that it
 # adds. Any other event comes in a message ``control``.
@@ -33,80 +30,6 @@ EVENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "audio": ("pcm16", {}),
     "audio_end": ("end", {"end": True}),
 }
-
-
-def picture_place(manifest: VideoManifest) -> str | None:
-    """Return the name of the argument by which a session of an artifact takes a picture, which is ``reference``,
-    ``image``, or none."""
-    if manifest.workload.stream.reference_frames:
-        return "reference" if "encode" in manifest.programs else None
-    return "image" if {"encode", "condition"} & set(manifest.programs) else None
-
-
-def described(manifest: VideoManifest) -> dict[str, object]:
-    """Return the facts about a video model that a page needs before it opens a session."""
-    stream, controls = manifest.workload.stream, controls_of(manifest)
-    place = picture_place(manifest)
-    return {
-        "kind": manifest.workload.kind,
-        "width": stream.width,
-        "height": stream.height,
-        "fps": stream.fps,
-        "takes": {
-            "prompt": manifest.workload.text is not None,
-            "keys": controls.taking("held") is not None,
-            "image": "no" if place is None else "required" if begins_with_picture(manifest) else "may",
-            "last_image": last_frame_input(manifest) is not None,
-            "voice": speakers_of(controls),
-        },
-        "viewer": _viewer_facts(manifest),
-        "controls": controls.describe(),
-    }
-
-
-def _viewer_facts(manifest: VideoManifest) -> dict[str, object]:
-    """Return the help, prompts and pictures that the artifact brings for a viewer, as far as its model takes them."""
-    viewer, takes_text = manifest.workload.viewer or Viewer(), manifest.workload.text is not None
-    taken = viewer.pictures if picture_place(manifest) is not None else ()
-    return {
-        "help": viewer.help,
-        "prompts": list(viewer.prompts) if takes_text else [],
-        "pictures": [
-            {
-                "url": f"v1/models/{quote(manifest.name, safe='')}/pictures/{number}",
-                "caption": picture.caption,
-            }
-            for number, picture in enumerate(taken)
-        ],
-    }
-
-
-def speakers_of(controls: Controls) -> int:
-    """Return the number of voices that an artifact hears."""
-    sounding = controls.sounding()
-    return 0 if sounding is None else int(sounding.describe()["sound"]["speakers"])
-
-
-def last_frame_input(manifest: VideoManifest) -> str | None:
-    """Return the name of the input that says at which latent frame a stream shows its last picture; None if the model
-    takes no last picture."""
-    names = [spec.name for spec in manifest.caller_inputs if spec.kind == LAST_FRAME_KIND]
-    return names[0] if names else None
-
-
-def blank_opening(manifest: VideoManifest) -> Opening:
-    """Return an opening with seed 0 and a word for a prompt, whose pictures are black where the artifact takes
-    pictures."""
-    stream, last = manifest.workload.stream, last_frame_input(manifest)
-    pictures = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
-    image = pictures[0] if len(pictures) == 1 else pictures
-    return Opening(
-        None if manifest.workload.text is None else "a",
-        0,
-        float(stream.fps),
-        image=None if picture_place(manifest) is None else image,
-        inputs={} if last is None else {last: np.zeros(1, np.int64)},
-    )
 
 
 class VideoContent:

@@ -18,10 +18,10 @@ from seko_runtime.speech.session import Said, SpeechSession
 from seko_runtime.speech.texts import NOTHING_TO_SAY, checked_text
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.errors import ServeError
-from seko_serve.live.content import SpeechOpening
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound
 from seko_serve.protocol import Codec, Control, Media
+from seko_serve.speech.opening import SpeechOpening
 from seko_serve.store.arrays import arrays_of
 
 MAX_LETTERS_AHEAD = 20_000

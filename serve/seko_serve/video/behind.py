@@ -21,8 +21,9 @@ from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingChunk
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.errors import ServeError
-from seko_serve.live.content import Opening, answer_to
-from seko_serve.live.video import VideoContent
+from seko_serve.live.content import answer_to
+from seko_serve.video.content import VideoContent
+from seko_serve.video.opening import Opening
 
 NO_SPACE = errno.ENOSPC, errno.EDQUOT
 LATER_S = 3600.0  # nobody waits for its chunks

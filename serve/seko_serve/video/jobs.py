@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from seko_serve.errors import ServeError
-from seko_serve.live.behind import VideoBehind
-from seko_serve.live.content import Opening
 from seko_serve.live.device import Device, DeviceEndedError
 from seko_serve.store.base import StoreError
 from seko_serve.store.own_folder import OwnFolder
+from seko_serve.video.behind import VideoBehind
+from seko_serve.video.facts import video_manifest
+from seko_serve.video.opening import Opening
 
 MAX_FOLDER_BYTES = 1 << 30
 KEPT_S = 3600.0  # from a video's end to its removal
@@ -246,7 +247,7 @@ class VideoJobs:
         stream = VideoBehind(
             video.id,
             video.tenant,
-            self._device.video_manifest,
+            video_manifest(self._device.manifest),
             video.opening,
             video.frames,
             self._path(video),

@@ -19,9 +19,12 @@ from starlette.routing import BaseRoute, Route
 from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body, link_to, raw_body
-from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
-from seko_serve.jobs import Video, VideoJobs
+from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.http.workload import WorkloadRoutes
 from seko_serve.live.manager import SessionManager
+from seko_serve.video.facts import video_manifest
+from seko_serve.video.jobs import Video, VideoJobs
+from seko_serve.video.opening import opening_of
 
 MAX_SECONDS = 60.0
 MAX_LISTED = 100
@@ -33,7 +36,7 @@ FIELDS = frozenset(
 FILES = (PICTURE, "last_image")  # fields of a form that are files
 
 
-class VideoRoutes:
+class VideoRoutes(WorkloadRoutes):
     """The HTTP routes below ``/v1/videos``.
 
     Parameters
@@ -58,6 +61,19 @@ class VideoRoutes:
             Route("/v1/videos/{name}/content/link", self._link, methods=["POST"]),
         ]
 
+    @property
+    def running_streams(self) -> int:
+        """Number of video jobs."""
+        return self._jobs.count
+
+    async def start(self) -> None:
+        """Begin to run video jobs; see `VideoJobs.start`."""
+        await self._jobs.start()
+
+    async def stop(self) -> None:
+        """End the video jobs."""
+        await self._jobs.stop()
+
     async def _videos(self, request: Request) -> Response:
         return await (self._create(request) if request.method == "POST" else self._list(request))
 
@@ -73,7 +89,7 @@ class VideoRoutes:
             if named == "image":
                 raise ServeError("bad_request", f"image and {PICTURE} are the same picture: give one of them")
             table["image"] = reference
-        manifest = self._manager.device.video_manifest
+        manifest = video_manifest(self._manager.device.manifest)
         video = manifest.workload.video
         assert video is not None  # else the server does not start
         size = f"{video.width}x{video.height}"
@@ -85,7 +101,8 @@ class VideoRoutes:
             table["last_s"] = frames / fps
         opening = await asyncio.to_thread(opening_of, table, manifest, named)
         self._manager.check_takes()
-        await self._manager.check_prompt(opening.prompt)
+        if (prompt := opening.prompt) is not None:
+            await self._manager.call(lambda pool: pool.check_prompt(prompt))
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
 
     async def _list(self, request: Request) -> Response:
@@ -115,7 +132,7 @@ class VideoRoutes:
         return FileResponse(self._jobs.file(video), media_type="video/mp4", filename=f"{video.id}.mp4")
 
     def _facts(self, video: Video) -> dict[str, object]:
-        manifest = self._manager.device.video_manifest
+        manifest = video_manifest(self._manager.device.manifest)
         table = manifest.workload.video
         assert table is not None  # else the server does not start
         finished = video.status == "completed"

@@ -1,0 +1,176 @@
+"""The workload video's part of the OpenAPI document."""
+
+from __future__ import annotations
+
+from seko_runtime.controls.pictures import MAX_LAST_S
+from seko_serve.http.access import TICKET
+from seko_serve.http.schemas import (
+    BINARY,
+    FLAG,
+    OPENING,
+    PROMPT,
+    SEED,
+    TEXT,
+    UPLOAD,
+    WHOLE,
+    Table,
+    body,
+    json_of,
+    list_of,
+    named,
+    object_of,
+    operation,
+    parameter,
+    path_parameter,
+)
+from seko_serve.http.workload import ApiParts
+from seko_serve.video.opening import LAST_S, LEAST_FPS, MAX_FPS
+from seko_serve.video.pictures import PICTURE_KINDS
+from seko_serve.video.routes import MAX_LISTED, MAX_SECONDS
+
+
+def api() -> ApiParts:
+    """Return what the workload video adds to the OpenAPI document."""
+    inputs = {
+        "type": "object",
+        "additionalProperties": object_of(
+            {"dtype": TEXT, "shape": {"type": "array", "items": WHOLE}, "data": UPLOAD}
+        ),
+    }
+    voice = {"anyOf": [UPLOAD, {"type": "array", "items": UPLOAD}]}
+    pictures: Table = {"image": UPLOAD, "last_image": UPLOAD}
+    begins: Table = {"prompt": PROMPT, "seed": SEED, **pictures, "voice": voice, "inputs": inputs}
+    prompts = {"type": "array", "items": PROMPT, "minItems": 1, "maxItems": 1, "description": "As `prompt`."}
+    last_s = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LAST_S, "default": LAST_S}
+    fps = {"type": "number", "minimum": LEAST_FPS, "maximum": MAX_FPS}
+    session: Table = {"fps": fps, "record": FLAG, "last_s": last_s, **begins, "prompts": prompts}
+    return ApiParts(_paths(), _schemas(begins), session)
+
+
+def _paths() -> Table:
+    name, limit = (
+        path_parameter("name"),
+        {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20},
+    )
+    ticket = parameter(TICKET, TEXT, description="Of a link, instead of a key.")
+    video_form = {"multipart/form-data": {"schema": named("VideoRequest")}}
+    return {
+        "/v1/models/{name}/pictures/{number}": {
+            "parameters": [name, path_parameter("number")],
+            "get": operation(
+                "A picture to begin with, which the artifact brings.",
+                {kind: {"schema": BINARY} for kind in PICTURE_KINDS.values()},
+                ("unauthorized", "not_found"),
+            ),
+        },
+        "/v1/videos": {
+            "get": {
+                **operation("The key's own videos.", json_of("Videos"), ("bad_request", "unauthorized")),
+                "parameters": [
+                    parameter("limit", limit),
+                    parameter("after", TEXT),
+                    parameter("order", {"enum": ["asc", "desc"], "default": "desc"}),
+                ],
+            },
+            "post": {
+                **operation("Queues a video.", json_of("Video"), OPENING),
+                "requestBody": body({**json_of("VideoRequest"), **video_form}),
+            },
+        },
+        "/v1/videos/{name}": {
+            "parameters": [name],
+            "get": operation("A video.", json_of("Video"), ("unauthorized", "not_found")),
+            "delete": operation(
+                "Removes a video.", json_of("RemovedVideo"), ("unauthorized", "forbidden", "not_found")
+            ),
+        },
+        "/v1/videos/{name}/content": {
+            "parameters": [name],
+            "get": _with_ranges(
+                operation(
+                    "The file of a completed video.",
+                    {"video/mp4": {"schema": BINARY}},
+                    ("unauthorized", "not_found", "conflict", "unsupported"),
+                ),
+                [parameter("variant", {"enum": ["video"]}), ticket],
+            ),
+        },
+        "/v1/videos/{name}/content/link": {
+            "parameters": [name],
+            "post": operation(
+                "An address of the file that takes one request without a key.",
+                json_of("Link"),
+                ("unauthorized", "forbidden", "not_found", "conflict"),
+                status=201,
+            ),
+        },
+    }
+
+
+def _schemas(begins: Table) -> Table:
+    seconds = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}
+    return {
+        "Viewer": {
+            **object_of(
+                {
+                    "help": TEXT,
+                    "prompts": {"type": "array", "items": TEXT},
+                    "pictures": {"type": "array", "items": object_of({"url": TEXT, "caption": TEXT})},
+                }
+            ),
+            "description": "What the artifact brings for the person who meets it; each first one is the default.",
+        },
+        "VideoRequest": object_of(
+            {},
+            {
+                "model": TEXT,
+                **begins,
+                "seconds": {"anyOf": [seconds, TEXT], "default": 4},
+                "size": {"type": "string", "description": "The artifact's, such as 832x480."},
+                "input_reference": {"anyOf": [UPLOAD, object_of({"image_url": UPLOAD})]},
+            },
+        ),
+        "Video": object_of(
+            {
+                "id": TEXT,
+                "object": {"const": "video"},
+                "model": TEXT,
+                "status": {"enum": ["queued", "in_progress", "completed", "failed"]},
+                "progress": {"type": "integer", "minimum": 0, "maximum": 100},
+                "created_at": WHOLE,
+                "completed_at": {"type": ["integer", "null"]},
+                "expires_at": {"type": ["integer", "null"]},
+                "seconds": TEXT,
+                "size": TEXT,
+                "error": {"anyOf": [object_of({"code": TEXT, "message": TEXT}), {"type": "null"}]},
+            }
+        ),
+        "Videos": list_of(
+            named("Video"),
+            {
+                "first_id": {"type": ["string", "null"]},
+                "last_id": {"type": ["string", "null"]},
+                "has_more": FLAG,
+            },
+        ),
+        "RemovedVideo": object_of(
+            {"id": TEXT, "object": {"const": "video.deleted"}, "deleted": {"const": True}}
+        ),
+    }
+
+
+def _with_ranges(operation: Table, parameters: list[Table]) -> Table:
+    """Return the description of a route that also sends parts of a file; errors of the header ``Range`` are no JSON."""
+    part: Table = {"video/mp4": {"schema": BINARY}, "multipart/byteranges": {"schema": BINARY}}
+    text: Table = {"text/plain": {"schema": TEXT}}
+    answers: Table = {
+        "206": {"description": "The parts of the file that `Range` names.", "content": part},
+        "400": {"description": "`Range` cannot be read.", "content": text},
+        "416": {"description": "`Range` lies behind the file's end.", "content": text},
+    }
+    named = parameter("Range", TEXT, "header", "Parts of the file, such as `bytes=0-1023`.")
+    return {
+        **operation,
+        "parameters": [*parameters, named],
+        "responses": {**operation["responses"], **answers},
+    }

@@ -1,0 +1,78 @@
+"""What an artifact's manifest says about the video sessions of the artifact."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from seko_runtime import VideoManifest
+from seko_runtime.controls import Controls, controls_of
+from seko_runtime.controls.pictures import LAST_FRAME_KIND
+from seko_runtime.video.contract import begins_with_picture
+from seko_runtime.video.manifest import Viewer
+from seko_serve.errors import ServeError
+
+
+def video_manifest(manifest: object) -> VideoManifest:
+    """Return a served artifact's manifest; ServeError if the artifact makes no video."""
+    if isinstance(manifest, VideoManifest):
+        return manifest
+    raise ServeError("unsupported", "this artifact speaks, and makes no video")
+
+
+def picture_place(manifest: VideoManifest) -> str | None:
+    """Return the name of the argument by which a session of an artifact takes a picture, which is ``reference``,
+    ``image``, or none."""
+    if manifest.workload.stream.reference_frames:
+        return "reference" if "encode" in manifest.programs else None
+    return "image" if {"encode", "condition"} & set(manifest.programs) else None
+
+
+def described(manifest: VideoManifest) -> dict[str, object]:
+    """Return the facts about a video model that a page needs before it opens a session."""
+    stream, controls = manifest.workload.stream, controls_of(manifest)
+    place = picture_place(manifest)
+    return {
+        "kind": manifest.workload.kind,
+        "width": stream.width,
+        "height": stream.height,
+        "fps": stream.fps,
+        "takes": {
+            "prompt": manifest.workload.text is not None,
+            "keys": controls.taking("held") is not None,
+            "image": "no" if place is None else "required" if begins_with_picture(manifest) else "may",
+            "last_image": last_frame_input(manifest) is not None,
+            "voice": speakers_of(controls),
+        },
+        "viewer": _viewer_facts(manifest),
+        "controls": controls.describe(),
+    }
+
+
+def _viewer_facts(manifest: VideoManifest) -> dict[str, object]:
+    """Return the help, prompts and pictures that the artifact brings for a viewer, as far as its model takes them."""
+    viewer, takes_text = manifest.workload.viewer or Viewer(), manifest.workload.text is not None
+    taken = viewer.pictures if picture_place(manifest) is not None else ()
+    return {
+        "help": viewer.help,
+        "prompts": list(viewer.prompts) if takes_text else [],
+        "pictures": [
+            {
+                "url": f"v1/models/{quote(manifest.name, safe='')}/pictures/{number}",
+                "caption": picture.caption,
+            }
+            for number, picture in enumerate(taken)
+        ],
+    }
+
+
+def speakers_of(controls: Controls) -> int:
+    """Return the number of voices that an artifact hears."""
+    sounding = controls.sounding()
+    return 0 if sounding is None else int(sounding.describe()["sound"]["speakers"])
+
+
+def last_frame_input(manifest: VideoManifest) -> str | None:
+    """Return the name of the input that says at which latent frame a stream shows its last picture; None if the model
+    takes no last picture."""
+    names = [spec.name for spec in manifest.caller_inputs if spec.kind == LAST_FRAME_KIND]
+    return names[0] if names else None

@@ -1,0 +1,239 @@
+"""The conditions with which a video session begins, and their parser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime import VideoManifest
+from seko_runtime.controls import controls_of
+from seko_runtime.errors import UsageError
+from seko_runtime.video.contract import begins_with_picture, start_pictures
+from seko_serve.errors import MAX_NAME_LETTERS, ServeError
+from seko_serve.http.openings import check_opening
+from seko_serve.media import uploads
+from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
+from seko_serve.store.arrays import array_of, arrays_of
+from seko_serve.video.facts import last_frame_input, picture_place, speakers_of
+
+LEAST_FPS, MAX_FPS = 1.0, 240.0
+LAST_S = 5.0  # default time from the stream's start to its last picture
+FIELDS = (
+    "model",
+    "prompt",
+    "prompts",
+    "seed",
+    "fps",
+    "image",
+    "last_image",
+    "last_s",
+    "voice",
+    "inputs",
+    "record",
+)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The conditions with which a video session begins, checked.
+
+    Parameters
+    ----------
+    prompt : str or None
+        The prompt, a sentence.
+    seed : int
+        Seed of the random noise.
+    fps : float
+        Number of video frames that the viewer shows in a second.
+    image : numpy.ndarray, optional
+        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3]; for a model of
+        first and last picture, both pictures: [2, H, W, 3].
+    inputs : mapping of str to numpy.ndarray
+        Further model inputs that the caller supplies for the session, by name.
+    voice : numpy.ndarray, optional
+        The voice from the stream's start on: samples [speakers, N] at 16 kHz, float32 in -1..1.
+    record : bool
+        Whether what happens to the session is recorded, until it ends or goes on in another process.
+    """
+
+    prompt: str | None
+    seed: int
+    fps: float
+    image: NDArray[Any] | None = None
+    inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    voice: NDArray[np.float32] | None = None
+    record: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """Return all conditions except the prompt, with their arrays; the state of the session's row holds the
+        prompt."""
+        return {
+            "seed": self.seed,
+            "fps": self.fps,
+            "image": self.image,
+            "inputs": dict(self.inputs),
+            "voice": self.voice,
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Opening:
+        """Return the conditions from a value that `state` returned; KeyError, TypeError or ValueError if the value is
+        invalid.
+        """
+        image, voice = state["image"], state["voice"]
+        return cls(
+            None,
+            int(state["seed"]),
+            float(state["fps"]),
+            image=None if image is None else array_of(image),
+            inputs=arrays_of(state["inputs"]),
+            voice=None if voice is None else array_of(voice),
+        )
+
+
+def blank_opening(manifest: VideoManifest) -> Opening:
+    """Return an opening with seed 0 and a word for a prompt, whose pictures are black where the artifact takes
+    pictures."""
+    stream, last = manifest.workload.stream, last_frame_input(manifest)
+    pictures = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
+    image = pictures[0] if len(pictures) == 1 else pictures
+    return Opening(
+        None if manifest.workload.text is None else "a",
+        0,
+        float(stream.fps),
+        image=None if picture_place(manifest) is None else image,
+        inputs={} if last is None else {last: np.zeros(1, np.int64)},
+    )
+
+
+def opening_of(table: dict[str, Any], manifest: VideoManifest, picture: str = "image") -> Opening:
+    """Return the opening of a session of a video artifact from a request; see
+    `ServedWorkload.opening_of`. Messages of errors call the field ``image`` by the name ``picture``."""
+    check_opening(table, FIELDS, manifest.name)
+    prompt, seed = _prompt(_first_prompt(table), manifest), whole_seed(table.get("seed", 0), "seed")
+    fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
+    image, of_pictures = _pictures(table, fps, manifest, picture)
+    inputs = {**of_pictures, **_inputs(table.get("inputs", {}))}
+    record = table.get("record", False)
+    if not isinstance(record, bool):
+        raise ServeError("bad_request", f"record is of type {type(record).__name__}, expected true or false")
+    return Opening(prompt, seed, fps, image, inputs, _voice(table.get("voice"), manifest), record)
+
+
+def _first_prompt(table: dict[str, Any]) -> object:
+    """Return the field ``prompt`` of a request, or the only entry of its field ``prompts``."""
+    prompts = table.get("prompts")
+    if prompts is None:
+        return table.get("prompt")
+    if table.get("prompt") is not None:
+        raise ServeError("bad_request", "prompt and prompts are given: give one of them")
+    if not isinstance(prompts, list) or not prompts:
+        raise ServeError("bad_request", "prompts is no list with a text")
+    if len(prompts) > 1:
+        raise ServeError(
+            "unsupported",
+            f"prompts has {len(prompts)} texts, and a session begins with one: send each further prompt when it is "
+            "due, in a control prompt on the session's socket",
+        )
+    return prompts[0]
+
+
+def _prompt(prompt: object, manifest: VideoManifest) -> str | None:
+    takes_text = manifest.workload.text is not None
+    if not takes_text and prompt is not None:
+        raise ServeError(
+            "unsupported", "this artifact has no text encoder and takes no prompt: leave prompt out"
+        )
+    if not takes_text:
+        return None
+    if not isinstance(prompt, str):
+        raise ServeError("bad_request", "prompt is missing or no text, expected a text")
+    if len(prompt) > MAX_PROMPT_LETTERS:
+        raise ServeError(
+            "too_large", f"prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken"
+        )
+    return prompt
+
+
+def _fps(fps: object, manifest: VideoManifest) -> float:
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not LEAST_FPS <= fps <= MAX_FPS:
+        found = repr(fps)[:MAX_NAME_LETTERS]
+        raise ServeError(
+            "bad_request", f"fps is {found}, expected a number from {LEAST_FPS:g} to {MAX_FPS:g}"
+        )
+    own = manifest.workload.stream.fps
+    if fps != own and controls_of(manifest).sounding() is not None:
+        raise ServeError("unsupported", f"this artifact's video follows a voice at {own} fps: leave fps out")
+    return float(fps)
+
+
+def _pictures(
+    table: dict[str, Any], fps: float, manifest: VideoManifest, picture: str
+) -> tuple[NDArray[Any] | None, dict[str, NDArray[Any]]]:
+    """Return the pictures of a request as a session takes them, and the session's inputs that follow from them."""
+    place, last_frame = picture_place(manifest), last_frame_input(manifest)
+    if last_frame is None and (table.get("last_image") is not None or table.get("last_s") is not None):
+        raise ServeError(
+            "unsupported", "this artifact takes no last picture: leave last_image and last_s out"
+        )
+    if table.get("image") is None:
+        if begins_with_picture(manifest):
+            raise ServeError(
+                "bad_request", f"{picture} is missing: this artifact's video begins with a picture"
+            )
+        return None, {}
+    if place is None:
+        raise ServeError("unsupported", f"this artifact takes no picture: leave {picture} out")
+    if last_frame is not None and table.get("last_image") is None:
+        raise ServeError(
+            "bad_request", "last_image is missing: this artifact's video leads from one picture to another"
+        )
+    fields = {picture: table["image"]}
+    if last_frame is not None:
+        fields["last_image"] = table["last_image"]
+    pictures = [
+        uploads.decoded_picture(uploads.data_of(field, name, uploads.MAX_PICTURE_BYTES), name)
+        for name, field in fields.items()
+    ]
+    event: dict[str, Any] = {"start": pictures[0], "names": {"start": picture, "last": "last_image"}}
+    if last_frame is not None:
+        event |= {"last": pictures[1], "last_s": table.get("last_s", LAST_S), "fps": fps}
+    if place == "reference":
+        event = {"reference": pictures[0]}
+    (control,) = controls_of(manifest).of_kind("pictures")
+    try:
+        control.take(event)
+    except UsageError as error:
+        raise ServeError("bad_request", str(error)) from None
+    made = control.opening()
+    return made.get("image", made.get("reference")), made["inputs"]
+
+
+def _inputs(value: object) -> dict[str, NDArray[Any]]:
+    if not isinstance(value, dict):
+        raise ServeError(
+            "bad_request", f"inputs are of type {type(value).__name__}, expected an object of arrays"
+        )
+    return {str(name): uploads.array_of(array, f"inputs.{name}"[:80]) for name, array in value.items()}
+
+
+def _voice(value: object, manifest: VideoManifest) -> NDArray[np.float32] | None:
+    if value is None:
+        return None
+    speakers = speakers_of(controls_of(manifest))
+    if not speakers:
+        raise ServeError("unsupported", "this artifact hears no audio: leave voice out")
+    files = value if isinstance(value, list) else [value]
+    if len(files) != speakers:
+        raise ServeError(
+            "bad_request", f"voice holds {len(files)} sounds, expected {speakers}: one a speaker"
+        )
+    voices = [
+        uploads.decoded_sound(uploads.data_of(file, "voice", uploads.MAX_SOUND_BYTES)) for file in files
+    ]
+    longest = max(len(samples) for samples in voices)
+    return np.stack([np.pad(samples, (0, longest - len(samples))) for samples in voices])

@@ -1,0 +1,1 @@
+document.getElementById("words").textContent = "what it was told";
