@@ -41,7 +41,8 @@ def make_wheel(folder: Path) -> None:
 
 
 def build_wheel(name: str, folder: Path) -> Path:
-    """Build the wheel of ``runtime``, ``kernels`` or ``seko_export`` in a folder, from a copy of its project."""
+    """Build the wheel of ``runtime``, ``kernels``, ``serve`` or ``seko_export`` in a folder, from a copy of its
+    project."""
     unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
     project = folder / f"{name}-project"
     if name == "seko_export":
@@ -51,9 +52,15 @@ def build_wheel(name: str, folder: Path) -> Path:
             shutil.copy(ROOT / file, project / file)
     else:
         shutil.copytree(ROOT / name, project, ignore=unbuilt)
+    return build_project(project, folder)
+
+
+def build_project(project: Path, folder: Path) -> Path:
+    """Build the wheel of a project in a folder; the project's own folder is written to."""
+    before = {*folder.glob("*.whl")}
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
     subprocess.run([*pip, "-w", folder, project], check=True)
-    (wheel,) = folder.glob(f"seko_{name.removeprefix('seko_')}-*.whl")
+    (wheel,) = {*folder.glob("*.whl")} - before
     return wheel
 
 

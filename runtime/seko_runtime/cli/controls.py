@@ -10,7 +10,7 @@ from seko_runtime.cli.output import note
 from seko_runtime.controls import Controls, Event, controls_of
 from seko_runtime.controls.base import ControlOption
 from seko_runtime.controls.recording import Entry, read_events
-from seko_runtime.controls.registry import KINDS, control_class
+from seko_runtime.controls.registry import control_class, control_classes
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.video.manifest import VideoManifest
 
@@ -18,8 +18,8 @@ DEFAULT_CHUNKS = 4
 
 
 def control_options() -> Iterator[ControlOption]:
-    """Yield the options of the runtime's own kinds of controls; kinds may share an option, such as ``--keys``."""
-    options = (option for kind in KINDS.own for option in control_class(kind).options)
+    """Yield the options of all kinds of controls; kinds may share an option, such as ``--keys``."""
+    options = (option for kind in control_classes().values() for option in kind.options)
     yield from {option.name: option for option in options}.values()
 
 
@@ -37,8 +37,7 @@ def read_controls(options: argparse.Namespace) -> tuple[dict[str, list[Event]], 
         If options contradict each other, or a file cannot be read.
     """
     by_kind = {}
-    for kind in KINDS.own:
-        own = control_class(kind)
+    for kind, own in control_classes().items():
         values = {option.name: getattr(options, attribute(option), None) for option in own.options}
         given = {name: value for name, value in values.items() if value is not None}
         if given:
@@ -121,8 +120,6 @@ def fed_controls(
 
 
 def _options_of(kind: str, options: argparse.Namespace) -> str:
-    if kind not in KINDS.own:
-        return ""
     return next(iter(_given(kind, options)), "")
 
 

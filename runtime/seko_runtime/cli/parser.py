@@ -37,7 +37,8 @@ MEDIA = "Media (pictures and sound)"
 INPUTS = "Camera and other inputs"
 SPEECH = "Speech (voice, length)"
 OUTPUT = "Output"
-GROUPS = (ARTIFACT, BOTH, VIDEO, MEDIA, INPUTS, SPEECH, OUTPUT)  # in the order of the help
+# In the order of the help; controls of other distributions may bring headings of their own, which follow.
+GROUPS = (ARTIFACT, BOTH, VIDEO, MEDIA, INPUTS, SPEECH, OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Option:
     Parameters
     ----------
     group : str
-        The heading above the option in the help, one of `GROUPS`.
+        The heading above the option in the help.
     commands : tuple of str
         The commands that have the option.
     names : tuple of str
@@ -315,7 +316,7 @@ def parsers(
 
 
 def _add_options(command: argparse.ArgumentParser, name: str) -> None:
-    for group in GROUPS:
+    for group in dict.fromkeys((*GROUPS, *(option.group for option in OPTIONS))):
         options = [option for option in OPTIONS if option.group == group and name in option.commands]
         if options:
             section = command.add_argument_group(group)

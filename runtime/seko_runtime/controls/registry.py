@@ -46,6 +46,12 @@ def control_class(kind: str) -> type[Control]:
     return found
 
 
+def control_classes() -> dict[str, type[Control]]:
+    """Return the classes of all kinds of controls by kind; one of another distribution that cannot be loaded is left
+    out with a `BrokenPluginWarning`."""
+    return {kind: found for kind, found in KINDS.every() if issubclass(found, Control)}
+
+
 def control_of(spec: ControlSpec, manifest: Manifest) -> Control:
     """Return a control of an artifact; ManifestError if its entry in the manifest does not fit its kind."""
     inputs = {input_spec.name: input_spec for input_spec in manifest.caller_inputs}

@@ -1,0 +1,1 @@
+"""Weather: a small video model in which a person lets the wind blow."""
