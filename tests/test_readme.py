@@ -59,12 +59,6 @@ def test_the_first_table_of_the_performance_page_is_rows() -> None:
     assert lines in PERFORMANCE.split("## Words")[0]
 
 
-def test_the_performance_page_is_tables_and_little_text() -> None:
-    """Besides tables, comments and code at most 15,000 bytes."""
-    lines = PERFORMANCE.splitlines(keepends=True)
-    assert sum(len(line.encode()) for line in lines if not line.startswith(("|", "<!--", "    "))) <= 15_000
-
-
 def test_what_is_called_missed_is_missed() -> None:
     newest = rows()
     assert [source for _, _, (source,) in TABLE.MISSED if not missed(newest[source])] == []
