@@ -47,6 +47,10 @@ class FullSize:
         Preset and VAE in their place, to try the script.
     fps_figure : str or None
         Name of a row of video frames a second.
+    fps_goal : float or None
+        Its goal.
+    form : str
+        The checkpoint's form, as scripts/make_checkpoint.py takes it.
     """
 
     shape: str
@@ -55,6 +59,8 @@ class FullSize:
     options: tuple[str, ...]
     small: tuple[str, str]
     fps_figure: str | None = None
+    fps_goal: float | None = None
+    form: str = "self-forcing"
 
     @property
     def trial(self) -> FullSize:
@@ -67,6 +73,21 @@ class FullSize:
 
 _5B = "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, B=1, fp4_fp8_resident"
 _FAST = ("--fp4-kv", "--fp8", "--resident-window")
+
+
+def _abot(height: int, width: int, goal: float) -> FullSize:
+    return FullSize(
+        f"abot-world-5b, {height}x{width}, chunk 3, ring 21, B=1, fp4_fp8_resident, taew2_2, 4 steps",
+        "abot-world-5b",
+        "taew2_2",
+        (*_FAST, "--height", str(height), "--width", str(width)),
+        ("abot-tiny", "taew2_2"),
+        f"abot_fps_{height}",
+        goal,
+        "abot",
+    )
+
+
 FULL: Mapping[str, FullSize] = {
     "1.3b": FullSize(
         "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE",
@@ -86,6 +107,8 @@ FULL: Mapping[str, FullSize] = {
     "5b-tiny": FullSize(
         f"{_5B}, taew2_2, 4 steps", "wan-5b", "taew2_2", _FAST, ("wan-5b-tiny", "taew2_2"), "fps_5b_704p"
     ),
+    "abot-480": _abot(480, 832, 70.0),
+    "abot-704": _abot(704, 1280, 38.0),
 }
 PROMPT = "a red disc bouncing and a small blue ring spinning over a grey gradient"
 _FIRST_FRAME = """
@@ -125,17 +148,23 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     for name in options.models.split(","):
         if name == "sample":
-            artifact, shape, figure = _built(options.work / "sample", "--fp4-kv"), SAMPLE, None
+            artifact, shape, figure = _built(options.work / "sample", "--fp4-kv"), SAMPLE, (None, None)
         else:
             model = FULL[name].trial if options.small else FULL[name]
             device = "cpu" if options.small else "cuda"
-            artifact = _full_size(options.work, model, device)
-            shape, figure = model.shape, model.fps_figure
+            artifact = _full_size(options.work / name, model, device)
+            shape, figure = model.shape, (model.fps_figure, model.fps_goal)
         if not options.prepare:
-            measure(artifact, shape, options, figure)
+            measure(artifact, shape, options, *figure)
 
 
-def measure(artifact: Path, shape: str, options: argparse.Namespace, fps_figure: str | None = None) -> None:
+def measure(
+    artifact: Path,
+    shape: str,
+    options: argparse.Namespace,
+    fps_figure: str | None = None,
+    fps_goal: float | None = None,
+) -> None:
     """Append the rows of one artifact."""
     first = min(
         (last_json("-c", _FIRST_FRAME, str(artifact), PROMPT) for _ in range(3)), key=lambda r: r["total_s"]
@@ -165,7 +194,7 @@ def measure(artifact: Path, shape: str, options: argparse.Namespace, fps_figure:
             shape,
             beside["fps"],
             "video frames a second, on the host",
-            None,
+            fps_goal,
             chunk_ms=beside["chunk_ms"],
             serial_chunk_ms=after["chunk_ms"],
         )
@@ -196,14 +225,15 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
     }
 
 
-def _full_size(work: Path, model: FullSize, device: str) -> Path:
+def _full_size(artifact: Path, model: FullSize, device: str) -> Path:
     """Build a model with its VAE, both of random weights; builds of one model share its checkpoint."""
-    checkpoint, vae = work / f"{model.preset}.pt", work / f"{model.vae}.pth"
-    artifact, make = work / f"{model.preset}-{model.vae}", "scripts/make_checkpoint.py"
+    suffix, work = "pt" if model.form == "self-forcing" else "safetensors", artifact.parent
+    checkpoint, vae = work / f"{model.preset}.{suffix}", work / f"{model.vae}.pth"
+    make = "scripts/make_checkpoint.py"
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may make the same checkpoint
         if not checkpoint.exists():
-            run_python(make, "--preset", model.preset, "--format", "self-forcing", "--device", device, "-o",
+            run_python(make, "--preset", model.preset, "--format", model.form, "--device", device, "-o",
                        str(checkpoint))  # fmt: skip
         if not vae.exists():
             run_python(make, "--vae", model.vae, "-o", str(vae))

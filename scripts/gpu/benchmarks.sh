@@ -10,12 +10,12 @@
 # peers_vae_fp8, vae_fp8 and vae22_fp8 want fp8 rows of this GPU in tuned_conv.json, which vae_kernels writes.
 # vae_encode writes no time of an encoder whose latents are not the reference's, and fails.
 # serve_s3 counts 3,000 chunks of the viewers that are admitted: at 16 fps 281 s of eight, 563 s of four (SEKO_SECONDS=700).
-# Rows of the checkpoints that people stream: vae22 vae22_fp8 tiny_decoder fps5 fps5_tiny peers_tiny peers5 i2v lora.
+# Rows of the checkpoints that people stream: vae22 vae22_fp8 tiny_decoder fps5 fps5_tiny peers_tiny peers5 abot i2v lora.
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22 vae22_fp8" "fps5 fps5_tiny" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "first_chunk" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
-prepare=() preparable=" first_chunk vae vae_fp8 vae_encode tiny_decoder pipeline peers peers_tiny peers_vae_fp8 parts peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 serve_key " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny peers5 lingbot_720p i2v "
+lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22 vae22_fp8" "fps5 fps5_tiny" "abot" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "first_chunk" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+prepare=() preparable=" first_chunk vae vae_fp8 vae_encode tiny_decoder pipeline peers peers_tiny peers_vae_fp8 parts peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 serve_key " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny abot peers5 lingbot_720p i2v "
 [ "${1:-}" != --prepare ] || { prepare=(--prepare) && shift; }
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
@@ -67,6 +67,7 @@ section() { # NAME
     vae22) bench scripts/bench/vae.py --vae wan-2.2 --work "$work/vae22" --rows "$rows" ;;
     vae22_fp8) bench scripts/bench/vae.py --vae wan-2.2 --fp8 --work "$work/vae22-fp8" --rows "$rows" ;;
     fps5) bench scripts/bench/pipeline.py --models 5b --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
+    abot) bench scripts/bench/pipeline.py --models abot-480,abot-704 --chunks 20 --work "$work/pipeline_abot" --rows "$rows" ;;
     fps5_tiny) bench scripts/bench/pipeline.py --models 5b-tiny --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
     pipeline) bench scripts/bench/pipeline.py --models sample,1.3b --work "$work/pipeline" --rows "$rows" ;;
     stream) "${limit[@]}" scripts/bench/long_stream.py "$work/pipeline/sample" --rows "$rows" --picture docs/images/long-stream.png ;;
