@@ -25,6 +25,7 @@ class Case:
     valid_tokens: tuple[int, ...]
     key_offset: float = 0.0  # added along each query's mean direction, to move scores far from 0
     outliers: bool = False
+    more_own: int = 0  # own keys beyond those of the queries
 
 
 def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
@@ -41,6 +42,7 @@ def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
     # Scores of -60 and less: a masked position whose score counted as 0 would get all the weight.
     yield Case("scores far below zero", 130, heads, 700, (523,), key_offset=-8.0 * head_dim**0.5)
     yield Case("outlier channels", 130, heads, 700, (523,), outliers=True)
+    yield Case("own keys that are no queries", 130, heads, 700, (1, 523), more_own=301)
     if full is not None:
         _, query_tokens, cache_tokens = full
         yield Case("full size", query_tokens, heads, cache_tokens, (cache_tokens,))
@@ -63,8 +65,9 @@ def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     q = normal(batch, case.query_tokens, heads, head_dim)
     k = normal(batch, case.cache_tokens, heads, head_dim)
     v = normal(batch, heads, head_dim, v_columns(case.cache_tokens))
-    k_own = normal(batch, case.query_tokens, heads, head_dim)
-    v_own = normal(batch, case.query_tokens, heads, 3 * head_dim)
+    own_tokens = case.query_tokens + case.more_own
+    k_own = normal(batch, own_tokens, heads, head_dim)
+    v_own = normal(batch, own_tokens, heads, 3 * head_dim)
     q, k, k_own = _made_hard(case, normal, q, (k, k_own), (v.transpose(2, 3), v_own))
     valid = torch.tensor(case.valid_tokens, device=device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -109,7 +112,7 @@ def expected(
     coarse_q = codes.float() * q_scale.unsqueeze(-1)
     own_tokens, key_scale = k_own.shape[1], scale_per_token(k_scale, k.shape[1])
     for row, valid in enumerate(valid_tokens.tolist()):
-        filled = valid - own_tokens
+        filled = valid - q.shape[1]
         for head in range(q.shape[2]):
             cached_keys = k[row, :filled, head].float() * key_scale[row, head, :filled, None]
             keys = torch.cat((cached_keys, k_own[row, :, head].float()))

@@ -28,14 +28,15 @@ SMALLEST_HEAD_DIM = 32  # smallest head_dim for an fp8 matrix instruction
 
 
 class OwnTokens(NamedTuple):
-    """Unquantised keys and values of the chunk that is being denoised.
+    """Unquantised keys and values of the chunk that is being denoised, and of further tokens that are not cached
+    frames.
 
     Parameters
     ----------
     k : Tensor
-        Keys after RoPE, ``[B, T, H, D]`` of q's dtype, contiguous.
+        Keys after RoPE, ``[B, O, H, D]`` of q's dtype, contiguous; O is at least the number T of queries.
     v : Tensor
-        Values, ``[B, T, H * D]`` of q's dtype; tokens may be strided, as in the output of a fused projection.
+        Values, ``[B, O, H * D]`` of q's dtype; tokens may be strided, as in the output of a fused projection.
     """
 
     k: Tensor
@@ -98,7 +99,7 @@ def attention_fp8(
         Number of valid tokens of each row, ``[B]`` int64 on the device, from T to N + T, including the T tokens of the
         chunk.
     own : OwnTokens
-        Keys and values of the chunk's own T tokens.
+        Keys and values of the chunk's T tokens, and of others to which every query attends unquantised.
     tiles : AttentionTiles, optional
         Tile sizes of the kernel; default: the sizes that `tuned` chooses. Only `admission` and benchmarks pass tile
         sizes.
@@ -146,7 +147,7 @@ def attention_fp8(
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
     costs = (0, WAVE_OF_PARTS_KEYS) if tiles.specialised else ()
     waves = cut(
-        batch * heads, query_tokens, cache_tokens + query_tokens, tiles.block_m, slots, SPLITS, *costs
+        batch * heads, query_tokens, cache_tokens + own.k.shape[1], tiles.block_m, slots, SPLITS, *costs
     )
     out: Tensor = _attention_fp8_cuda(
         *arguments,
@@ -186,7 +187,7 @@ def _attention_fp8_cuda(
     out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
     parts = Parts.of(out, rest, splits)
     inputs = (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens)
-    strides = (query_tokens, k.shape[1], v_t.shape[3], v_own.stride(1))
+    strides = (query_tokens, k_own.shape[1], k.shape[1], v_t.shape[3], v_own.stride(1))
     if specialised:
         programs, places = parts.programs(whole, block_m, batch, heads)
         wrap_triton(attention_hopper_outline)[(programs,)](
@@ -231,8 +232,14 @@ def _attention_fp8_cuda(
 
 
 def _expect_own(own: OwnTokens, q: Tensor) -> None:
-    batch, tokens, heads, head_dim = q.shape
-    expect("own keys", own.k, tuple(q.shape), q.dtype)
+    expect_dims("own keys", own.k, 4, "[batch, tokens, heads, head_dim]")
+    batch, queries, heads, head_dim = q.shape
+    tokens = own.k.shape[1]
+    if tokens < queries:
+        raise KernelsError(
+            f"there are {tokens} own keys and {queries} queries, expected at least as many keys"
+        )
+    expect("own keys", own.k, (batch, tokens, heads, head_dim), q.dtype)
     expect_dtype("own values", own.v, q.dtype)
     expected = (batch, tokens, heads * head_dim)
     if tuple(own.v.shape) != expected:

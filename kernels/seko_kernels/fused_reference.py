@@ -219,7 +219,7 @@ def attention_fp8(
     k_own: Tensor,
     v_own: Tensor,
 ) -> Tensor:
-    """Return softmax attention over ``valid_tokens[b] - T`` cached keys in 8 bits and the chunk's own T keys
+    """Return softmax attention over ``valid_tokens[b] - T`` cached keys in 8 bits and the chunk's own O keys
     unquantised.
 
     Parameters
@@ -239,9 +239,9 @@ def attention_fp8(
     valid_tokens : Tensor
         Number of valid tokens of each row, ``[B]`` int64, including the T tokens of the chunk.
     k_own : Tensor
-        Keys of the chunk's own tokens, ``[B, T, H, D]`` of q's dtype.
+        Keys of the chunk's own tokens, ``[B, O, H, D]`` of q's dtype.
     v_own : Tensor
-        Values of the chunk's own tokens, ``[B, T, H * D]`` of q's dtype.
+        Values of the chunk's own tokens, ``[B, O, H * D]`` of q's dtype.
 
     Returns
     -------

@@ -20,6 +20,7 @@ STAGES = 4  # stages of the ring buffer, which takes 128 KiB of the 227 KiB of s
 WARPS = 4
 RUNTIME_INTS = (
     "query_tokens",
+    "own_tokens",
     "cache_tokens",
     "v_columns",
     "v_own_stride",
@@ -45,6 +46,7 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
     PART_OUT,
     PART_LSE,
     query_tokens,
+    own_tokens,
     cache_tokens,
     v_columns,
     v_own_stride,

@@ -308,10 +308,6 @@ class VideoBuild(BuildConfig):
             return None
         if not self.kv.read_in_8_bits:
             return f"it reads an FP4 cache, this build's is {self.workload.kv_scheme}"
-        if self.model.front_tokens:
-            return (
-                f"it reads no tokens before the stream, and {self.model.name!r} has {self.model.front_tokens}"
-            )
         if size < SMALLEST_HEAD_DIM or size & (size - 1):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
         least = self.workload.stream.pinned_frames + min(group.ring_frames for group in self.layer_groups)

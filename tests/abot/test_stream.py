@@ -23,7 +23,7 @@ from seko_runtime.video.pool import Pool
 from tests.abot.streams import abot_config, keys_of, press, random_checkpoint, weights_of
 from tests.eager_pool import eager_pool
 from tests.stacked import eager_session
-from tests.tolerances import FP8_MATMULS_PASS, STEP, relative_error
+from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 CHUNKS = 6  # past two windows of 6 latent frames
@@ -148,6 +148,9 @@ def test_thirty_chunks_later_a_rebuilt_cache_is_the_one_that_was_there() -> None
         ("fp32", {}, STEP[torch.float32]),
         ("fp4", {}, STEP[torch.float32]),
         ("fp4", {"fp8": True}, FP8_MATMULS_PASS),
+        ("fp4", {"attention": "fp8"}, FP8_PASS),
+        ("fp4", {"attention": "fp8", "resident_window": True}, FP8_PASS),
+        ("fp4", {"attention": "fp8", "resident_window": True, "fp8": True}, FP8_MATMULS_PASS),
         ("fp4", {"fp8": True, "fp8_except": (1,)}, FP8_MATMULS_PASS),
         ("fp4", {"attention": "bf16"}, STEP[torch.float32]),
     ],
@@ -179,8 +182,6 @@ def test_what_it_cannot_have_is_refused() -> None:
         abot_config(layout={"reference_frames": 5})
     with pytest.raises(UsageError, match="--stream-positions"):
         abot_config(layout={"window_positions": False})
-    with pytest.raises(UsageError, match="tokens before the stream"):
-        config.changed(kv_scheme="fp4", fused=True, attention="fp8")
     with pytest.raises(UsageError, match="tokens before its streams"):
         config.changed(ranks=2)
     with opened(config) as pool, pytest.raises(SessionUsageError, match="no reference frames"):

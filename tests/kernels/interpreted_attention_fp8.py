@@ -26,6 +26,7 @@ CASES = [
     Case("an empty row", 20, 1, 64, (0, 64)),
     Case("scores far below zero", 33, 2, 100, (71,), key_offset=-8.0 * HEAD_DIM**0.5),
     Case("outlier channels", 33, 2, 100, (71,), outliers=True),
+    Case("own keys that are no queries", 33, 2, 150, (3, 97), more_own=39),
 ]
 
 
@@ -70,7 +71,7 @@ def check(tiles: AttentionTiles, splits: int, arguments: tuple[torch.Tensor, ...
             continue
         attention_fp8_kernel[(-(-queries // tiles.block_m), heads, batch * cuts)](
             *(q, k, k_scale, v_t, k_own, v_own, v_scale, valid, target, lse),
-            *(tokens, k.shape[1], v_t.shape[3], v_own.stride(1), first, out_tokens),
+            *(tokens, k_own.shape[1], k.shape[1], v_t.shape[3], v_own.stride(1), first, out_tokens),
             HEADS=heads,
             HEAD_DIM=HEAD_DIM,
             SOFTMAX_SCALE=HEAD_DIM**-0.5 * math.log2(math.e),

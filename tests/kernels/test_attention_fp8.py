@@ -51,7 +51,7 @@ SIGNATURE = {
     "VALID_TOKENS": "*i64",
     "OUT": "*bf16",
     "LSE": "*fp32",
-    **dict.fromkeys(("query_tokens", "cache_tokens", "v_columns", "v_own_stride"), "i32"),
+    **dict.fromkeys(("query_tokens", "own_tokens", "cache_tokens", "v_columns", "v_own_stride"), "i32"),
     **dict.fromkeys(("first_query", "out_tokens"), "i32"),
 }
 OTHER = AttentionTiles(128, 64, own_n=64, stages=3, warps=8)
@@ -143,7 +143,8 @@ def test_wrong_tensors_are_refused() -> None:
     refused(KernelsError, "v_scale has shape", 4, v_scale[:2])
     refused(KernelsError, "int64", 5, valid.int())
     refused(KernelsError, "own keys is", 6, k_own.bfloat16())
-    refused(KernelsError, "own keys has shape", 6, k_own[:, 1:])
+    refused(KernelsError, "36 own keys and 37 queries", 6, k_own[:, 1:])
+    refused(KernelsError, "own keys has shape", 6, k_own[..., :16])
     refused(KernelsError, "own values have shape", 7, v_own[:, 1:])
     refused(KernelsError, "own values are strided", 7, v_own.mT.contiguous().mT)
     refused(KernelsError, "one device", 1, k.to("meta"))

@@ -48,6 +48,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     PART_OUT,
     PART_LSE,
     query_tokens,
+    own_tokens,
     cache_tokens,
     v_columns,
     v_own_stride,
@@ -62,7 +63,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     STAGES: gl.constexpr,
 ):
     """Write the attention ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and the chunk's
-    own T keys.
+    own O keys.
 
     `triton.attention_fp8.attention_fp8_kernel` documents the computation; in `attention_hopper_kernel` a tile of 128
     keys has one scale. A program handles 192 queries of a head and a row. Programs from number `whole_ctas` on handle a
@@ -84,22 +85,22 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     V_T : pointer to fp8
         Cached values, transposed: ``[B, H, 128, v_columns]``, contiguous; v_columns a multiple of 128 that holds N.
     K_OWN : pointer to bf16
-        Keys of the chunk's own tokens, ``[B, T, H, 128]``, contiguous.
+        Keys of the chunk's own tokens, ``[B, O, H, 128]``, contiguous.
     V_OWN : pointer to bf16
-        Values of the chunk's own tokens, ``[B * T, ...]``: rows of H * 128 contiguous numbers at a stride.
+        Values of the chunk's own tokens, ``[B * O, ...]``: rows of H * 128 contiguous numbers at a stride.
     V_SCALE : pointer to fp32
         Scale of a head's values, ``[H]``, powers of two.
     VALID_TOKENS : pointer to int64
-        Number of valid tokens of each row, ``[B]``, including the chunk's own.
+        Number of valid tokens of each row, ``[B]``, including the chunk's T.
     OUT : pointer to bf16
         The attention, ``[B, T, H, 128]``, contiguous; the first tiles * 192 queries are written.
     PART_OUT : pointer to bf16
         Attention to a part of the keys, ``[B * splits, rest_tokens, H, 128]``, contiguous.
     PART_LSE : pointer to fp32
         Base-2 logarithm of each part's softmax sum, ``[B * splits, H, rest_tokens]``.
-    query_tokens, cache_tokens, v_columns, v_own_stride : int
-        Number T of queries, number N of cached keys (a multiple of 16), number of columns of V_T, and distance between
-        two tokens of V_OWN in numbers.
+    query_tokens, own_tokens, cache_tokens, v_columns, v_own_stride : int
+        Number T of queries, number O of own keys, number N of cached keys (a multiple of 16), number of columns of V_T,
+        and distance between two tokens of V_OWN in numbers.
     tiles, whole_ctas : int
         Number of query tiles that attend to all keys, at least 1 even if no tile does, and number of programs for these
         tiles.
@@ -133,8 +134,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     q_base = Q + row64 * query_tokens * width + head * 128
     k_base = K + row64 * cache_tokens * width + head * 128
     v_base = V_T + (row64 * HEADS + head) * 128 * v_columns
-    k_own_base = K_OWN + row64 * query_tokens * width + head * 128
-    v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * 128
+    k_own_base = K_OWN + row64 * own_tokens * width + head * 128
+    v_own_base = V_OWN + row64 * own_tokens * v_own_stride + head * 128
     scales = K_SCALE + (row64 * HEADS + head) * (v_columns // 128)
 
     q_ring = gl.allocate_shared_memory(gl.bfloat16, [3, 64, 128], BF16)
@@ -157,7 +158,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         mbarrier.init(own_empty.index(stage), count=3)
     fence_async_shared()
 
-    own_tiles = gl.cdiv(query_tokens, OWN_N)
+    own_tiles = gl.cdiv(own_tokens, OWN_N)
     own_first, own_last = tiles_of_part(split, cuts, own_tiles)
     key_tiles = gl.cdiv(cached, 128)
     first, last = tiles_of_part(split, cuts, key_tiles)
@@ -170,8 +171,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 
     rings = (q_ring, codes_ring, k_ring, v_ring)
     barriers = (k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
-    sources = (k_base, v_base, k_own_base, v_own_base, cached, query_tokens, v_columns, v_own_stride)
-    queries = (q_base, query, query_tokens)
+    sources = (k_base, v_base, k_own_base, v_own_base, cached, own_tokens, v_columns, v_own_stride)
+    queries = (q_base, query, query_tokens, own_tokens)
     places = (own_first, own_last, first, last)
     target = (scales, V_SCALE + head, out_base, lse_base, out_query, out_tokens, limit, parts)
     gl.warp_specialize(
@@ -201,12 +202,12 @@ def _fetch(  # type: ignore[no-untyped-def]
     INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
     GROUPED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=5)
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    k_base, v_base, k_own_base, v_own_base, cached, query_tokens, v_columns, v_own_stride = sources
+    k_base, v_base, k_own_base, v_own_base, cached, own_tokens, v_columns, v_own_stride = sources
     _, _, k_ring, v_ring = rings
     k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
 
-    own_rows = [query_tokens, 128]
+    own_rows = [own_tokens, 128]
     k_own = tma.make_tensor_descriptor(k_own_base, own_rows, [WIDTH, 1], [OWN_N, 128], BF16)
     v_own = tma.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, 128], BF16)
     own_k_ring = k_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
@@ -331,7 +332,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
     scales, v_scale_at, out_base, lse_base, out_query, out_tokens, limit, parts = target
-    q_base, query, query_tokens = queries
+    q_base, query, query_tokens, own_tokens = queries
 
     q = q_ring.index(GROUP)
     load_queries(q, q_base, query + GROUP * 64, query_tokens, WIDTH)
@@ -341,15 +342,15 @@ def _attend_all(  # type: ignore[no-untyped-def]
     own_k = k_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
     own_v = v_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
     own = (own_k, own_v, own_k_ready, own_v_ready, own_empty)
-    own_full = gl.minimum(own_last, query_tokens // OWN_N)
+    own_full = gl.minimum(own_last, own_tokens // OWN_N)
     stage = 0
     phase = 0
     for i in range(own_first, own_full):
-        m, total, acc = _own_tile(q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, False)
+        m, total, acc = _own_tile(q, own, i, stage, phase, own_tokens, m, total, acc, SOFTMAX_SCALE, False)
         stage, phase = next_stage(stage, phase, OWN_STAGES)
     if gl.maximum(own_first, own_full) < own_last:
         m, total, acc = _own_tile(
-            q, own, own_full, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, True
+            q, own, own_full, stage, phase, own_tokens, m, total, acc, SOFTMAX_SCALE, True
         )
 
     v_scale = gl.load(v_scale_at)
@@ -371,7 +372,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _own_tile(  # type: ignore[no-untyped-def]
-    q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
+    q, own, i, stage, phase, own_tokens, m, total, acc, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
     """Return the maximum, the sums and the accumulated values `acc` [64, 128] after own tile i, computed in bf16. Sums
     and `acc` carry a factor of 256, as in `attention_fp8_kernel`."""
@@ -384,7 +385,7 @@ def _own_tile(  # type: ignore[no-untyped-def]
     s = warpgroup_mma(q, own_k.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
     if MASK:
-        live = i * OWN_N + gl.arange(0, OWN_N, gl.SliceLayout(0, SCORES)) < query_tokens
+        live = i * OWN_N + gl.arange(0, OWN_N, gl.SliceLayout(0, SCORES)) < own_tokens
         s = gl.where(gl.expand_dims(live, 0), s, float("-inf"))
     m_new = gl.maximum(m, gl.max(s, 1) * SOFTMAX_SCALE)
     scale = gl.full([64, OWN_N], SOFTMAX_SCALE, gl.float32, SCORES)

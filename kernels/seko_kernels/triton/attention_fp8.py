@@ -48,6 +48,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     OUT,
     LSE,
     query_tokens,
+    own_tokens,
     cache_tokens,
     v_columns,
     v_own_stride,
@@ -65,7 +66,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     INTEGER: tl.constexpr,
 ):
     """Write the attention ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and the chunk's
-    own T keys.
+    own O keys.
 
     `seko_kernels.fused_reference.attention_fp8` defines the result of `attention_fp8_kernel`. A program handles a tile
     of queries of a head and a row, and a part of the keys. After the chunk's own keys, the queries are rounded to int8
@@ -88,20 +89,20 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     V_T : pointer to fp8
         Cached values, transposed: ``[B, H, D, v_columns]``, contiguous; v_columns a multiple of BLOCK_N that holds N.
     K_OWN : pointer to bf16
-        Keys of the chunk's own tokens, ``[B, T, H, D]``, contiguous.
+        Keys of the chunk's own tokens, ``[B, O, H, D]``, contiguous.
     V_OWN : pointer to bf16
-        Values of the chunk's own tokens, ``[B * T, ...]``: rows of H * D contiguous numbers at a stride.
+        Values of the chunk's own tokens, ``[B * O, ...]``: rows of H * D contiguous numbers at a stride.
     V_SCALE : pointer to fp32
         Scale of a head's values, ``[H]``, powers of two.
     VALID_TOKENS : pointer to int64
-        Number of valid tokens of each row, ``[B]``, including the chunk's own.
+        Number of valid tokens of each row, ``[B]``, including the chunk's T.
     OUT : pointer to bf16
         The attention, ``[B * SPLITS, out_tokens, H, D]``, contiguous.
     LSE : pointer to fp32
         Base-2 logarithm of each part's softmax sum, ``[B * SPLITS, H, out_tokens]``; written if SPLITS > 1.
-    query_tokens, cache_tokens, v_columns, v_own_stride : int
-        Number T of queries, number N of cached keys, number of columns of V_T, and distance between two tokens of V_OWN
-        in numbers.
+    query_tokens, own_tokens, cache_tokens, v_columns, v_own_stride : int
+        Number T of queries, number O of own keys, number N of cached keys, number of columns of V_T, and distance
+        between two tokens of V_OWN in numbers.
     first_query, out_tokens : int
         Query of the first program, and number of queries in OUT: all queries or, if SPLITS > 1, only the queries of
         this launch.
@@ -134,11 +135,11 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     k_base = K + row64 * cache_tokens * width + head * HEAD_DIM
     scale_base = K_SCALE + (row64 * HEADS + head) * (v_columns // KEY_TILE)
     v_base = V_T + (row64 * HEADS + head) * HEAD_DIM * v_columns
-    k_own_base = K_OWN + row64 * query_tokens * width + head * HEAD_DIM
-    v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * HEAD_DIM
+    k_own_base = K_OWN + row64 * own_tokens * width + head * HEAD_DIM
+    v_own_base = V_OWN + row64 * own_tokens * v_own_stride + head * HEAD_DIM
     ends = tl.maximum(cached, 1)  # a descriptor of no rows is not legal
-    own_rows = [query_tokens, HEAD_DIM]
-    q_tiles = tl.make_tensor_descriptor(q_base, own_rows, [width, 1], [BLOCK_M, HEAD_DIM])
+    own_rows = [own_tokens, HEAD_DIM]
+    q_tiles = tl.make_tensor_descriptor(q_base, [query_tokens, HEAD_DIM], [width, 1], [BLOCK_M, HEAD_DIM])
     k_tiles = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [BLOCK_N, HEAD_DIM])
     v_tiles = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, BLOCK_N])
     k_own = tl.make_tensor_descriptor(k_own_base, own_rows, [width, 1], [OWN_N, HEAD_DIM])
@@ -149,14 +150,14 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
 
-    own_tiles = tl.cdiv(query_tokens, OWN_N)
+    own_tiles = tl.cdiv(own_tokens, OWN_N)
     factor = tl.full((BLOCK_M,), SOFTMAX_SCALE, tl.float32)
     for i in tl.range(split * own_tiles // SPLITS, (split + 1) * own_tiles // SPLITS, num_stages=2):
         k = k_own.load([i * OWN_N, 0])
         v = v_own.load([i * OWN_N, 0])
         s = tl.dot(q, k.T)
         if i == own_tiles - 1:
-            s = tl.where((i * OWN_N + tl.arange(0, OWN_N) < query_tokens)[None, :], s, float("-inf"))
+            s = tl.where((i * OWN_N + tl.arange(0, OWN_N) < own_tokens)[None, :], s, float("-inf"))
         p, m, total, decay = _weights(s, factor, 0.0, tl.max(s, 1) * factor, m, total)
         # The product is not accumulated into acc, because ptxas would then serialise all products of the kernel.
         product = tl.dot(p.to(v.dtype), v)

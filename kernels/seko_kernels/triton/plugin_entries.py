@@ -289,6 +289,7 @@ def attention_fp8_entry(  # type: ignore[no-untyped-def]
         OUT,
         V_SCALE,  # LSE is not written, because the keys are not split into parts
         query_tokens,
+        query_tokens,
         cache_tokens,
         v_columns,
         HEADS * HEAD_DIM,

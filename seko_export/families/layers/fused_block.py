@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.block import (
+    FRONT_K,
     BlockWeights,
     Past,
     RmsNormWeight,
@@ -367,7 +368,11 @@ class FusedBlock(FusedLayer):
             window = PastWindow.empty(q.shape[2], q.shape[3], self.stream, len(qkv), qkv.device)
             of_rows, valid, key_rotary = cached.of_rows, cached.valid_tokens, cached.key_rotary
             expand_past(self.ops, window, of_rows, scales, key_rotary, write_slots, valid, self.stream)
-        own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
+        if FRONT_K in cached.caches:
+            own_k, own_v, _ = behind_front(cached.of_rows, k, v, cached.valid_tokens)
+            own = OwnTokens(own_k, own_v.flatten(2))
+        else:
+            own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
         y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], cached.valid_tokens, own)
         # written after the attention has read the cache, so that the attention sees the engine's inputs
         # unchanged

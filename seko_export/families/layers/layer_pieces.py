@@ -202,7 +202,7 @@ class LayerArguments:
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
             cached = (*self._caches, *self._front, *self._scales, *self.key_rotary, *inputs)
             if self.window:
-                cached = (*(self._caches if writes else ()), *self._scales, *self.window)
+                cached = (*(self._caches if writes else ()), *self._front, *self._scales, *self.window)
                 cached += (self.write_slots,) if recall else ()
             caller = (*(self._bare_caller if bare else self._caller), *recall)
             arguments = (*chunk, *text_kv, *cached, *rows, *caller, *rank_argument(config))
