@@ -18,7 +18,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.sbom import write_sbom
 from seko_export.artifact.writer import hash_files, write_weights
 from seko_export.backends import export_backend
-from seko_export.backends.base import ExportBackend, Unfinished
+from seko_export.backends.base import BuildContext, ExportBackend
 from seko_export.backends.workers import compiled_beside
 from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions, MergedLora
@@ -139,7 +139,7 @@ def build_artifact(
         table = recording.table if recording else None
         manifest = _write_manifest(folder, config, maker, weights, table, source.adapters)
         if maker.finish is not None and maker.finish(
-            Unfinished(folder, config, manifest, progress, compiler_cache)
+            BuildContext(folder, config, manifest, progress, compiler_cache)
         ):
             manifest = _write_manifest(folder, config, maker, weights, table, source.adapters)
         report = None

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference, hopper_attention
+from seko_kernels.attention_parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
 from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_attention import attention_hopper_outline
 from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
-from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
 from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut

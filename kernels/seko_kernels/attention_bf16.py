@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
+from seko_kernels.attention_parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
 from seko_kernels.checks import expect, expect_dims, expect_dtype
 from seko_kernels.errors import KernelsError
 from seko_kernels.hopper_attention_bf16 import (
@@ -19,7 +20,6 @@ from seko_kernels.hopper_attention_bf16 import (
     attention_bf16_outline,
 )
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
 from seko_kernels.waves import Waves, cut
 
 

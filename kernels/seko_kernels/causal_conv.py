@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import conv_reference
+from seko_kernels.attention_parts import use_torchs_memory
 from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_conv import REGISTERS, WARPS, causal_conv_outline
 from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
-from seko_kernels.parts import use_torchs_memory
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import ConvTiles
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import few_rows_reference as reference
+from seko_kernels.attention_parts import softmax_scale
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
 from seko_kernels.few_rows import TICKETS
 from seko_kernels.formats import FP4, INT8, NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_ops import kv_expand, kv_write
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.parts import softmax_scale
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
 
 LOCAL_TOKENS = 64  # that one program holds

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from seko_kernels.attention_parts import softmax_scale
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK
-from seko_kernels.parts import softmax_scale
 from seko_kernels.scratch import past_of, scratch_shapes
 from seko_kernels.triton import plugin_entries as entries
 from seko_kernels.triton.cache_write import CACHE_WRITE_TILE, CACHE_WRITE_WARPS

@@ -116,7 +116,7 @@ import json, sys, time
 import torch
 begin = time.perf_counter()
 from seko_runtime import open_artifact
-from seko_runtime.host.parts import part, recorded, seconds_of
+from seko_runtime.host.part_times import part, recorded, seconds_of
 with recorded() as parts, open_artifact(sys.argv[1]) as artifact:
     opened = time.perf_counter()
     prompt = {"prompt": sys.argv[2]} if artifact.manifest.workload.text else {}

@@ -55,8 +55,8 @@ from seko_export.lowering.patches.patch import applied
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
 from seko_kernels import conv_reference
 from seko_kernels.admission_conv import admit_conv
+from seko_kernels.attention_parts import use_torchs_memory
 from seko_kernels.causal_conv import DOUBLED_TAPS, conv_kernel_of, launch_causal_conv
-from seko_kernels.parts import use_torchs_memory
 from seko_kernels.tuned_conv import Convolution, ConvTiles, write_table
 
 CLOSE = 0.01  # largest relative difference from torch's result: both round sums to bfloat16 once, or a tap at a time

@@ -26,7 +26,7 @@ EngineMaker = Callable[[Any, "Piece", Path], None]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need other features.
+    """The features that a backend's engines support. `check_capabilities` refuses builds that need other features.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class BuildContext:
     """An artifact that already has engines, weights and manifest, to which `ExportBackend.finish` may add files.
 
     Parameters
@@ -163,7 +163,7 @@ class ExportBackend:
     versions: Callable[[Any], dict[str, str]] = lambda _: {}
     form: tuple[str, str] | None = None
     build_engines: Callable[[BuildConfig, Path, Path, Progress], dict[str, float]] | None = None
-    finish: Callable[[Unfinished], bool] | None = None
+    finish: Callable[[BuildContext], bool] | None = None
 
     def check_build(self, config: BuildConfig) -> None:
         """Refuse a build that this backend cannot make, before any file is read.
@@ -175,11 +175,11 @@ class ExportBackend:
         MachineError
             If a package is missing, including packages that only the verification needs.
         """
-        refuse_uncarried(self, config)
+        check_capabilities(self, config)
         self.check()
 
 
-def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
+def check_capabilities(backend: ExportBackend, config: BuildConfig) -> None:
     """Raise a UsageError if a build needs a feature that a backend's engines do not support; the message names the
     option that needs the feature."""
     can, target, workload = backend.capabilities, config.target, workload_of(config)

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from seko_export.backends.aoti import attention_backends
-from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
+from seko_export.backends.base import BuildContext, Capabilities, ExportBackend
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece
 from seko_export.errors import ExportError, MachineError
@@ -71,7 +71,7 @@ def fill_cache(folder: Path, workload: str) -> None:
     (folder / COMPILER_CACHE).write_bytes(saved[0])
 
 
-def finish(artifact: Unfinished) -> bool:
+def finish(artifact: BuildContext) -> bool:
     """Fill the compiler cache of an artifact in a child process."""
     if not artifact.compiler_cache:
         return False

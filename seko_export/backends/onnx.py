@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
+from seko_export.backends.base import BuildContext, Capabilities, ExportBackend
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
 from seko_export.errors import MachineError
 from seko_export.workloads.registry import workload_of
@@ -43,7 +43,7 @@ def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:  # noqa
     path.write_bytes(piece_model(piece).SerializeToString(deterministic=True))
 
 
-def finish(artifact: Unfinished) -> bool:
+def finish(artifact: BuildContext) -> bool:
     """Write each of the workload's whole programs as one ONNX file, which refers to the artifact's weights; see
     `onnx_form.passes`.
     """

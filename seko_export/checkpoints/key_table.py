@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from seko_export.checkpoints.parts import part_of
+from seko_export.checkpoints.model_parts import part_of
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.config.model import ModelConfig

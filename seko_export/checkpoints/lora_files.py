@@ -19,7 +19,7 @@ from pathlib import Path
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, naming_option
 from seko_export.checkpoints.json_files import read_json_object
 from seko_export.checkpoints.lora_config import PEFT_CONFIG, LoraConfig, lora_config
-from seko_export.checkpoints.parts import looks_like
+from seko_export.checkpoints.model_parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
 from seko_export.errors import CheckpointError

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from seko_export.checkpoints.errors import DamagedCheckpointError, MissingEntryError, NotACheckpointError
-from seko_export.checkpoints.parts import looks_like, part_of
+from seko_export.checkpoints.model_parts import looks_like, part_of
 from seko_export.checkpoints.quantised import foreign_format
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError, MachineError

@@ -68,7 +68,7 @@ def vae_config_of(path: Path) -> VaeConfig:
         config: VaeConfig | None = vae.recognise(path)
         if config is not None:
             return config
-    from seko_export.checkpoints.parts import looks_like  # these import torch, which options need not
+    from seko_export.checkpoints.model_parts import looks_like  # these import torch, which options need not
     from seko_export.checkpoints.readers import open_files
 
     keys = [source.key for source in open_files(path, vae.layout).sources]

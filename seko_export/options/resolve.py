@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from seko_export.backends import export_backend
-from seko_export.backends.base import refuse_uncarried
+from seko_export.backends.base import check_capabilities
 from seko_export.checkpoints.errors import NotACheckpointError, naming_option
 from seko_export.checkpoints.sources import LoadOptions
 from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
@@ -110,7 +110,7 @@ def resolve_build(
     viewer_file = options.viewer or _viewer_beside(sample.folder if sample else named)
     media = replace(media, files=replace(media.files, viewer=viewer_file))
     config = _with_kernels(_video_build(options, chosen, media, wanted, machine), options, machine)
-    refuse_uncarried(backend, config)
+    check_capabilities(backend, config)
     check_no_goldens(options, config.target)
     notes += chosen.notes
     if media.vae is not None and vae_of(media.vae).alternatives(media.vae):

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from seko_export.backends import export_backend
-from seko_export.backends.base import refuse_uncarried
+from seko_export.backends.base import check_capabilities
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.config.pool import PoolConfig
 from seko_export.config.speech import QUANTISED, SpeechBuild, SpeechConfig, SpeechModel
@@ -71,7 +71,7 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
         raise UsageError("--fp8: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
     config = SpeechBuild(model, _sizes(options, model, tokenizer, fused=target.fused), target)
     config = config.changed(kv_scheme=_kv_scheme(options, config))
-    refuse_uncarried(backend, config)
+    check_capabilities(backend, config)
     check_no_goldens(options, config.target)
     notes = () if tokenizer else ("no tokenizer: the artifact takes token ids; name one with --tokenizer",)
     return ResolvedBuild(config, folder, MediaSources(tokenizer=tokenizer), notes)

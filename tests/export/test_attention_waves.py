@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seko_export.families.layers import block
 from seko_export.families.layers.attention_waves import TILE, cut_attention, waves_for, waves_on
-from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS
+from seko_kernels.attention_parts import SPLITS, WAVE_OF_PARTS_KEYS
 from seko_kernels.waves import Waves, cut
 
 H200 = 132

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_export.backends import export_backend
-from seko_export.backends.base import refuse_uncarried
+from seko_export.backends.base import check_capabilities
 from seko_export.build_steps import too_few_devices
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
@@ -144,7 +144,7 @@ def test_backends_and_families_that_cannot_split_refuse(monkeypatch: pytest.Monk
         with pytest.raises(
             UsageError, match=f"--backend {name} has no engines for several ranks yet: leave --ranks"
         ):
-            refuse_uncarried(export_backend(name), config)
+            check_capabilities(export_backend(name), config)
     of_talk = BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2)
     assert resolve_build(of_talk).config.target.ranks == 2
     monkeypatch.setattr(SekoTalkFamily, "splits_over_ranks", False)  # as of a family outside this package

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seko_runtime.host.parts import PartTime, part, recorded, seconds_of
+from seko_runtime.host.part_times import PartTime, part, recorded, seconds_of
 from seko_runtime.opening.artifact import open_artifact
 
 

@@ -20,7 +20,7 @@ from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntr
 from seko_runtime.format.paths import check_no_module
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 from seko_runtime.host.faults import lacks
-from seko_runtime.host.parts import part
+from seko_runtime.host.part_times import part
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_BYTES = 4 << 20  # most bytes that are read and hashed at a time

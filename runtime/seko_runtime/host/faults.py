@@ -14,7 +14,7 @@ from seko_runtime.errors import (
     EnvironmentLacksError,
     SekoRuntimeError,
 )
-from seko_runtime.host.parts import part
+from seko_runtime.host.part_times import part
 
 TOLD_LETTERS = 200  # most letters that are quoted of a library's message
 # Names of torch's exception classes, since this module imports no torch. Torch has no class for too little host

@@ -18,7 +18,7 @@ from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntim
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.collection import without_collections
 from seko_runtime.host.faults import fault_text, machine_faults, of_machine
-from seko_runtime.host.parts import part
+from seko_runtime.host.part_times import part
 from seko_runtime.host.releasing import release_after_error
 from seko_runtime.opening.checked_artifact import (
     CheckedArtifact,

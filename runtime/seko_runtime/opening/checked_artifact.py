@@ -30,7 +30,7 @@ from seko_runtime.format.safetensors_map import (
 )
 from seko_runtime.format.trust import check_signature
 from seko_runtime.host.faults import machine_faults
-from seko_runtime.host.parts import part
+from seko_runtime.host.part_times import part
 from seko_runtime.opening.workloads import workload_of
 from seko_runtime.sessions.workload import RuntimeWorkload
 

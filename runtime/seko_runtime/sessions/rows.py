@@ -19,7 +19,7 @@ from seko_runtime.errors import DeviceMemoryError, SessionClosedError, TornStrea
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.host.collection import without_collections
 from seko_runtime.host.faults import machine_faults
-from seko_runtime.host.parts import part
+from seko_runtime.host.part_times import part
 from seko_runtime.host.releasing import release_after_error, release_all
 from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.device import Device

@@ -16,7 +16,7 @@ from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import StaleChunkError, TornStreamError
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.host.faults import captured
-from seko_runtime.host.parts import part
+from seko_runtime.host.part_times import part
 from seko_runtime.video.contract import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 
 # host buffers of a row's frames: a chunk's frames can be read until the fourth chunk after it is queued

@@ -16,7 +16,7 @@ from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.executor.contract import RANK
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Buffer, EngineSpec, TensorSpec
-from seko_runtime.host.parts import part
+from seko_runtime.host.part_times import part
 from seko_runtime.host.releasing import release_all
 from seko_runtime.sessions.device import Device, has_rows
 from seko_runtime.sessions.loaded import Loaded

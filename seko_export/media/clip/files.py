@@ -16,7 +16,7 @@ from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.load import Checkpoint, load_weights
-from seko_export.checkpoints.parts import looks_like
+from seko_export.checkpoints.model_parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import ClipConfig

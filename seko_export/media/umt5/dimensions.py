@@ -10,7 +10,7 @@ from typing import Any
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.json_files import read_config
 from seko_export.checkpoints.key_table import layer_of
-from seko_export.checkpoints.parts import looks_like
+from seko_export.checkpoints.model_parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.config.media import TextEncoderConfig
 from seko_export.media.umt5.keys import is_transformers_text
