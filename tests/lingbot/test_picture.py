@@ -34,7 +34,7 @@ from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
 from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.cli.controls import fed_controls, read_controls
+from seko_runtime.cli.video.controls import fed_controls, read_controls
 from seko_runtime.controls import Controls
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import Weight

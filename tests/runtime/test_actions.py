@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.cli.controls import fed_controls, read_controls
+from seko_runtime.cli.video.controls import fed_controls, read_controls
 from seko_runtime.controls.actions import AXES, BITS, ActionsControl, Axis, Binding
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import ControlSpec, InputSpec

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from seko_runtime.cli.commands import main
-from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
+from seko_runtime.cli.video.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.controls import controls_of
 from seko_runtime.controls.voice import read_voices
 from seko_runtime.errors import UsageError, VideoWriterError

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seko_runtime.cli import run as run_command
 from seko_runtime.cli.commands import main
-from seko_runtime.cli.conditioning import (
+from seko_runtime.cli.video import run as run_command
+from seko_runtime.cli.video.conditioning import (
     Conditioning,
     PromptAt,
     with_own_picture,
 )
-from seko_runtime.cli.controls import fed_controls, read_controls
+from seko_runtime.cli.video.controls import fed_controls, read_controls
 from seko_runtime.controls.fitting import cover_pictures, fit_levels, fit_pictures
 from seko_runtime.controls.voice import PLAIN, WINDOW
 from seko_runtime.errors import UsageError

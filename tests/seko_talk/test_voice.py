@@ -33,7 +33,7 @@ from seko_export.families.seko_talk.keys import PROJECTOR
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
 from seko_export.video.recording import golden_text
-from seko_runtime.cli.controls import fed_controls, read_controls
+from seko_runtime.cli.video.controls import fed_controls, read_controls
 from seko_runtime.controls import Controls
 from seko_runtime.controls import voice as voice_module
 from seko_runtime.controls.masks import MasksControl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,10 @@ from seko_export.families.registry import graph_of
 from seko_export.roofline.room import room_of
 from seko_export.workloads.registry import workload_named
 from seko_runtime import open_artifact, read_manifest, register_workload
+from seko_runtime.cli.commands import main as seko_run
 from seko_runtime.errors import ManifestError, PoolFullError
 from seko_runtime.opening import workloads
+from tests.entry_points import installing
 from tests.shared import made_once
 from tests.tiers import first_is_fast
 from tests.toy_workload import model
@@ -159,12 +162,18 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-speech\nVersion: 0.1\n")
     (info / "entry_points.txt").write_text(
-        "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
+        f"{ENTRY_POINT}[seko.runs]\ntoy-speech = tests.toy_workload.run:COMMAND\n"
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")])
-    for command, said_there in (("verify", {"ok": True}), ("info", {"workload": model.KIND, "words": 8})):
+    words, output = WORDS[0], tmp_path / "said.npy"
+    run = ["run", "--words", ",".join(map(str, words)), "-o", str(output)]
+    for (command, *more), said_there in (
+        (["verify"], {"ok": True}),
+        (["info"], {"workload": model.KIND, "words": 8}),
+        (run, {"steps": len(alone(words))}),
+    ):
         child = subprocess.run(
-            [sys.executable, "-m", "seko_runtime", command, str(built), "--json"],
+            [sys.executable, "-m", "seko_runtime", command, str(built), *more, "--json"],
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
@@ -173,6 +182,7 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
         assert child.returncode == 0, child.stderr
         report = json.loads(child.stdout)
         assert {name: report[name] for name in said_there} == said_there
+    np.testing.assert_allclose(np.load(output), alone(words), **NEAR)
 
 
 def test_a_backend_of_another_workload_refuses_it() -> None:
@@ -190,3 +200,25 @@ def test_what_asks_its_workload_finds_it_by_name() -> None:
     with pytest.raises(TypeError, match="has the fields tempo"):
         CONFIG.changed(tempo=2)
     assert torch.float32 is CONFIG.target.dtype
+
+
+def test_only_what_says_how_it_is_run_is_run_and_with_its_own_options(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["run", str(built), "-o", str(tmp_path / "said.npy")]
+    assert seko_run(asked) == 2
+    assert (
+        "workload that seko-run runs 'toy-speech' is not known: expected one of video"
+        in capsys.readouterr().err
+    )
+    with installing(tmp_path, monkeypatch, "seko.runs") as install:
+        install("toys", **{model.KIND: "tests.toy_workload.run:COMMAND"})
+        for name in ("--prompt", "--voice"):
+            assert seko_run([*asked, "--words", "1", name, "x"]) == 2
+            assert re.search(f"{name} is for artifacts that .*; this one says words", capsys.readouterr().err)
+        with pytest.raises(SystemExit):
+            seko_run(["run", "--help"])
+        shown = capsys.readouterr().out
+        assert "Toy (words):" in shown
+        assert "toys: .npy; a named pipe" in " ".join(shown.split())
+    assert not (tmp_path / "said.npy").exists()

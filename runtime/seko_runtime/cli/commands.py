@@ -66,19 +66,15 @@ def _run_command(arguments: Sequence[str], *, as_json: bool) -> int:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Make video or speech with an artifact, and write it to a file."""
-    from seko_runtime.cli import run as video
-    from seko_runtime.cli import speech
-    from seko_runtime.speech.manifest import SpeechManifest
+    """Make what an artifact's model makes, and write it to a file."""
+    from seko_runtime.cli.runs import command_of
 
     if options.output != STDOUT and is_inside(options.output, options.artifact):
         raise UsageError(
             f"-o {options.output} lies inside the artifact, which it would spoil; choose another place"
         )
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
-    if isinstance(manifest, SpeechManifest):
-        return speech.run(options, manifest)
-    return video.run(options)
+    return command_of(manifest.workload.kind, options).run(options, manifest)
 
 
 def verify(options: argparse.Namespace) -> Report:

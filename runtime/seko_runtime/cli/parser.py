@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from seko_runtime import __version__
 from seko_runtime.arguments import nearest
-from seko_runtime.cli.controls import control_options
 from seko_runtime.cli.option_values import OptionParser
+from seko_runtime.cli.options import OUTPUT, Option, option
 from seko_runtime.cli.output import print_lines
-from seko_runtime.controls.base import ControlOption
+from seko_runtime.cli.runs import RUNS
 from seko_runtime.errors import UsageError
 
 SUMMARIES = {
-    "run": "make video or speech and write it to a file",
+    "run": "make what the model makes, such as video, and write it to a file",
     "verify": "replay what was recorded and compare",
     "info": "print what the manifest says",
     "unpack": "unpack a packed artifact into a folder",
@@ -31,64 +31,11 @@ USAGES = {
 }
 
 ARTIFACT = "Artifact (how it is opened)"
-BOTH = "Text and noise (video and speech)"
-VIDEO = "Video (length, prompt)"
-MEDIA = "Media (pictures and sound)"
-INPUTS = "Camera and other inputs"
-SPEECH = "Speech (voice, length)"
-OUTPUT = "Output"
-# In the order of the help; controls of other distributions may bring headings of their own, which follow.
-GROUPS = (ARTIFACT, BOTH, VIDEO, MEDIA, INPUTS, SPEECH, OUTPUT)
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option or argument that some commands of `seko-run` have.
-
-    Parameters
-    ----------
-    group : str
-        The heading above the option in the help.
-    commands : tuple of str
-        The commands that have the option.
-    names : tuple of str
-        The ways to spell the option.
-    settings : dict
-        Further arguments of argparse's `add_argument`.
-    """
-
-    group: str
-    commands: tuple[str, ...]
-    names: tuple[str, ...]
-    settings: dict[str, Any]
-
-
-def _option(*names: str, group: str, of: str = "run", **settings: Any) -> Option:
-    return Option(group, tuple(of.split()), names, settings)
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-def _of_control(option: ControlOption) -> Option:
-    settings: dict[str, Any] = {"metavar": option.metavar, "help": option.help}
-    if option.file:
-        settings["type"] = Path
-    if option.repeatable:
-        settings["action"] = "append"
-    return _option(option.name, group=option.heading, **settings)
 
 
 _ALL = " ".join(SUMMARIES)
-OPTIONS = (
-    _option(
+COMMON = (
+    option(
         "artifact",
         group=ARTIFACT,
         of="run verify info",
@@ -96,7 +43,7 @@ OPTIONS = (
         metavar="ARTIFACT",
         help="the artifact's folder",
     ),
-    _option(
+    option(
         "artifact",
         group=ARTIFACT,
         of="unpack",
@@ -104,15 +51,15 @@ OPTIONS = (
         metavar="FILE.tar",
         help="what `seko-export pack` made",
     ),
-    _option("--device", group=ARTIFACT, of="run verify", default="auto", help="auto, cpu, cuda or cuda:N"),
-    _option(
+    option("--device", group=ARTIFACT, of="run verify", default="auto", help="auto, cpu, cuda or cuda:N"),
+    option(
         "--copy-weights",
         group=ARTIFACT,
         of="run verify",
         action="store_true",
         help="read the weights into memory instead of mapping files, which others could truncate",
     ),
-    _option(
+    option(
         "--trust",
         group=ARTIFACT,
         of=_ALL,
@@ -120,102 +67,16 @@ OPTIONS = (
         metavar="FILE",
         help="open only an artifact that a key in this file signed; default: SEKO_TRUST",
     ),
-    _option(
-        "--text",
-        group=BOTH,
-        metavar="TEXT",
-        help="speech: the text to speak. Video: FILE.npy, text embeddings [B, tokens, dim]",
-    ),
-    _option(
-        "--seed",
-        group=BOTH,
-        type=int,
-        default=0,
-        metavar="S",
-        help="seed of the noise; row r of a video gets S + r",
-    ),
-    _option(
-        "--chunks",
-        group=VIDEO,
-        type=_positive,
-        metavar="N",
-        help="how many chunks; default: as many as --audio, --keys or --poses last, else 4",
-    ),
-    _option("--prompt", group=VIDEO, metavar="TEXT", help="a sentence; default: that of the recorded chunks"),
-    _option(
-        "--prompts",
-        group=VIDEO,
-        type=Path,
-        metavar="FILE.json",
-        help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]; '
-        "at_frame in place of at_s: a video frame",
-    ),
-    _option("--steps", group=VIDEO, type=_positive, metavar="N", help="denoise passes per chunk"),
-    _option("--shift", group=VIDEO, type=float, metavar="X", help="shift of their times towards noise"),
-    *map(_of_control, control_options()),
-    _option(
-        "--events",
-        group=INPUTS,
-        type=Path,
-        metavar="FILE",
-        help="replay the recording of a session: its seed, prompt, and all events of its controls",
-    ),
-    _option(
-        "--control",
-        group=INPUTS,
-        action="append",
-        metavar="NAME=FILE.json",
-        help="events that a control of the artifact takes before the first chunk: an object, or an array of them; "
-        "repeatable",
-    ),
-    _option(
-        "--input",
-        group=INPUTS,
-        action="append",
-        metavar="NAME=FILE.npy",
-        help="an input of the model, such as a camera: one chunk's array, or [chunks, ...]; repeatable",
-    ),
-    _option(
-        "--text-file",
-        group=SPEECH,
-        type=Path,
-        metavar="FILE",
-        help="speak a text in UTF-8, sentence by sentence; a pipe, or - for stdin, as it is read",
-    ),
-    _option(
-        "--voice",
-        group=SPEECH,
-        type=Path,
-        metavar="FILE",
-        help="the voice to sound like: wav; with PyAV also mp3, m4a. Default: the model chooses one",
-    ),
-    _option(
-        "--voice-text",
-        group=SPEECH,
-        metavar="TEXT",
-        help="the words of --voice: the text goes on where it ends",
-    ),
-    _option(
-        "--patches",
-        group=SPEECH,
-        type=_positive,
-        metavar="N",
-        help="the most patches of a sentence; default: by its tokens",
-    ),
-    _option("--guidance", group=SPEECH, type=float, metavar="X", help="default: the artifact's, such as 2"),
-    _option(
-        "--temperature", group=SPEECH, type=float, metavar="X", help="of the noise; default: the artifact's"
-    ),
-    _option(
+    option(
         "-o",
         "--output",
         group=OUTPUT,
         type=Path,
         required=True,
         metavar="FILE",
-        help=".npy .y4m .mp4, speech: .wav .mp3 .flac; a named pipe is written to as chunks come, and - is stdout",
+        help="a named pipe is written to as chunks come, and - is stdout",
     ),
-    _option(
+    option(
         "-o",
         "--output",
         group=OUTPUT,
@@ -225,41 +86,46 @@ OPTIONS = (
         metavar="DIR",
         help="the folder to make",
     ),
-    _option(
-        "--format",
-        group=OUTPUT,
-        metavar="NAME",
-        help="npy, y4m, mp4, or raw: rgb24 pictures alone; y4m for - and pipes. Speech: wav, mp3, flac, or raw: 16-bit "
-        "samples alone, which is for - and pipes",
-    ),
-    _option(
+    option(
         "--force",
         group=OUTPUT,
         of="unpack",
         action="store_true",
         help="replace an artifact that is already there",
     ),
-    _option(
+    option(
         "--json",
         group=OUTPUT,
         of=_ALL,
         action="store_true",
         help="print one JSON object, and nothing else, on stdout",
     ),
-    _option("-h", "--help", group=OUTPUT, of=_ALL, action="help", help="show this help"),
+    option("-h", "--help", group=OUTPUT, of=_ALL, action="help", help="show this help"),
 )
 
 
-def used_options(options: argparse.Namespace, *groups: str) -> list[str]:
-    """Return the options that a command line of `run` contains and the help lists under the headings ``groups``, as the
-    command line spells them."""
-    return [
-        option.names[-1]
-        for option in OPTIONS
-        if "run" in option.commands
-        and option.group in groups
-        and getattr(options, option.names[-1].removeprefix("--").replace("-", "_")) is not None
-    ]
+def all_options() -> list[Option]:
+    """Return all options of all commands, in the order of the help under each heading. An option that several
+    workloads declare is there once, with the notes of all."""
+    merged: dict[tuple[tuple[str, ...], tuple[str, ...]], Option] = {}
+    of_workloads = [entry for _, command in RUNS.every() for entry in command.options]
+    for entry in (*of_workloads, *COMMON):
+        key = entry.commands, entry.names
+        first = merged.setdefault(key, entry)
+        notes, note = str(first.settings["help"]), str(entry.settings["help"])
+        if {**entry.settings, "help": notes} != first.settings:
+            raise UsageError(
+                f"{entry.names[-1]} is declared in two ways by the workloads that are installed; uninstall one"
+            )
+        if note not in notes:
+            merged[key] = replace(first, settings={**first.settings, "help": f"{notes}; {note}"})
+    return list(merged.values())
+
+
+def groups(options: Iterable[Option]) -> list[str]:
+    """Return the headings of options in the order of the help."""
+    between = [entry.group for entry in options if entry.group not in (ARTIFACT, OUTPUT)]
+    return list(dict.fromkeys([ARTIFACT, *between, OUTPUT]))
 
 
 class Parser(OptionParser):
@@ -301,27 +167,28 @@ def parsers(
     """Return the parser of the command line, and the parsers of its commands by name."""
     parser = Parser(
         prog="seko-run",
-        description="Open an artifact and make video of it, chunk by chunk, or speech, patch by patch.",
+        description="Open an artifact and make what its model makes, such as video, chunk by chunk.",
     )
     parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", title="Commands")
     commands: dict[str, argparse.ArgumentParser] = {}
+    options = all_options()
     for name, summary in SUMMARIES.items():
         commands[name] = subparsers.add_parser(
             name, help=summary, description=summary, usage=USAGES[name], add_help=False
         )
         commands[name].set_defaults(command=functions[name])
-        _add_options(commands[name], name)
+        _add_options(commands[name], name, options)
     return parser, commands
 
 
-def _add_options(command: argparse.ArgumentParser, name: str) -> None:
-    for group in dict.fromkeys((*GROUPS, *(option.group for option in OPTIONS))):
-        options = [option for option in OPTIONS if option.group == group and name in option.commands]
-        if options:
+def _add_options(command: argparse.ArgumentParser, name: str, options: Sequence[Option]) -> None:
+    for group in groups(options):
+        entries = [entry for entry in options if entry.group == group and name in entry.commands]
+        if entries:
             section = command.add_argument_group(group)
-            for option in options:
-                section.add_argument(*option.names, **option.settings)
+            for entry in entries:
+                section.add_argument(*entry.names, **entry.settings)
 
 
 def _check_names(arguments: Sequence[str], commands: dict[str, argparse.ArgumentParser]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seko_runtime.cli.output import Report, note, stdout_for_video
-from seko_runtime.cli.parser import INPUTS, MEDIA, VIDEO, used_options
 from seko_runtime.errors import InputFileError, UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.media_files.sound import load_sound
@@ -33,10 +32,6 @@ def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
     KeyboardInterrupt
         If a signal ends the run; the sound so far is kept, see `SoundWriter`.
     """
-    for name in used_options(options, VIDEO, MEDIA, INPUTS):
-        raise UsageError(
-            f"{name} is for artifacts that make video; this one speaks, see the heading Speech of --help"
-        )
     check_sound_output(options.output, options.format)
     if (options.text is None) == (options.text_file is None):
         raise UsageError("this artifact speaks: give --text or --text-file, one of them")

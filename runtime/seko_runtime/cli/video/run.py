@@ -12,30 +12,31 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from seko_runtime.cli.conditioning import (
+from seko_runtime.cli.options import given
+from seko_runtime.cli.output import Report, note, stdout_for_video
+from seko_runtime.cli.progress import Progress
+from seko_runtime.cli.video.conditioning import (
     Conditioning,
     PromptAt,
     check_conditioning,
     read_conditioning,
     with_own_picture,
 )
-from seko_runtime.cli.controls import control_options, fed_controls, read_controls
-from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
-from seko_runtime.cli.output import Report, note, stdout_for_video
-from seko_runtime.cli.parser import BOTH, INPUTS, MEDIA, SPEECH, VIDEO, used_options
-from seko_runtime.cli.progress import Progress
+from seko_runtime.cli.video.controls import control_options, fed_controls, read_controls
+from seko_runtime.cli.video.input_files import RunInputs, fit_inputs, read_inputs
+from seko_runtime.cli.video.options import INPUTS, MEDIA, OPTIONS, VIDEO
 from seko_runtime.controls.recording import Entry, read_recording
 from seko_runtime.errors import UsageError
 from seko_runtime.format.outputs import STDOUT
-from seko_runtime.opening.artifact import open_artifact, read_manifest
+from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
 from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
-from seko_runtime.video.manifest import VideoManifest, video_manifest
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.together import RowChunks, Together, opened_together
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace, manifest: VideoManifest) -> Report:
     """Make the chunks of a run, write them, and return the report.
 
     Raises
@@ -45,8 +46,6 @@ def run(options: argparse.Namespace) -> Report:
     KeyboardInterrupt
         If a signal ends the run; finished chunks are kept, see `ChunkWriter`.
     """
-    for name in used_options(options, SPEECH):
-        raise UsageError(f"{name} is for artifacts that speak; this one makes video")
     check_output(options.output, options.format)
     streams = options.output == STDOUT
     if streams:
@@ -54,7 +53,6 @@ def run(options: argparse.Namespace) -> Report:
     entries = _begun_again(options)
     conditions, arrays = read_conditioning(options), read_inputs(options.input)
     events = read_controls(options)
-    manifest = video_manifest(read_manifest(options.artifact, trust=options.trust)[0])
     image = options.image
     conditions = with_own_picture(conditions, options, manifest, arrays)
     if options.image != image:
@@ -80,7 +78,7 @@ def _begun_again(options: argparse.Namespace) -> list[Entry]:
     if options.events is None:
         return []
     said = {"--text", "--prompt", "--prompts", "--control", *(option.name for option in control_options())}
-    others = [name for name in used_options(options, BOTH, VIDEO, MEDIA, INPUTS) if name in said]
+    others = [name for name in given(options, OPTIONS) if name in said]
     if others:
         raise UsageError(f"--events and {others[0]} both say what happens; give one")
     entries = read_recording(options.events, "--events")
@@ -303,7 +301,7 @@ def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: S
     prompts = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
     if prompts or list(golden.seeds) != list(seeds):
         return "another prompt or seed"
-    others = [name for name in used_options(options, VIDEO, MEDIA, INPUTS) if name != "--chunks"]
+    others = [name for name in given(options, OPTIONS, VIDEO, MEDIA, INPUTS) if name != "--chunks"]
     return f"{others[0]} was given" if others else ""
 
 

@@ -1,0 +1,1 @@
+"""`seko-run run` of a video artifact."""
