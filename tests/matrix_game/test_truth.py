@@ -15,6 +15,7 @@ from tests.tolerances import STEP, relative_error
 CHUNKS = 6  # of three latent frames; the window has six
 
 
+@pytest.mark.shows("matrix_game")
 @pytest.mark.parametrize("game", GAMES)
 def test_every_chunk_is_the_naive_models(game: str, worst: Callable[[str, float], None]) -> None:
     config = game_config(game)
