@@ -186,7 +186,9 @@ def test_matrix_game_is_named_although_it_has_the_keys_of_a_picture_branch(
     with pytest.raises(UnknownModelError) as caught:
         recognise_checkpoint(tmp_path / "file")
     hints = [line for line in str(caught.value).splitlines() if "hint:" in line]
-    assert hints == ["  hint: these are the keys of Matrix-Game, which is not built"]
+    assert hints == [
+        "  hint: these are the keys of another Matrix-Game than the distilled models of 2.0, which is not built"
+    ]
 
 
 # A key that each of these models has beside Wan's, as their code names it.
