@@ -101,7 +101,7 @@ def _resolved(options: BuildOptions) -> ResolvedBuild[Any]:
     from seko_export.options.checks import is_speech
 
     if is_speech(options):
-        from seko_export.options.speech import resolve_speech
+        from seko_export.speech.options import resolve_speech
 
         return resolve_speech(options)
     from seko_export.options.resolve import resolve_build

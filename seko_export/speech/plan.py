@@ -15,12 +15,12 @@ from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
 from seko_export.host.environment import Target
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.speech import resolve_speech
 from seko_export.roofline.gpus import EXPAND_SHARE, Gpu, find_gpu
 from seko_export.roofline.op_count import count_piece
 from seko_export.roofline.seconds import program_parts
 from seko_export.roofline.work import Work, nbytes, weight_sizes
 from seko_export.speech.description import speech_workload
+from seko_export.speech.options import resolve_speech
 from seko_runtime.speech import contract
 
 

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import (
     family_named,
     presets,
-    speech_family_named,
-    speech_presets,
 )
 from seko_export.families.video import Preset
 from seko_export.media.load import load_vae
@@ -33,10 +31,10 @@ from seko_export.media.vaes import vae_config_of, vae_for, vae_of, vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample, is_speech
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
-from seko_export.options.model_folder import WEIGHT_SUFFIXES, find_files
+from seko_export.options.model_folder import find_files
 from seko_export.options.sample import read_sample
-from seko_export.options.speech import recognised_speech
 from seko_export.roofline.gpus import find_gpu
+from seko_export.speech.inspection import inspect_speech
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.format.manifest import MANIFEST_FILE
 
@@ -96,7 +94,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     if lora is not None:
         return lora
     if is_speech(BuildOptions(path)):
-        return _inspect_speech(path)
+        return inspect_speech(path)
     vae = _vae_of(path)
     if vae is not None:
         return vae
@@ -283,25 +281,6 @@ def _bytes_on(gpu: str, options: BuildOptions) -> dict[str, Any]:
         "memory_bytes": plan["memory_bytes"],
         "fits": plan["fits"],
         "fits_with": [change["options"] for change in plan["would_fit"]],
-    }
-
-
-def _inspect_speech(folder: Path) -> dict[str, Any]:
-    """Return the report on the folder of a speech model, from its config.json alone."""
-    model = recognised_speech(folder, None)
-    weights = speech_family_named(model.family).load(folder, model)
-    sources = weights.sources.values()
-    return {
-        "checkpoint": folder.name or folder.resolve().name,
-        "family": model.family,
-        "format": weights.format,
-        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES),
-        "parameters": sum(math.prod(source.shape) for source in sources),
-        "dtypes": dict(Counter(source.dtype_name for source in sources)),
-        "model": {name: {"value": value, "from": CONFIG_FILE} for name, value in asdict(model).items()},
-        "preset": model.name if speech_presets().get(model.name) == model else None,
-        "notes": list(weights.notes),
-        "command": shlex.join(["seko-export", "build", str(folder), "-o", f"artifacts/{model.name}"]),
     }
 
 

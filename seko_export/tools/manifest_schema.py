@@ -16,8 +16,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-import seko_runtime.speech.manifest
-import seko_runtime.video.manifest
 from seko_runtime.executor.programs_check import REF_PATTERN
 from seko_runtime.format import budgets
 from seko_runtime.format.json_fields import (
@@ -30,13 +28,13 @@ from seko_runtime.format.json_fields import (
 from seko_runtime.format.manifest import MAX_RANK, Call, Manifest, as_device, as_sha256, as_shape
 from seko_runtime.format.paths import as_path
 from seko_runtime.format.records import Limit, Mark, OneOf, Within
-from seko_runtime.speech.manifest import SpeechManifest
-from seko_runtime.video.manifest import VideoManifest, as_latent_shape
+from seko_runtime.opening.workloads import WORKLOADS
+from seko_runtime.video.manifest import as_latent_shape
 
 _FILE = "manifest.schema.json"
 SCHEMAS: Mapping[Path, type[Manifest]] = {  # by the file in the runtime's package
-    Path(seko_runtime.video.manifest.__file__).with_name(_FILE): VideoManifest,
-    Path(seko_runtime.speech.manifest.__file__).with_name(_FILE): SpeechManifest,
+    Path(inspect.getfile(workload.manifest_type)).with_name(_FILE): workload.manifest_type
+    for workload in map(WORKLOADS.find, WORKLOADS.own)
 }
 Schema = dict[str, Any]
 

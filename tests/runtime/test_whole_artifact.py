@@ -145,7 +145,7 @@ def test_run_with_a_picture_begins_with_it(run: Run, tmp_path: Path) -> None:
 
 def test_a_png_is_read_as_the_array_it_holds(tmp_path: Path) -> None:
     av = pytest.importorskip("av")
-    from seko_runtime.cli.video.conditioning import load_image
+    from seko_runtime.media_files.pictures import load_image
 
     image = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
     with av.open(str(tmp_path / "a.png"), "w", format="image2") as container:

@@ -30,8 +30,8 @@ from seko_export.families.voxcpm2.random_files import stored_tensors, tokenizer_
 from seko_export.families.voxcpm2.recognise import config_json
 from seko_export.host.progress import silent
 from seko_export.options.checks import check_options, is_speech
-from seko_export.options.speech import resolve_speech
 from seko_export.speech.description import kv_pool
+from seko_export.speech.options import resolve_speech
 from seko_export.speech.recording import LEAST
 from seko_export.speech.workload import WORKLOAD
 from seko_runtime import open_artifact

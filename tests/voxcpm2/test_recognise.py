@@ -21,7 +21,7 @@ from seko_export.families.voxcpm2.recognise import config_json, read_config, rec
 from seko_export.media.audio_vae.files import audio_vae_shapes
 from seko_export.options.checks import is_speech
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.speech import resolve_speech
+from seko_export.speech.options import resolve_speech
 from tests.voxcpm2.models import scaled
 from tests.voxcpm2.oracle import original, original_config
 
