@@ -1,15 +1,19 @@
-"""One action module on its own: its fp8 matmuls, and empty slots of its caches."""
+"""One action module on its own, its fp8 matmuls and the empty slots of its caches; and the graphs of its engines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from seko_export.config.pool import PoolConfig
 from seko_export.families.layers.block import Recall
+from seko_export.families.layers.choice import CHUNK
 from seko_export.families.layers.fused_block import set_fp8
+from seko_export.families.layers.layer_pieces import BARE, BLOCK, LAST
 from seko_export.families.matrix_game.actions import (
     COS,
     KEY_K,
@@ -23,6 +27,8 @@ from seko_export.families.matrix_game.actions import (
     ActionModule,
 )
 from seko_export.families.matrix_game.keys import matrix_game_model
+from seko_export.families.registry import graph_of
+from seko_export.lowering.trace import trace
 from seko_kernels.matmul import quantise_weight
 from tests.matrix_game.streams import game_config, random_checkpoint
 from tests.tolerances import FP8_MATMULS_PASS, relative_error
@@ -93,3 +99,33 @@ def test_an_action_module_in_fp8_is_the_one_of_bfloat16(
     broken = relative_error(ours(*inputs(torch.bfloat16)), wanted)
     # a norm follows mouse_attn_q, so that its scales do not count
     assert (broken > FP8_MATMULS_PASS) == (name != "mouse_attn_q")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"pool": PoolConfig(2, (1, 2))},
+        {"fused": True, "attention": "fp8", "fp8": True, "kv_scheme": "fp4", "resident_window": True},
+        {"fused": True, "attention": "fp8", "kv_scheme": "fp4", "pool": PoolConfig(2, (1, 2))},
+        {"fused": True, "fp8": True},
+    ],
+    ids=["alone", "pool", "fused fp4 fp8", "fused fp4 pool", "fused exact fp8"],
+)
+@pytest.mark.parametrize("game", ["universal", "templerun"])
+def test_its_engines_are_replayable(game: str, change: dict[str, Any]) -> None:
+    """Also of layers without an action module, and of the context pass; a denoise pass over an FP4 cache writes the
+    caches of the action modules, and no others."""
+    graph = graph_of(game_config(game).changed(**change))
+    blocks = [piece for piece in graph.pieces.values() if piece.key.role == BLOCK]
+    for piece in (*blocks, *(piece for piece in graph.pieces.values() if piece.key.role == CHUNK)):
+        trace(piece, "cpu")
+    for piece in blocks:
+        kept = {name for name in piece.mutates if name.startswith("recall.")}
+        layers = piece.served
+        assert bool(kept) == (BARE not in piece.key.variant and 0 in layers and LAST not in piece.key.variant)
+    plain = next(piece for piece in blocks if not piece.key.variant)
+    caches = {name.partition(".")[0] for name in plain.mutates}
+    assert caches == ({"recall"} if change.get("attention") == "fp8" else {"recall", "caches"})
+    contexts = [calls for name, calls in graph.programs.items() if name.startswith("context")]
+    assert all(len(calls) == len(contexts[0]) for calls in contexts)
