@@ -22,8 +22,9 @@ from seko_runtime.cli.commands import main
 from seko_runtime.controls.fitting import fit_levels
 from seko_runtime.controls.pictures import squashed
 from seko_runtime.errors import UsageError
-from seko_serve.live.content import Opening
-from seko_serve.live.video import VideoContent, described
+from seko_serve.video.content import VideoContent
+from seko_serve.video.facts import described
+from seko_serve.video.opening import Opening
 from tests.export.media_files import write_vae
 from tests.matrix_game.streams import game_config
 from tests.uncompiled import leave_uncompiled
