@@ -297,6 +297,8 @@ MORE_IS_BETTER = {
     "switches_followed",
     "kv_psnr",
     "real_time_factor",
+    "abot_fps_480",
+    "abot_fps_704",
     "serve_overhead",
     "sp2_s1",
     "sp4_s1",
