@@ -28,13 +28,19 @@ HISTORY = 15  # video frames of the inputs before the one that a chunk's first l
 
 
 def game_config(
-    game: str = "universal", scheme: str = "fp32", *, layout: Mapping[str, Any] | None = None, **changes: Any
+    game: str = "universal",
+    scheme: str = "fp32",
+    *,
+    layout: Mapping[str, Any] | None = None,
+    action_layers: int = 1,
+    **changes: Any,
 ) -> VideoBuild:
     """Return a build of a tiny preset for the CPU."""
     preset = PRESETS[GAMES[game]]
     assert preset.schedule is not None
     stream = replace(preset.stream, **(layout or {}))
-    config = VideoBuild(preset.model, VideoConfig(stream, preset.schedule, scheme), TargetConfig("cpu"))
+    model = replace(matrix_game_model(preset.model), action_layers=action_layers)
+    config = VideoBuild(model, VideoConfig(stream, preset.schedule, scheme), TargetConfig("cpu"))
     return config.changed(**changes)
 
 

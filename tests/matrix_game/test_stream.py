@@ -198,27 +198,35 @@ def test_every_game_is_played_by_its_own_keys(game: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "change", "bar"),
+    ("action_layers", "scheme", "change", "bar"),
     [
-        ("fp32", {}, STEP[torch.float32]),
-        ("fp4", {"attention": "fp8"}, FP8_PASS),
-        ("fp4", {"attention": "fp8", "resident_window": True}, FP8_PASS),
-        ("fp4", {"attention": "fp8", "fp8": True}, FP8_MATMULS_PASS),
-        ("fp4", {"attention": "fp8", "fp8": True, "fp8_except": (0,)}, FP8_MATMULS_PASS),
+        (1, "fp32", {}, STEP[torch.float32]),
+        (2, "fp32", {}, STEP[torch.float32]),
+        (1, "fp4", {"attention": "fp8"}, FP8_PASS),
+        (2, "fp4", {"attention": "fp8"}, FP8_PASS),
+        (1, "fp4", {"attention": "fp8", "resident_window": True}, FP8_PASS),
+        (1, "fp4", {"attention": "fp8", "fp8": True}, FP8_MATMULS_PASS),
+        (1, "fp4", {"attention": "fp8", "fp8": True, "fp8_except": (0,)}, FP8_MATMULS_PASS),
     ],
 )
 def test_fused_layers_are_the_plain_ones(
-    scheme: str, change: Mapping[str, Any], bar: float, worst: Callable[[str, float], None]
+    action_layers: int,
+    scheme: str,
+    change: Mapping[str, Any],
+    bar: float,
+    worst: Callable[[str, float], None],
 ) -> None:
-    """Past the wrap, each pass fed the plain stream's latents; the caches of the action modules stay exact."""
-    plain = game_config(scheme=scheme)
+    """Past the wrap, each pass fed the plain stream's latents; the caches of the action modules stay exact. With an
+    action module in the last layer, the context pass runs that layer whole."""
+    plain = game_config(scheme=scheme, action_layers=action_layers)
     checkpoint = random_checkpoint(plain)
     fused = plain.changed(fused=True, **change)
     streams = [GameStream(config, checkpoint) for config in (plain, fused)]
     in_fp8 = {name for name in streams[1].weights if ".after_cross." in name and name.endswith("weight_fp8")}
     layers = {"t_qkv", "proj_mouse", "mouse_attn_q", "proj_keyboard"}
-    wanted_fp8 = layers if "fp8" in change and "fp8_except" not in change else set()
-    assert in_fp8 == {f"blocks.0.after_cross.{layer}.weight_fp8" for layer in wanted_fp8}
+    wanted_fp8 = layers if "fp8" in change else set()
+    in_layers = [n for n in range(action_layers) if n not in change.get("fp8_except", ())]
+    assert in_fp8 == {f"blocks.{n}.after_cross.{layer}.weight_fp8" for n in in_layers for layer in wanted_fp8}
     for chunk in range(4):
         first = [chunk * plain.workload.stream.chunk_frames]
         wanted = streams[0].run_chunk(first, [3])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,20 @@ CHUNKS = 6  # of three latent frames; the window has six
 
 
 @pytest.mark.shows("matrix_game")
-@pytest.mark.parametrize("game", GAMES)
-def test_every_chunk_is_the_naive_models(game: str, worst: Callable[[str, float], None]) -> None:
-    config = game_config(game)
+@pytest.mark.parametrize(
+    ("game", "change"),
+    [
+        *((game, {}) for game in GAMES),
+        ("universal", {"action_layers": 2}),
+        ("universal", {"layout": {"window_positions": True}}),
+    ],
+)
+def test_every_chunk_is_the_naive_models(
+    game: str, change: Mapping[str, Any], worst: Callable[[str, float], None]
+) -> None:
+    """Also with action modules in all layers, and with positions within the window, of which the distances alone
+    count."""
+    config = game_config(game, **change)
     checkpoint = random_checkpoint(config)
     stream = GameStream(config, checkpoint)
     naive = Reference(config, checkpoint, stream.played[0])
