@@ -72,8 +72,9 @@ def test_programs_and_the_buffers_that_have_a_meaning_by_name() -> None:
     assert programs == ["prompt", *of_chunk, *ENCODER_PROGRAMS, *DECODE_PROGRAMS]
     named = {unquoted(row[0]) for row in only(tables(PAGE, "named buffer"))}
     of_host = {row[0].split("`")[1] for row in only(tables(PAGE, "host buffer, int64"))}
-    known = {value for name, value in vars(contract).items() if name.isupper() and isinstance(value, str)}
-    assert named | {"conditioning_frames", CALL_ROWS, RANK} == known
+    constants = [value for name, value in vars(contract).items() if name.isupper()]
+    known = {value for value in constants if isinstance(value, str)} | {*contract.FRONT_CACHES}
+    assert {name.removesuffix("NAME") for name in named} | {"conditioning_frames", CALL_ROWS, RANK} == known
     assert of_host == {
         "seeds",
         "frames",
