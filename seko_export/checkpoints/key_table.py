@@ -182,7 +182,8 @@ class KeyTable:
     layer_of : callable
         Function that returns the layer number of a key; None outside the layers. Default: keys ``blocks.N.``.
     telltales : tuple of pairs
-        Parts of keys, each with the kind of checkpoint that it reveals, for hints.
+        Parts of keys, each with the kind of checkpoint that it reveals, for hints. A part begins where a name of a key
+        begins.
     relatives : tuple of pairs
         Parts of keys that several related models have, each with a hint. The hint is shown if no telltale matches.
     models : mapping of str to ModelConfig
@@ -285,7 +286,7 @@ class KeyTable:
         ``wanted``."""
         keys = [source.key for source in opened.sources]
         telltales, related = (
-            [hint for parts, hint in pairs if any(part in key for part in parts for key in keys)]
+            [hint for parts, hint in pairs if any(f".{part}" in f".{key}" for part in parts for key in keys)]
             for pairs in (self.telltales, self.relatives)
         )
         part = part_of(keys, beside_transformer=self.landmark in keys)
