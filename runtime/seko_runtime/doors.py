@@ -70,6 +70,8 @@ class Door(Generic[T]):
         ------
         error
             If no object has the name, several distributions bring one, or it cannot be imported or is no ``kind``.
+        ModuleNotFoundError
+            If a library that one of our own objects imports is not installed.
         """
         if name in self.own:
             return self._load(name, self.own[name], "")
@@ -104,8 +106,8 @@ class Door(Generic[T]):
         try:
             value: object = getattr(import_module(module), attribute)
         except Exception as error:  # whatever a distribution of others does when it is imported
-            if not origin and not isinstance(error, ImportError | AttributeError):
-                raise
+            if name in self.own or not (origin or isinstance(error, ImportError | AttributeError)):
+                raise  # what our own object lacks is a library that is not installed
             raise self.error(
                 f"{self.what} {name!r}{origin} cannot be imported: {type(error).__name__}: {error}"
             ) from error

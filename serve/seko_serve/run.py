@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from seko_runtime.errors import SekoRuntimeError
 from seko_serve.command_line import sentence
 from seko_serve.http.app import Application
 from seko_serve.http.connections import HttpConnection, StreamConnection
+from seko_serve.http.workload import served_workloads
 from seko_serve.live.device import Device, pool_of
 from seko_serve.live.manager import SessionManager
 from seko_serve.logs import set_up
@@ -202,6 +204,7 @@ def _allow_connections() -> None:
 
 def serve(settings: Settings) -> int:
     """Run the server until a signal comes or the device is lost; return the exit code."""
+    deque(served_workloads(), 0)  # a library that one of them lacks is named before anything is opened
     set_up(settings.log_level)
     _allow_connections()
     print(f"seko-serve: opening {settings.artifact}", file=sys.stderr)

@@ -86,3 +86,9 @@ def test_a_place_is_a_name_only_where_it_is_allowed() -> None:
         door().find(place)
     own = Door(GROUP, "colour", Colour, {}, places=True)
     assert own.find(place) is RED
+
+
+def test_a_library_that_an_own_object_lacks_is_named_as_python_names_it() -> None:
+    own = Door(GROUP, "colour", Colour, {"red": "no_such_library:RED"})
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        own.find("red")
