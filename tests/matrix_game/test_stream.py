@@ -143,6 +143,19 @@ def test_a_rebuilt_cache_has_the_actions_of_each_kept_chunk(
         assert_alike(played(session, 0, [2]), wanted[0][2:3])
 
 
+def test_a_step_back_makes_the_same_chunks_again(pool: Pool, wanted: list[list[np.ndarray]]) -> None:
+    """The control goes back to the actions before the chunk, as the caches do to theirs."""
+    with begun(pool, 0) as session:
+        played(session, 0, [0])
+        state = session.controls.state()
+        played(session, 0, [1])
+        session.rewind(1)
+        session.controls["actions"].take({"held": ["KeyW"]})
+        assert np.array_equal(session.controls["actions"].next_chunk()["keyboard"][:12], np.eye(4)[[0] * 12])
+        session.controls.load(state)
+        assert all(map(np.array_equal, played(session, 0, (1, 2)), wanted[0][1:3]))
+
+
 def test_without_a_control_there_are_arrays(pool: Pool, wanted: list[list[np.ndarray]]) -> None:
     """What the control says of each video frame, as arrays by the inputs' names; without either nothing is pressed."""
     chunks = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,43 @@ def chunk(control: ActionsControl) -> dict[str, np.ndarray]:
 
 def pressed(rows: np.ndarray, control: ActionsControl) -> list[str]:
     return ["".join(np.array(control.parameters.bits)[row > 0]) for row in rows]
+
+
+def test_a_step_back_has_the_past_that_was() -> None:
+    """Also after the state was loaded, and beyond a jump of the frames; what is held stays held."""
+    control, made = actions(), []
+    for code in ("KeyW", "KeyA", "KeyD", "KeyS"):
+        control.take({"held": [code]})
+        made.append(chunk(control)[BITS])
+    loaded = actions()
+    loaded.load(json.loads(json.dumps(control.state())))
+    for one in (control, loaded):
+        for back in (2, 1):
+            one.go_to(back * F)
+            assert np.array_equal(one.next_chunk()[BITS][:12], made[back][:12])
+        one.go_to(0)
+        assert pressed(one.next_chunk()[BITS], one) == ["S"] * 24  # before the stream is its first frame
+    control.take({"held": ["KeyW"]})
+    for _ in range(2):
+        control.advance()
+    control.go_to(100)  # a cut to another scene: the past goes on
+    assert pressed(control.next_chunk()[BITS][:12], control) == ["W"] * 12
+    fresh = actions()
+    fresh.go_to(30)  # of a snapshot whose control was not saved
+    fresh.take({"held": ["KeyW"]})
+    assert pressed(chunk(fresh)[BITS], fresh) == ["W"] * 24
+
+
+def test_a_chunk_knows_when_its_last_event_came() -> None:
+    control = actions()
+    assert control.heard_at() is None
+    before = time.monotonic()
+    control.take({"tap": ["KeyW"]})
+    came = control.heard_at()
+    assert came is not None
+    assert before <= came <= time.monotonic()
+    control.advance()
+    assert control.heard_at() is None  # the next chunk shows nothing new
 
 
 def test_nothing_is_held_without_an_event() -> None:
@@ -414,7 +452,9 @@ def test_asking_moves_nothing_and_a_state_goes_on(
         {"held": ["KeyZ"]},
         {"steps": [[["fly"], []]]},
         {"past": [[1.0]]},
-        {"begun": 1},
+        {"frame": -1},
+        {"before": [[0]]},
+        {"active": 1},
         {"pushed": [0.0]},
         {"moved": None},
     ],

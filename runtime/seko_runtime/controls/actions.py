@@ -7,6 +7,7 @@ latent frame or each chunk, and may begin with rows of the past.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, iterates, mapping_of, real_number, shown
+from seko_runtime.arguments import flag, iterates, mapping_of, real_number, shown, whole_number
 from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
 from seko_runtime.controls.key_text import CODE, HEADING, KEYS_OPTION, MAX_STEPS, key_letters, key_steps
 from seko_runtime.controls.recording import read_json
@@ -36,6 +37,7 @@ VIDEO, LATENT, CHUNK = (
 _SPANS = (VIDEO, LATENT, CHUNK)
 _DTYPES = ("uint8", "float32")
 _MOST = 1 << 10  # rows, frames, codes
+_CHUNKS_BACK = 16  # chunks to which a session may step back with the past that they had
 
 
 @dataclass(frozen=True)
@@ -254,11 +256,14 @@ class ActionsControl(Control):
         self._clear()
 
     def _clear(self) -> None:
-        self._begun = False
+        self._frame = 0  # latent frame with which the next chunk begins
         self._pressed: tuple[str, ...] = self._held  # codes pressed since the last chunk
         self._moved = [0.0] * len(self._axes)  # of the mouse since the last chunk, in limits
         self._steps: deque[_Step] = deque()
         self._past: NDArray[np.float64] | None = None  # [history, bits + axes]
+        self._came: float | None = None  # when the last live event came that no chunk shows yet
+        # of the last chunks: the frame with which each began, and the past that it had
+        self._before: deque[tuple[int, NDArray[np.float64] | None]] = deque(maxlen=_CHUNKS_BACK)
 
     @staticmethod
     def declared(
@@ -364,6 +369,7 @@ class ActionsControl(Control):
                 raise UsageError(f"actions for more than {MAX_STEPS} video frames: give fewer")
             self._steps.extend(steps)
         self._active = True
+        self._came = time.monotonic()
 
     def _press(self, codes: Collection[str]) -> None:
         self._pressed = (*(code for code in self._pressed if code not in codes), *dict.fromkeys(codes))
@@ -460,8 +466,9 @@ class ActionsControl(Control):
         """Number of chunks for which a text of keys or a recording lasts."""
         if not self._steps:
             return None
-        left, first = len(self._steps), self._video_frames(begun=self._begun)
-        return 1 + -(-max(0, left - first) // self._video_frames(begun=True))
+        left, p = len(self._steps), self.parameters
+        later = p.chunk_frames * p.temporal_stride
+        return 1 + -(-max(0, left - self._video_frames) // later)
 
     def next_chunk(self) -> Mapping[str, NDArray[Any]]:
         """Return the inputs of the next chunk by name: the rows of the past, then the chunk's own."""
@@ -475,30 +482,49 @@ class ActionsControl(Control):
         """Move on by a chunk: its rows become the past, and taps have counted."""
         rows, history = self._rows(), self.parameters.history
         past = np.tile(rows[:1], (history, 1)) if self._past is None else self._past
+        self._before.append((self._frame, self._past))
         self._past = np.concatenate((past, rows))[len(rows) :] if history else past
-        for _ in range(min(self._video_frames(begun=self._begun), len(self._steps))):
+        for _ in range(min(self._video_frames, len(self._steps))):
             self._steps.popleft()
-        self._begun, self._pressed = True, ()
-        self._moved = [0.0] * len(self._axes)
+        self._frame += self.parameters.chunk_frames
+        self._pressed, self._moved, self._came = (), [0.0] * len(self._axes), None
 
-    def _video_frames(self, *, begun: bool) -> int:
-        p = self.parameters
-        return p.chunk_frames * p.temporal_stride - (0 if begun else p.temporal_stride - 1)
+    def go_to(self, frame: int) -> None:
+        """Go on with a chunk that begins at this latent frame. After a step back the chunk has the past that it had; a
+        stream that begins behind its beginning, for which no state was loaded, has its first row for a past."""
+        while self._before and self._frame > frame:
+            self._frame, self._past = self._before.pop()
+        if self._frame > frame:
+            self._past = None
+        self._frame = frame
+
+    def heard_at(self) -> float | None:
+        """Return the time, by `time.monotonic`, of the last event that the next chunk is the first to show."""
+        return self._came
+
+    @property
+    def _missing(self) -> int:
+        """Number of video frames that the next chunk's first latent frame lacks: a stream's first one has one."""
+        return 0 if self._frame else self.parameters.temporal_stride - 1
+
+    @property
+    def _video_frames(self) -> int:
+        """Number of video frames of the next chunk."""
+        return self.parameters.chunk_frames * self.parameters.temporal_stride - self._missing
 
     def _starts(self, span: str) -> list[int]:
         """Return the first video frame, within the chunk, of each video frame, latent frame or chunk in it. A stream's
         first latent frame has one video frame, which stands for as many rows as another's."""
         p = self.parameters
-        missing = 0 if self._begun else p.temporal_stride - 1
         width = {VIDEO: 1, LATENT: p.temporal_stride, CHUNK: p.chunk_frames * p.temporal_stride}[span]
         whole = range(0, p.chunk_frames * p.temporal_stride, width)
-        return [max(0, start - missing) for start in whole]
+        return [max(0, start - self._missing) for start in whole]
 
     def _rows(self) -> NDArray[np.float64]:
         """Return the chunk's own rows [rows, bits + axes]."""
         p, live = self.parameters, self._live()
         looked = self._starts(p.sampled)
-        recorded = list(islice(self._steps, self._video_frames(begun=self._begun)))
+        recorded = list(islice(self._steps, self._video_frames))
         at = [max(start for start in looked if start <= first) for first in self._starts(p.rows)]
         return np.stack([self._values(recorded[one] if one < len(recorded) else live) for one in at])
 
@@ -540,14 +566,14 @@ class ActionsControl(Control):
             "pushed": list(self._pushed),
             "moved": list(self._moved),
             "steps": [[list(step.names), list(step.axes)] for step in self._steps],
-            "past": None if self._past is None else self._past.tolist(),
-            "begun": self._begun,
+            "frame": self._frame,
+            "past": _listed(self._past),
+            "before": [[frame, _listed(past)] for frame, past in self._before],
             "active": self._active,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned; UsageError if the value is no state of these actions."""
-        p = self.parameters
         try:
             if not isinstance(state, Mapping):
                 raise TypeError(f"a {type(state).__name__}")
@@ -557,16 +583,16 @@ class ActionsControl(Control):
                 _Step(self._loaded(names, self._bindings), tuple(self._loaded_axes(axes)))
                 for names, axes in islice(state["steps"], MAX_STEPS)
             )
-            past = None
-            if state["past"] is not None:
-                past = np.array(state["past"], np.float64).reshape(p.history, len(p.bits) + len(p.axes))
-                if not np.isfinite(past).all():
-                    raise ValueError("past holds a number that is not finite")
-            begun, active = (flag(state[name], name) for name in ("begun", "active"))
+            past, frame = self._loaded_past(state["past"]), whole_number(state["frame"], "frame", 0)
+            before = [
+                (whole_number(first, "frame", 0), self._loaded_past(rows)) for first, rows in state["before"]
+            ]
+            active = flag(state["active"], "active")
         except (KeyError, TypeError, ValueError, OverflowError, UsageError) as fault:
             raise UsageError(f"this is no state of actions: {fault}; take what state() gave") from None
         self._held, self._pressed, self._pushed, self._moved = held, pressed, pushed, moved
-        self._steps, self._past, self._begun, self._active = steps, past, begun, active
+        self._steps, self._past, self._frame, self._active = steps, past, frame, active
+        self._before, self._came = deque(before, _CHUNKS_BACK), None
 
     def _loaded(self, names: object, known: Collection[str]) -> tuple[str, ...]:
         if not isinstance(names, list | tuple) or not all(
@@ -574,6 +600,15 @@ class ActionsControl(Control):
         ):
             raise ValueError(f"{shown(names)} are none of {', '.join(known)}")
         return tuple(dict.fromkeys(names))
+
+    def _loaded_past(self, rows: object) -> NDArray[np.float64] | None:
+        if rows is None:
+            return None
+        p = self.parameters
+        past = np.array(rows, np.float64).reshape(p.history, len(p.bits) + len(p.axes))
+        if not np.isfinite(past).all():
+            raise ValueError("past holds a number that is not finite")
+        return past
 
     def _loaded_axes(self, values: object) -> list[float]:
         if not isinstance(values, list | tuple) or len(values) != len(self._axes):
@@ -589,6 +624,10 @@ class ActionsControl(Control):
         if file is None:
             return [{"keys": keys}]
         return [{"recorded": read_json(file, "--actions")}]
+
+
+def _listed(past: NDArray[np.float64] | None) -> list[list[float]] | None:
+    return None if past is None else past.tolist()
 
 
 def _described(binding: Binding) -> dict[str, Any]:
