@@ -16,6 +16,7 @@ from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.abot.actions import ACTIONS
+from seko_export.families.abot.model import KEY_BITS
 from seko_export.video.recording import golden_text
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.video.contract import FRONT_CACHES
@@ -174,6 +175,37 @@ def test_fused_layers_are_the_plain_ones(
             error = relative_error(other.velocity, plain_pass.velocity)
             worst(f"abot, fused layers, {scheme} {sorted(change)}", error)
             assert error <= bar
+
+
+@pytest.mark.parametrize(
+    ("events", "first", "second"),
+    [
+        ([], "", ""),
+        ([{"held": ["KeyW", "ArrowLeft"]}], "WJ", "WJ"),
+        ([{"held": ["KeyW"]}, {"held": []}], "W", ""),  # a tap within a chunk counts for the whole chunk
+        (
+            [{"held": ["KeyS"]}, None, {"held": ["KeyS", "KeyW"]}],
+            "W",
+            "WS",
+        ),  # a new key beats a held one, once
+        ([{"held": ["KeyI", "KeyK"]}], "IK", "IK"),
+    ],
+)
+def test_held_and_tapped_keys_are_the_bits_of_every_frame_of_a_chunk(events, first, second) -> None:
+    """None in the events stands for a chunk; the model's bits are W A S D I J K L."""
+    config = abot_config()
+    with opened(config, rows=1) as pool, pool.open_session(text=golden_text(config).numpy()) as session:
+        keys = session.controls["actions"]
+        for event in events:
+            keys.advance() if event is None else keys.take(event)
+        for wanted in (first, second):
+            bits = keys.next_chunk()[ACTIONS]
+            assert (bits.shape, bits.dtype) == ((3, 8), np.uint8)
+            assert {"".join(np.array(KEY_BITS)[row > 0]) for row in bits} == {wanted}
+            keys.advance()
+        shown = {binding["name"]: binding for binding in keys.describe()["keys"]}
+        assert list(shown) == list(KEY_BITS)
+        assert shown["L"]["codes"] == ["KeyL", "ArrowRight"]
 
 
 def test_what_it_cannot_have_is_refused() -> None:
