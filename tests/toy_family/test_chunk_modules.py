@@ -18,6 +18,7 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import ChunkModule, LayerChoice, PromptModule
+from seko_export.families.layers.front_tokens import FrontEmbed
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.registry import graph_of
 from seko_export.video.recording import golden_text
@@ -260,3 +261,13 @@ def test_an_input_per_session_is_taken_by_a_numbered_module_alone() -> None:
     ):
         with pytest.raises(UsageError, match="input 'picture' is per session"):
             LayerChoice((still,), **choice)
+
+
+def test_front_tokens_belong_to_model_and_family_and_to_plain_layers() -> None:
+    """A family's modules would have to run for them, too; and both must know of them."""
+    for choice in ({"tail": Injector}, {"after_attention": Injector}, {"beside_text": ("k", "v")}):
+        with pytest.raises(UsageError, match="front tokens run no module of the family"):
+            LayerChoice(front=FrontEmbed, **choice)
+    config = VideoBuild(WORLD_MODEL, VideoConfig(STREAM, Schedule.warped(), "fp32"), TargetConfig("cpu"))
+    with pytest.raises(UsageError, match="has 0 front tokens, and its family a module for them"):
+        make_pieces(config, LayerChoice(front=FrontEmbed))
