@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,21 @@ def test_fused_layers_are_the_plain_ones(
             error = relative_error(other.velocity, plain_pass.velocity)
             worst(f"Matrix-Game, fused layers, {scheme} {sorted(change)}", error)
             assert error <= bar
+
+
+def test_a_cache_on_the_host_makes_the_same_chunks() -> None:
+    """Keys and values come layer by layer; the caches of the action modules stay on the device."""
+    made = []
+    for offload in (False, True):
+        config = game_config(action_layers=2)
+        stream = replace(config.workload.stream, offload_cache=offload)
+        config = config.changed(model=replace(config.model, layers=5), stream=stream)
+        with eager_session(config, weights_of(config, random_checkpoint(config)), None, [3]) as session:
+            session.take("actions", {"held": ["KeyW", "KeyL"]})
+            made.append([session.run_chunk().to_host().copy() for _ in range(4)])
+            seats = {buffer.name: buffer.device_layers for buffer in session.manifest.buffers}
+            assert (seats["kv.k"], seats["recall.mouse_k"]) == (3 if offload else 0, 0)
+    assert all(map(np.array_equal, *made))
 
 
 def test_layers_share_one_ring() -> None:
