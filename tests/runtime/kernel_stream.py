@@ -55,8 +55,8 @@ def manifest() -> VideoManifest:
     caches = ("buffer:kv.codes", "buffer:kv.scales")
     store = Call("nvfp4_write", ("buffer:latents", "buffer:write_slots", *caches, "weight:g"), caches)
 
-    def draw(which: str) -> Call:
-        return Call("gaussian", ("buffer:seeds", "buffer:frames", which), ("buffer:latents",))
+    def draw(which: str, into: str = "latents") -> Call:
+        return Call("gaussian", ("buffer:seeds", "buffer:frames", which), (f"buffer:{into}",))
 
     return VideoManifest(
         name="kernels",
@@ -79,15 +79,20 @@ def manifest() -> VideoManifest:
             Buffer("frames", (1, CHUNK), "int64", "host"),
             Buffer("write_slots", (1, CHUNK), "int64", "host"),
             Buffer("latents", SHAPE, "float32", "state"),
+            Buffer("of_prompt", SHAPE, "float32", "session"),
         ),
-        weights=(Weight("g", (HEADS,), "float32", "w"), Weight("draw", (PASSES + 1, 1), "int64", "w")),
+        weights=(
+            Weight("g", (HEADS,), "float32", "w"),
+            Weight("draw", (PASSES + 1, 1), "int64", "w"),
+            Weight("first", (1,), "int64", "w"),
+        ),
         engines=(
             EngineSpec("gaussian", "g", (*places, TensorSpec("draw", (1,), "int64")), (latents,)),
             EngineSpec("nvfp4_write", "w", write, (codes, scales)),
         ),
         programs={
-            "prompt": (),
-            "begin": (),
+            "prompt": (draw("weight:first", "of_prompt"),),  # of no effect on the chunks, as is the next one
+            "begin": (draw("weight:first"),),
             "denoise": (draw("weight:draw[pass]"), store),
             "context": (draw("weight:draw[pass]"), store),
         },
@@ -95,7 +100,8 @@ def manifest() -> VideoManifest:
 
 
 def weights() -> dict[str, torch.Tensor]:
-    return {"g": torch.tensor([0.25, 0.5]), "draw": torch.arange(PASSES + 1)[:, None] + 5}
+    passes = torch.arange(PASSES + 1)[:, None] + 5
+    return {"g": torch.tensor([0.25, 0.5]), "draw": passes, "first": torch.tensor([4])}
 
 
 def plugin_table() -> dict[str, Plugin]:
