@@ -116,6 +116,7 @@ def test_no_counter_is_an_index_to_the_compiler():
         assert factor.target.overloadpacket not in arithmetic, f"{factor} = {factor.target} may be an index"
 
 
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")  # what its compiler imports
 @pytest.mark.gpu
 def test_the_noise_of_a_compiled_kernel_is_the_formulas():
     """The seeds, frames and shape of a real stream; counters reach far beyond what 32 bits hold times a constant."""

@@ -13,7 +13,7 @@ import pytest
 
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.sessions.scheduler import Waiting, next_call
-from seko_runtime.sessions.session import PendingChunk
+from seko_runtime.sessions.session import PendingResult
 from seko_serve.live.pace import Pace
 from seko_serve.live.session import LiveSession
 from seko_serve.metrics import Metrics
@@ -32,9 +32,9 @@ class Row:
     def __init__(self) -> None:
         self.dues: list[float] = []
 
-    def request_chunk(self, due: float) -> PendingChunk:
+    def request_chunk(self, due: float) -> PendingResult:
         self.dues.append(due)
-        return PendingChunk(None, due, due, 0)  # until it plays, a chunk is due when it is first asked for
+        return PendingResult(None, due, due, 0)  # until it plays, a chunk is due when it is first asked for
 
 
 @pytest.fixture

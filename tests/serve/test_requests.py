@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seko_runtime.controls import controls_of
 from seko_serve.client import Client
 from seko_serve.errors import ServeError
 from seko_serve.media import uploads
@@ -21,6 +22,7 @@ from .test_client import watched
 from .test_page_errors import wait_until_empty
 from .test_server import PROMPT, alone, http, pictures
 from .test_speech import opener as speech_opener
+from .toys import VOICE, toy_manifest
 
 
 @pytest.mark.parametrize(
@@ -129,8 +131,8 @@ def test_base64_may_be_broken_into_lines() -> None:
         "data:image/png;base64," + base64.encodebytes(data).decode(),
     ):
         assert uploads.data_of(broken, "image", len(data)) == data
-    control = parse_control('{"type": "audio", "id": "1", "pcm16": "AAAA\\nAAAA\\n"}')
-    assert control.fields["pcm16"] == bytes(6)
+    voice = controls_of(toy_manifest((VOICE,)))["voice"]
+    assert voice.check({"pcm16": "AAAA\nAAAA\n"})["pcm16"] == bytes(6)
     for wrong in ("AAA", "AA\x0bAA", "AA-_"):
         with pytest.raises(ServeError, match="image is no base64"):
             uploads.data_of(wrong, "image", 9)

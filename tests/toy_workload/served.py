@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from seko_runtime.sessions.session import PendingChunk
+from seko_runtime.sessions.session import PendingResult
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.openings import check_opening
@@ -85,7 +85,7 @@ class ToyContent(Content):
     def starved(self) -> bool:
         return self._over
 
-    def ask(self, row: ToySession, due: float) -> PendingChunk:
+    def ask(self, row: ToySession, due: float) -> PendingResult:
         return row.request_samples(due)
 
     def accept_chunk(self, result: Made) -> ToyPiece:

@@ -21,7 +21,7 @@ from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.row_state import RowState, StateForm
 from seko_runtime.sessions.rows import LocalRows
-from seko_runtime.sessions.session import PendingChunk, RowSession
+from seko_runtime.sessions.session import PendingResult, RowSession
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.sessions.workload import RuntimeWorkload
 from tests.toy_workload.model import KIND, SAMPLES, ToyManifest
@@ -185,7 +185,7 @@ class ToySession(RowSession):
         while (samples := self._pool.step([self])[0]) is not None:
             yield samples
 
-    def request_samples(self, due: float) -> PendingChunk:
+    def request_samples(self, due: float) -> PendingResult:
         """Request the next samples by a due time."""
         return self._ask(due, None)
 

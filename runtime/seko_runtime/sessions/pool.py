@@ -20,7 +20,7 @@ from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.membership import InputsT, ResultT, RowMembers, SessionT
 from seko_runtime.sessions.rows import Rows
 from seko_runtime.sessions.scheduler import NextCall, Waiting, next_call
-from seko_runtime.sessions.session import PendingChunk, RowSession
+from seko_runtime.sessions.session import PendingResult, RowSession
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         return NextCall(tuple(range(len(variants))), buckets[0])
 
     def _eligible(
-        self, requests: list[tuple[int, SessionT, PendingChunk]]
-    ) -> list[tuple[int, SessionT, PendingChunk]]:
+        self, requests: list[tuple[int, SessionT, PendingResult]]
+    ) -> list[tuple[int, SessionT, PendingResult]]:
         """Return the sessions that the next engine call may carry, with their rows."""
         return requests
 
@@ -286,7 +286,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
         del sessions, error
         return False
 
-    def _check_request(self, row: int, session: SessionT, request: PendingChunk) -> None:
+    def _check_request(self, row: int, session: SessionT, request: PendingResult) -> None:
         """Check a session's request again before its call. If the row refuses it, drop the request and raise an error
         that names the session."""
         try:

@@ -27,16 +27,16 @@ class SessionLeakWarning(ResourceWarning):
 
 
 @dataclass(eq=False)
-class PendingChunk:
-    """A session's next chunk (or patch of speech) from its request until it is made. The session owns it, and the
-    scheduler reads it. A second request changes it and does not make another one.
+class PendingResult:
+    """A session's next result, such as a patch of speech, from its request until it is made. The session owns it, and
+    the scheduler reads it. A second request changes it and does not make another one.
 
     Parameters
     ----------
     inputs : object
         The inputs that the caller supplies for the call, in the workload's own form.
     due : float
-        Time by which the chunk should be ready, in seconds of the pool's clock.
+        Time by which the result should be ready, in seconds of the pool's clock.
     requested_at : float
         Time of the first request, in seconds of the pool's clock.
     turn : int
@@ -101,7 +101,7 @@ class RowSession(Closing):
         self._owns_pool = False  # whether the pool has this session only and is closed with it
         self._pool, self._lease_s = pool, lease_s
         self.expires: float | None = None
-        self._pending: PendingChunk | None = None
+        self._pending: PendingResult | None = None
 
     def _check_idle(self) -> None:
         """Raise a UsageError if a result of the session was queued ahead and has not been taken."""
@@ -178,7 +178,7 @@ class RowSession(Closing):
             state = self._stored()
         return Snapshot(state, self._pool._digests, self._pool._snapshot_key, self.tenant)
 
-    def _ask(self, due: float, inputs: Any) -> PendingChunk:
+    def _ask(self, due: float, inputs: Any) -> PendingResult:
         """Request the session's next result by a due time; `RowPool.serve_next` makes the result. Return the request,
         the same one until the result is on its way.
 
@@ -194,7 +194,7 @@ class RowSession(Closing):
             row = self._running_row()
             self._pool._rows.check([row], self._pool._inputs_of([self], [inputs]))
             if self._pending is None:
-                self._pending = PendingChunk(inputs, due, self._pool._clock(), next(self._pool._turns))
+                self._pending = PendingResult(inputs, due, self._pool._clock(), next(self._pool._turns))
             self._pending.inputs, self._pending.due = inputs, due
             return self._pending
 

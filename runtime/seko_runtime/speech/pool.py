@@ -15,7 +15,7 @@ from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.pool import QueuedCall, RowPool
-from seko_runtime.sessions.session import PendingChunk, RowSession, SharedRows
+from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
 from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_SEED, MAX_TEMPERATURE, SpeechManifest
@@ -317,8 +317,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             return self._rows.variants([row]) == [PREFILL]
 
     def _eligible(
-        self, requests: list[tuple[int, SpeechSession, PendingChunk]]
-    ) -> list[tuple[int, SpeechSession, PendingChunk]]:
+        self, requests: list[tuple[int, SpeechSession, PendingResult]]
+    ) -> list[tuple[int, SpeechSession, PendingResult]]:
         """Return the sessions among which the next engine call is chosen: all sessions that wait for a step, or the
         single session whose prompt is due first.
         """

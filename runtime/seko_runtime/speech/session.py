@@ -10,7 +10,7 @@ import numpy as np
 
 from seko_runtime.arguments import iterates, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.sessions.session import PendingChunk, RowSession, SharedRows
+from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.speech.local_rows import LocalSpeechRows, Patch
 from seko_runtime.speech.manifest import SpeechManifest
@@ -323,7 +323,7 @@ class SpeechSession(RowSession):
             self._said = replace(self.said, present="", known=None)
             self._pool._rows.end_text(row)
 
-    def request_patch(self, due: float) -> PendingChunk:
+    def request_patch(self, due: float) -> PendingResult:
         """Request the next patch of the present text by a due time. `SpeechPool.serve_next` makes the patch, after the
         calls that run over the text's prompt. A second request replaces the due time of the first.
 
@@ -447,7 +447,7 @@ class SpeechSession(RowSession):
         if self._pending is None and speech_row.may_speak:
             due = self._began + speech_row.patches * self.manifest.workload.patch.seconds
             # not by `request_patch`: its checks read the last flag, which may not be there
-            self._pending = PendingChunk(None, due, self._pool._clock(), next(self._pool._turns))
+            self._pending = PendingResult(None, due, self._pool._clock(), next(self._pool._turns))
 
     def _drop_text(self) -> None:
         self._text += 1

@@ -13,7 +13,7 @@ from seko_runtime.arguments import flag, iterates, whole_number
 from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.recording import CHANGES, Entry, Recording
 from seko_runtime.errors import UsageError
-from seko_runtime.sessions.session import PendingChunk, RowSession, SharedRows
+from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.video.chunk import NO_VIDEO, Chunk, SessionStats
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
@@ -150,7 +150,7 @@ class Session(RowSession):
         """
         return self._pool.run([self], [inputs])[0]
 
-    def request_chunk(self, due: float, inputs: Inputs | None = None) -> PendingChunk:
+    def request_chunk(self, due: float, inputs: Inputs | None = None) -> PendingResult:
         """Request the next chunk by a due time; `Pool.serve_next` makes the chunk. A second request replaces the due
         time and the inputs of the first.
 
@@ -164,7 +164,7 @@ class Session(RowSession):
 
         Returns
         -------
-        PendingChunk
+        PendingResult
             The requested chunk; the same object for each request until the chunk is queued.
 
         Raises

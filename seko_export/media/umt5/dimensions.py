@@ -13,6 +13,7 @@ from seko_export.checkpoints.key_table import layer_of
 from seko_export.checkpoints.model_parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.config.media import TextEncoderConfig
+from seko_export.errors import UsageError
 from seko_export.media.umt5.keys import is_transformers_text
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 
@@ -94,7 +95,7 @@ def text_config(config_json: Mapping[str, Any], where: str, *, truncate: bool = 
     fields = {ours: config_json.get(theirs, default) for ours, (theirs, default) in _TEXT_FIELDS.items()}
     try:
         return TextEncoderConfig(**fields, truncate=truncate)
-    except TypeError as fault:
+    except (TypeError, UsageError) as fault:
         raise NotACheckpointError(f"{where} describes no UMT5 encoder: {fault}") from fault
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from seko_runtime.errors import EnvironmentLacksError, LibraryMissingError, UsageError
-from seko_runtime.sessions.session import PendingChunk, RowSession
+from seko_runtime.sessions.session import PendingResult, RowSession
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Codec, Control, Media
 
@@ -95,7 +95,7 @@ class Content(Protocol):
     def starved(self) -> bool:
         """Return whether the next chunk lacks something that the viewer must still send, such as sound."""
 
-    def ask(self, row: Any, due: float) -> PendingChunk:
+    def ask(self, row: Any, due: float) -> PendingResult:
         """Request the session's next chunk from the pool; a repeated request changes the due time alone."""
 
     def accept_chunk(self, result: Any) -> Piece:

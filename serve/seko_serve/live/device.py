@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from seko_runtime import open_artifact
 from seko_runtime.errors import DeviceFaultError, RankLostError
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.sessions.session import PendingChunk, RowSession
+from seko_runtime.sessions.session import PendingResult, RowSession
 from seko_serve.live.workload import ServedPool, live_workload
 from seko_serve.metrics import Metrics
 
@@ -65,7 +65,7 @@ class Streamed(Protocol):
         """The session of the pool that makes the stream's chunks; None if the stream has no row."""
 
     @property
-    def pending(self) -> PendingChunk | None:
+    def pending(self) -> PendingResult | None:
         """The chunk that is requested and not made yet."""
 
     def ready(self) -> bool:

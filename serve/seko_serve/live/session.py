@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.sessions.session import PendingChunk, RowSession
+from seko_runtime.sessions.session import PendingResult, RowSession
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_serve.errors import ServeError
 from seko_serve.live.connection import Connection
@@ -89,7 +89,7 @@ class LiveSession:
         Whether the session may be saved.
     row : RowSession or None
         The session of the pool; None before `open` and after `close`.
-    pending : PendingChunk or None
+    pending : PendingResult or None
         The chunk that is requested and not made yet.
     viewer : Viewer
         The session's socket, the messages sent to it, and the viewer's clock.
@@ -125,7 +125,7 @@ class LiveSession:
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
         self._chunks_made = 0  # chunks that the device has made
         self.row: RowSession | None = None
-        self.pending: PendingChunk | None = None
+        self.pending: PendingResult | None = None
 
     @property
     def end(self) -> ServeError | None:

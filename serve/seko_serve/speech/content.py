@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
-from seko_runtime.sessions.session import PendingChunk
+from seko_runtime.sessions.session import PendingResult
 from seko_runtime.speech.local_rows import Patch
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
@@ -153,7 +153,7 @@ class SpeechContent:
         """Return whether there is no sentence to speak, so that the client must send more text."""
         return not self._speaking and not self._text
 
-    def ask(self, row: SpeechSession, due: float) -> PendingChunk:
+    def ask(self, row: SpeechSession, due: float) -> PendingResult:
         """Request the next patch from the pool: a patch of the present sentence, or the first patch of the next
         sentence."""
         if not self._speaking and (sentence := self._text.next()) is not None:

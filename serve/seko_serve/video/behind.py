@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from seko_runtime import Chunk, VideoManifest
 from seko_runtime.errors import UsageError
-from seko_runtime.sessions.session import PendingChunk
+from seko_runtime.sessions.session import PendingResult
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.errors import ServeError
 from seko_serve.live.content import answer_to
@@ -124,7 +124,7 @@ class VideoBehind:
         self._frames, self._path, self._workers = frames, path, workers
         self._report, self._wake = report, wake
         self.row: Any = None
-        self.pending: PendingChunk | None = None
+        self.pending: PendingResult | None = None
         self._file: VideoFile | None = None
         self._written = 0
         self._chunks_made = 0  # counted by the device's thread

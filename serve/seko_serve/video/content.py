@@ -13,7 +13,7 @@ from seko_runtime.controls import Control as Steered
 from seko_runtime.controls import Event, controls_of
 from seko_runtime.controls.recording import Recording, of_json
 from seko_runtime.errors import UsageError
-from seko_runtime.sessions.session import PendingChunk
+from seko_runtime.sessions.session import PendingResult
 from seko_runtime.video.conditioning.squashed import squashed_input
 from seko_serve.errors import ServeError
 from seko_serve.live.track import SoundTrack
@@ -194,7 +194,7 @@ class VideoContent:
         """Return whether the next chunk needs an event that has not come, such as sound."""
         return not self._controls.ready()
 
-    def ask(self, row: Session, due: float) -> PendingChunk:
+    def ask(self, row: Session, due: float) -> PendingResult:
         """Request the session's next chunk from the pool."""
         return row.request_chunk(due)
 
