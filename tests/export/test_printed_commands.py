@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ def headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             file.truncate(8 + len(encoded) + end)
 
     monkeypatch.setattr(random_weights, "_write_safetensors", write)
-    monkeypatch.setattr(random_weights.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 60))
+    monkeypatch.setattr(random_weights, "check_space", lambda *_: None)
 
 
 def built_by(command: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> VideoBuild:
@@ -75,22 +74,18 @@ def stated(report: Mapping[str, Any], part: str, kind: type) -> dict[str, Any]:
 
 
 # Of each family a model that no preset has; heads of 128 channels, as the family assumes without a config.json.
-ODD: dict[str, ModelConfig] = {
-    name: replace(
-        next(
-            preset.model
-            for preset in presets().values()
-            if preset.model.family == name and preset.model.dim < 512
-        ),
-        name="odd",
-        layers=3,
-        dim=256,
-        heads=2,
-        text_tokens=512,
-        **({"audio_width": 128, "audio_heads": 2} if name == "seko_talk" else {}),
+def odd(family: str) -> ModelConfig:
+    small = next(
+        preset.model
+        for preset in presets().values()
+        if preset.model.family == family and preset.model.dim < 512
     )
-    for name in families()
-}
+    text = {"text_tokens": 512} if small.text_tokens else {}
+    audio = {"audio_width": 128, "audio_heads": 2} if family == "seko_talk" else {}
+    return replace(small, name="odd", layers=3, dim=256, heads=2, **text, **audio)
+
+
+ODD: dict[str, ModelConfig] = {name: odd(name) for name in families()}
 # Of presets with the same sizes, the first.
 SIZES = {
     replace(preset.model, name="any"): name
