@@ -60,7 +60,12 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         self._turns: Iterator[int] = count()  # numbers the requests of sessions in the order of arrival
 
     def _open(
-        self, begin: Callable[[int], None], name: str, lease_s: float | None, tenant: str | None
+        self,
+        begin: Callable[[int], None],
+        name: str,
+        lease_s: float | None,
+        tenant: str | None,
+        prepare: Callable[[SessionT], None] = lambda _: None,
     ) -> SessionT:
         """Open a session on a free row of the pool, which is cleared of its last session's state.
 
@@ -71,6 +76,8 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
             function fails, the row stays free.
         name, lease_s, tenant
             Name of the session in error messages, its lease in seconds and its owner; see `RowSession`.
+        prepare : callable
+            Function that takes the new session before it has the row. If the function fails, the row stays free.
 
         Raises
         ------
@@ -87,7 +94,7 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
             row = self._free_row(tenant)
             self._rows.forget(row)
             begin(row)
-            return self._opened_on(row, name, lease_s, tenant)
+            return self._opened_on(row, name, lease_s, tenant, prepare)
 
     def restore(
         self,
@@ -131,9 +138,7 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
             self.reap()
             row = self._free_row(tenant)
             self._rows.load(row, state)
-            session = self._opened_on(row, name, lease_s, tenant)
-            session._restored(row)
-            return session
+            return self._opened_on(row, name, lease_s, tenant, lambda session: session._restored(row))
 
     def reap(self) -> list[str]:
         """End the running and paused sessions whose lease has run out; return their names and those of leaked
@@ -236,10 +241,18 @@ class RowMembers(Closing, Generic[SessionT, InputsT, ResultT]):
         self._rows.begin_owner(row, tenant)
         return row
 
-    def _opened_on(self, row: int, name: str, lease_s: float | None, tenant: str | None) -> SessionT:
+    def _opened_on(
+        self,
+        row: int,
+        name: str,
+        lease_s: float | None,
+        tenant: str | None,
+        prepare: Callable[[SessionT], None],
+    ) -> SessionT:
         """Return a new session on a prepared row. If the session cannot be made, the row stays free."""
         self._named += 1
         session = self._kind(self, name or f"session-{self._named}", lease_s, tenant)
+        prepare(session)
         session.renew()
         self._members.append(weakref.ref(session))
         try:

@@ -122,10 +122,12 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
             image, reference = opening.get("image", image), opening.get("reference", reference)
             inputs = {**opening.get("inputs", {}), **mapping_of(inputs, "inputs")}
         beginning = Beginning(seed, prompt, text, image, conditioning_latents, reference, inputs)
-        session = self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant)
-        if controls is not None:
-            session.controls = controls
-        return session
+
+        def prepare(session: Session) -> None:
+            if controls is not None:
+                session.controls = controls
+
+        return self._open(lambda row: self._rows.begin(row, beginning), name, lease_s, tenant, prepare)
 
     def check_prompt(self, prompt: str) -> None:
         """Raise the error that `open_session` would raise for a prompt. A sentence that is too long is an error; any
