@@ -122,6 +122,8 @@ def test_two_ranks_on_a_cpu_make_the_rows(part: tuple[str, ...], figures: list[s
     written = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["figure"] for row in written] == figures
     if "sp_equal" in figures:
-        assert max(written[-1]["by_chunk"]) < 1e-5
+        first, *later = written[-1]["by_chunk"]
+        assert first < 1e-6  # it reads no past
+        assert max(later) < 1e-4  # the past is FP4, of which another sum may flip a code on some processors
     else:
         assert written[-1]["levels_apart"] <= 1
