@@ -17,9 +17,17 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, iterates, mapping_of, real_number, shown, whole_number
+from seko_runtime.arguments import flag, mapping_of, real_number, shown, whole_number
 from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
-from seko_runtime.controls.key_text import CODE, HEADING, KEYS_OPTION, MAX_STEPS, key_letters, key_steps
+from seko_runtime.controls.key_text import (
+    CODE,
+    HEADING,
+    KEYS_OPTION,
+    MAX_STEPS,
+    held_keys,
+    key_letters,
+    key_steps,
+)
 from seko_runtime.controls.recording import read_json
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import ControlSpec, InputSpec
@@ -376,18 +384,10 @@ class ActionsControl(Control):
 
     def _known_codes(self, keys: object) -> list[str]:
         """Return the codes of keys that do something; other keys of a keyboard do nothing."""
-        if (
-            not isinstance(keys, Collection)
-            or not iterates(keys)
-            or isinstance(keys, Mapping | str | bytes | bytearray)
-        ):
-            raise UsageError(f"keys are {shown(keys)}, expected some of {', '.join(self._names)}, as a list")
-        found = []
-        for key in keys:
-            if isinstance(key, str) and key in self._names:
-                found.append(key if key in self._codes else self._bindings[self._names[key]].codes[0])
-            elif not (isinstance(key, str) and CODE.fullmatch(key)):
-                raise UsageError(f"key {shown(key)} is not known, expected one of {', '.join(self._names)}")
+        found = (
+            key if key in self._codes else self._bindings[self._names[key]].codes[0]
+            for key in held_keys(keys, self._names, letters=False)
+        )
         return list(dict.fromkeys(found))
 
     def _numbers(self, values: object, what: str) -> dict[str, float]:

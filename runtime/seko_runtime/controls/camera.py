@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import LARGEST, flag, iterates, mapping_of, real_number, shown, whole_number
+from seko_runtime.arguments import LARGEST, flag, mapping_of, real_number, shown, whole_number
 from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
-from seko_runtime.controls.key_text import CODE, HEADING, KEYS_OPTION, MAX_STEPS, key_letters, key_steps
+from seko_runtime.controls.key_text import HEADING, KEYS_OPTION, MAX_STEPS, held_keys, key_letters, key_steps
 from seko_runtime.controls.poses import (
     VIDEO_PER_LATENT,
     Array,
@@ -374,16 +374,7 @@ class CameraControl(Control):
 
     def _directions(self, keys: object) -> frozenset[str]:
         """Return the directions of held keys; other keys of a keyboard steer nothing."""
-        if (
-            not isinstance(keys, Collection)
-            or not iterates(keys)
-            or isinstance(keys, Mapping | bytes | bytearray)
-        ):
-            raise UsageError(f"keys are {shown(keys)}, expected some of {', '.join(self._names)}, as a list")
-        for key in keys:
-            if not (isinstance(key, str) and (key in self._names or CODE.fullmatch(key))):
-                raise UsageError(f"key {shown(key)} is not known, expected one of {', '.join(self._names)}")
-        return frozenset(self._names[key] for key in keys if key in self._names)
+        return frozenset(self._names[key] for key in held_keys(keys, self._names, letters=True))
 
     def _changed(self, settings: object) -> KeySettings:
         names = {entry.name for entry in fields(KeySettings)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from seko_runtime.arguments import shown
+from seko_runtime.arguments import iterates, shown
 from seko_runtime.controls.base import ControlOption
 from seko_runtime.errors import UsageError
 
@@ -22,6 +22,32 @@ NONE = "none"
 MAX_STEPS = 1_000_000  # most steps that a text may name
 _FULL_WIDTH_COMMA = "\N{FULLWIDTH COMMA}"
 _PART = re.compile(rf"({NONE}|[A-Za-z0-9]+)-([0-9]{{1,7}})", re.ASCII | re.IGNORECASE)
+
+
+def held_keys(keys: object, names: Collection[str], *, letters: bool) -> list[str]:
+    """Return those of some held keys that ``names`` has; other keys of a keyboard do nothing.
+
+    Parameters
+    ----------
+    keys : object
+        What is called held keys: a collection of names, and of `KeyboardEvent.code`s of other keys.
+    names : collection of str
+        The names of the keys that do something.
+    letters : bool
+        Whether a text is taken as the list of its letters.
+
+    Raises
+    ------
+    UsageError
+        If it is no such collection, or a key has another name.
+    """
+    no_list = Mapping | bytes | bytearray if letters else Mapping | str | bytes | bytearray
+    if not isinstance(keys, Collection) or not iterates(keys) or isinstance(keys, no_list):
+        raise UsageError(f"keys are {shown(keys)}, expected some of {', '.join(names)}, as a list")
+    for key in keys:
+        if not (isinstance(key, str) and (key in names or CODE.fullmatch(key))):
+            raise UsageError(f"key {shown(key)} is not known, expected one of {', '.join(names)}")
+    return [key for key in keys if key in names]
 
 
 def key_letters(codes: Mapping[str, str]) -> dict[str, str]:
