@@ -25,6 +25,11 @@ def linear_shapes(module: str, out_features: int, in_features: int) -> dict[str,
     return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
 
 
+def norm_shapes(module: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of a layer norm's weight and bias."""
+    return {f"{module}.weight": (width,), f"{module}.bias": (width,)}
+
+
 def translate(name: str, outer: Mapping[str, str], layer: Mapping[str, str]) -> str:
     """Translate a key from one naming to another; layers are ``blocks.N.`` in both namings.
 

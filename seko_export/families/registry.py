@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,29 +91,22 @@ def graph_of(config: BuildConfig) -> ModelGraph:
 
 def presets() -> dict[str, Preset]:
     """Return the presets of all video families; those of this package are read without importing torch."""
-    by_name = _own_presets(VIDEO)
-    for name, family in FAMILIES.every(but=(*VIDEO, *SPEECH)):
-        if isinstance(family, VideoFamily):
-            by_name |= _prefixed(name, family.presets, by_name)
-    return by_name
+    return _presets(VIDEO, VideoFamily)
 
 
 def speech_presets() -> dict[str, SpeechModel]:
     """Return the presets of all speech families; those of this package are read without importing torch."""
-    by_name = _own_presets(SPEECH)
-    for name, family in FAMILIES.every(but=(*VIDEO, *SPEECH)):
-        if isinstance(family, SpeechFamily):
-            by_name |= _prefixed(name, family.presets, by_name)
-    return by_name
+    return _presets(SPEECH, SpeechFamily)
 
 
-def _own_presets(names: tuple[str, ...]) -> dict[str, Any]:
+def _presets(own: tuple[str, ...], kind: type[VideoFamily | SpeechFamily]) -> dict[str, Any]:
     by_name: dict[str, Any] = {}
-    for name in names:
+    for name in own:
         by_name |= import_module(f"{__package__}.{name}.presets").PRESETS
+    for family, brought in FAMILIES.every(but=(*VIDEO, *SPEECH)):
+        if isinstance(brought, kind):  # a preset whose name is taken is called FAMILY.PRESET
+            by_name |= {
+                f"{family}.{name}" if name in by_name else name: preset
+                for name, preset in brought.presets.items()
+            }
     return by_name
-
-
-def _prefixed(family: str, presets: Mapping[str, Any], taken: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the presets of another distribution's family; one whose name is taken is called ``FAMILY.PRESET``."""
-    return {f"{family}.{name}" if name in taken else name: preset for name, preset in presets.items()}

@@ -3,21 +3,30 @@ modules in the first layers. Listing names and shapes reads no file."""
 
 from __future__ import annotations
 
-from seko_export.checkpoints.key_table import LAYER, Dimension, KeyTable, Naming, RandomForm, linear_shapes
+from seko_export.checkpoints.key_table import (
+    LAYER,
+    Dimension,
+    KeyTable,
+    Naming,
+    RandomForm,
+    linear_shapes,
+    norm_shapes,
+)
 from seko_export.config.model import ModelConfig
 from seko_export.families.matrix_game.model import HEAD, MOUSE, MatrixGameModel
 from seko_export.families.matrix_game.presets import PRESETS
 from seko_export.families.wan_layout.keys import (
     DIMENSIONS,
     PREFIXES,
+    PROJECTION,
     TELLTALES,
+    projection_shapes,
     spread,
     wan_config,
     wan_shapes,
 )
 from seko_export.families.wan_layout.namings import WAN, diffusers_config, diffusers_to_wan, wan_to_diffusers
 
-PROJECTION = "img_emb.proj"
 ACTION = "action_model"
 VIDEO_PER_LATENT = 4
 _TEXT = "text_embedding."
@@ -25,14 +34,9 @@ _TEXT = "text_embedding."
 
 def matrix_game_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of a checkpoint, by the authors' names without their prefix, layer by layer."""
-    model, d, width = matrix_game_model(config), config.dim, matrix_game_model(config).image_dim
+    model = matrix_game_model(config)
     shapes = {name: shape for name, shape in wan_shapes(config).items() if not name.startswith(_TEXT)}
-    outer = {
-        **_norm_shapes(f"{PROJECTION}.0", width),
-        **linear_shapes(f"{PROJECTION}.1", width, width),
-        **linear_shapes(f"{PROJECTION}.3", d, width),
-        **_norm_shapes(f"{PROJECTION}.4", d),
-    }
+    outer = projection_shapes(model.image_dim, config.dim)
     for layer in range(model.action_layers):
         shapes |= {f"blocks.{layer}.{ACTION}.{name}": shape for name, shape in action_shapes(model).items()}
     return outer | shapes
@@ -55,7 +59,7 @@ def action_shapes(model: MatrixGameModel) -> dict[str, tuple[int, ...]]:
         shapes |= {
             **linear_shapes("mouse_mlp.0", a, d + frames * MOUSE),
             **linear_shapes("mouse_mlp.2", a, a),
-            **_norm_shapes("mouse_mlp.3", a),
+            **norm_shapes("mouse_mlp.3", a),
             "t_qkv.weight": (3 * a, a),
             "img_attn_q_norm.weight": (HEAD,),
             "img_attn_k_norm.weight": (HEAD,),
@@ -84,10 +88,6 @@ def matrix_game_model(config: ModelConfig) -> MatrixGameModel:
     if not isinstance(config, MatrixGameModel):
         raise TypeError(f"a Matrix-Game build has a {type(config).__name__}, expected a MatrixGameModel")
     return config
-
-
-def _norm_shapes(module: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": (width,), f"{module}.bias": (width,)}
 
 
 def _in_action(name: str) -> bool:

@@ -11,13 +11,14 @@ from seko_export.families.wan_layout.keys import (
     DIMENSIONS,
     PREFIXES,
     TELLTALES,
+    projection_shapes,
     spread,
     wan_config,
     wan_shapes,
 )
 from seko_export.families.wan_layout.namings import DIFFUSERS, ENTRIES, WAN, diffusers_config
 
-PROJECTION, POSITIONS = "img_emb.proj", "img_emb.emb_pos"
+POSITIONS = "img_emb.emb_pos"
 _TYPES = {1: "i2v", 2: "flf2v"}  # `model_type` of Wan's config.json by the number of pictures
 
 
@@ -28,12 +29,7 @@ def i2v_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not model.image_dim:
         return shapes
     width = model.image_dim
-    outer = {
-        **_norm_shapes(f"{PROJECTION}.0", width),
-        **linear_shapes(f"{PROJECTION}.1", width, width),
-        **linear_shapes(f"{PROJECTION}.3", d, width),
-        **_norm_shapes(f"{PROJECTION}.4", d),
-    }
+    outer = projection_shapes(width, d)
     if model.last_picture:
         outer[POSITIONS] = (1, model.pictures * model.image_tokens, width)
     for layer in range(config.layers):
@@ -69,10 +65,6 @@ def i2v_model(config: ModelConfig) -> WanI2vModel:
     if not isinstance(config, WanI2vModel):
         raise TypeError(f"an image-to-video build has a {type(config).__name__}, expected a WanI2vModel")
     return config
-
-
-def _norm_shapes(module: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": (width,), f"{module}.bias": (width,)}
 
 
 KEYS = KeyTable(

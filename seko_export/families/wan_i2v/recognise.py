@@ -8,9 +8,10 @@ from typing import Any
 
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.families.recognition import Fact, Facts, Recognised, Source, fill, learn_config
-from seko_export.families.wan_i2v.keys import KEYS, POSITIONS, PROJECTION
+from seko_export.families.wan_i2v.keys import KEYS, POSITIONS
 from seko_export.families.wan_i2v.model import WanI2vModel
 from seko_export.families.wan_i2v.presets import A14B, FLF2V, I2V, PRESETS
+from seko_export.families.wan_layout.keys import PROJECTION
 from seko_export.families.wan_layout.picture_sizes import has_condition
 from seko_export.families.wan_layout.recognise import recognise as recognise_wan
 

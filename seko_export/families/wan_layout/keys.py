@@ -3,7 +3,7 @@ shapes of keys are listed without reading a file."""
 
 from __future__ import annotations
 
-from seko_export.checkpoints.key_table import Dimension, linear_shapes, plain_spread
+from seko_export.checkpoints.key_table import Dimension, linear_shapes, norm_shapes, plain_spread
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 
@@ -16,6 +16,7 @@ DIMENSIONS = (
     Dimension("text_dim", "text_embedding.0.weight", 1),
     Dimension("freq_dim", "time_embedding.0.weight", 1),
 )
+PROJECTION = "img_emb.proj"  # of the features of an image encoder
 # Prefixes that tools add to all keys; a key may have several.
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module.")
 # Keys of other models, with the model's name for messages. Sources: diffusers' `single_file_utils.py`, ComfyUI's
@@ -55,6 +56,16 @@ TELLTALES = (
     ),
     *((parts, f"these are the keys of {name}, which is not built") for parts, name in OTHER_MODELS),
 )
+
+
+def projection_shapes(width: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the projection of an image encoder's features, of ``width`` numbers, to the model's."""
+    return {
+        **norm_shapes(f"{PROJECTION}.0", width),
+        **linear_shapes(f"{PROJECTION}.1", width, width),
+        **linear_shapes(f"{PROJECTION}.3", dim, width),
+        **norm_shapes(f"{PROJECTION}.4", dim),
+    }
 
 
 def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
