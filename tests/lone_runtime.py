@@ -17,6 +17,8 @@ import pytest
 from tests.shared import made_once
 
 ROOT = Path(__file__).parents[1]
+# What the three distributions require, and triton, which torch's CPU build does not.
+LINKED = ("torch", "numpy", "triton", "safetensors", "click", "rich", "tokenizers")
 
 
 @pytest.fixture(scope="session")

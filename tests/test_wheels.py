@@ -12,16 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lone_runtime import build_wheel, make_venv, outside_environment
+from tests.lone_runtime import LINKED, build_wheel, make_venv, outside_environment
 from tests.manifest_schema import check_manifest
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-
-
-# What the three distributions require, and triton, which torch's CPU build does not.
-LINKED = ("torch", "numpy", "triton", "safetensors", "click", "rich", "tokenizers")
 
 
 @pytest.fixture(scope="module")

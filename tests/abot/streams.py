@@ -15,7 +15,7 @@ from seko_export.families.abot.actions import ACTIONS
 from seko_export.families.abot.family import FAMILY
 from seko_export.families.abot.keys import abot_shapes
 from seko_export.families.abot.presets import PRESETS, TINY
-from tests.truth.eager_stream import EagerStream, Pass
+from tests.truth.eager_stream import EagerStream, Pass, random_tensors
 from tests.truth.naive_abot import NaiveAbot
 
 PRESET = PRESETS[TINY]
@@ -33,17 +33,7 @@ def abot_config(
 
 def random_checkpoint(seed: int = 0) -> dict[str, Tensor]:
     """Return random weights by the checkpoint's names, scaled so that every one shows in the output."""
-    generator, weights = torch.Generator().manual_seed(seed), {}
-    for name, shape in abot_shapes(PRESET.model).items():
-        weight = torch.randn(shape, generator=generator)
-        if ".norm" in name and name.endswith("weight"):
-            weight = 1 + 0.1 * weight
-        elif len(shape) > 1 and "modulation" not in name:
-            weight = weight / weight[0].numel() ** 0.5
-        else:
-            weight = 0.1 * weight
-        weights[name] = weight
-    return weights
+    return random_tensors(abot_shapes(PRESET.model), seed)
 
 
 def naive_of(config: VideoBuild, checkpoint: Mapping[str, Tensor], text: Tensor) -> NaiveAbot:

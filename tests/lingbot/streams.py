@@ -16,6 +16,7 @@ from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.presets import PRESETS, TINY
 from seko_export.families.wan_layout import picture_condition as condition
+from tests.truth.eager_stream import random_tensors
 from tests.truth.naive_lingbot import NaiveLingbot, Window, naive_plucker
 
 PRESET = PRESETS[TINY]
@@ -39,18 +40,11 @@ def lingbot_config(
 
 def random_checkpoint(seed: int = 0) -> dict[str, Tensor]:
     """Return random weights by the checkpoint's names, scaled so that every one shows in the output."""
-    generator, weights = torch.Generator().manual_seed(seed), {}
-    for name, shape in lingbot_shapes(PRESET.model).items():
-        weight = torch.randn(shape, generator=generator)
-        if ".norm" in name and name.endswith("weight"):
-            weight = 1 + 0.1 * weight
-        elif len(shape) > 1 and "modulation" not in name:
-            weight = weight / weight[0].numel() ** 0.5
-        else:
-            weight = 0.1 * weight
-        # Rays are numbers of 0.5, and the same ones over and over: kept small, the layers stay far from overflow.
-        weights[name] = 0.3 * weight if "cam_s" in name else weight
-    return weights
+    # Rays are numbers of 0.5, and the same ones over and over: kept small, the layers stay far from overflow.
+    return {
+        name: 0.3 * weight if "cam_s" in name else weight
+        for name, weight in random_tensors(lingbot_shapes(PRESET.model), seed).items()
+    }
 
 
 class Reference:

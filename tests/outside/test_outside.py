@@ -14,18 +14,14 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from tests.lone_runtime import build_project, build_wheel, make_venv, outside_environment
+from tests.lone_runtime import LINKED, build_project, build_wheel, make_venv, outside_environment
 from tests.serve.browser import browser_path, open_page
 from tests.serve.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
 WEATHER = Path(__file__).parent / "weather"
-# What the distributions require, and triton, which torch's CPU build does not.
-LINKED = (
-    *("torch", "numpy", "triton", "safetensors", "click", "rich", "tokenizers", "ftfy"),
-    *("av", "starlette", "uvicorn", "websockets", "prometheus_client"),
-)
+SERVING = ("ftfy", "av", "starlette", "uvicorn", "websockets", "prometheus_client")
 
 
 def blocks(language: str) -> list[str]:
@@ -52,7 +48,9 @@ def test_what_the_page_shows_stands_in_the_example() -> None:
 def test_it_is_installed_built_run_and_served(tmp_path: Path) -> None:
     wheels = [build_wheel(name, tmp_path) for name in ("runtime", "kernels", "seko_export", "serve")]
     shutil.copytree(WEATHER, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__"))
-    make_venv(tmp_path / "venv", *wheels, build_project(tmp_path / "project", tmp_path), linked=LINKED)
+    make_venv(
+        tmp_path / "venv", *wheels, build_project(tmp_path / "project", tmp_path), linked=(*LINKED, *SERVING)
+    )
     programs = tmp_path / "venv/bin"
     environment = outside_environment() | {"HOME": str(tmp_path)}
     said = {}

@@ -213,10 +213,15 @@ def small_config(
 
 
 def random_wan_weights(model: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Return a random checkpoint by Wan's names, scaled so that every weight shows in the output."""
+    """Return a random checkpoint by Wan's names."""
+    return random_tensors(wan_shapes(model), seed)
+
+
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+    """Return random weights of these shapes, scaled by their names so that every one shows in the output."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in wan_shapes(model).items():
+    for name, shape in shapes.items():
         weight = torch.randn(shape, generator=generator)
         if ".norm" in name and name.endswith("weight"):
             weight = 1 + 0.1 * weight
