@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Self, TypeVar
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -76,7 +76,7 @@ def _reached(address: str) -> Iterator[None]:
         status = error.response.status_code
         raise UnreachableError(address, f"a proxy or another server answered {status}") from error
     except (WebSocketException, HTTPException, OSError) as error:
-        reason = getattr(error, "reason", error)  # of a URLError
+        reason = error.reason if isinstance(error, URLError) else error
         if isinstance(reason, ConnectionClosed | ConnectionResetError | BrokenPipeError):
             raise UnreachableError(address, "the connection ended before the answer") from error
         if isinstance(reason, ConnectionRefusedError):  # asyncio's words for it name the address again

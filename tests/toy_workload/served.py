@@ -25,7 +25,7 @@ from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound
 from seko_serve.protocol import Codec, Control, Media
 from seko_serve.settings import Settings
-from tests.toy_workload.model import KIND, SAMPLES, ToyManifest
+from tests.toy_workload.model import KIND, POSITIONS, SAMPLES, ToyManifest
 from tests.toy_workload.workload import Made, ToyPool, ToySession, Words
 
 RATE = 16_000
@@ -54,6 +54,7 @@ class ToyContent(Content):
 
     def __init__(self, words: Words) -> None:
         self._words, self.track, self._over = words, SoundTrack(Codec.PCM, RATE), False
+        self._left = POSITIONS - len(words)
 
     def check(self, control: Control) -> None:
         raise ServeError("unsupported", "the toy takes no controls")
@@ -89,14 +90,15 @@ class ToyContent(Content):
         return row.request_samples(due)
 
     def accept_chunk(self, result: Made) -> ToyPiece:
-        self._over = result.surplus
+        self._left -= 1
+        self._over = result.surplus or not self._left
         return ToyPiece(self, result)
 
     def state(self) -> dict[str, Any]:
-        return {"over": self._over}
+        return {"over": self._over, "left": self._left}
 
     def load(self, row: ToySession, state: Mapping[str, Any]) -> None:
-        self._over = state["over"]
+        self._over, self._left = state["over"], state["left"]
 
 
 class ToyRoutes(WorkloadRoutes):
