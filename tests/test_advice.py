@@ -24,10 +24,10 @@ from seko_serve.simulation.command import parser as simulation_parser
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("runtime/seko_runtime", "seko_export", "kernels/seko_kernels")
-# The log and the change log tell what was so; a decision tells what was decided then.
+# The change log tells what was so; a decision tells what was decided then.
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-# But old entries, and the page whose commands have options of another distribution: tests/outside runs them.
-PAGES = [page for page in PAGES if page.name not in ("LOG.md", "extending.md")]
+# But the page whose commands have options of another distribution: tests/outside runs them.
+PAGES = [page for page in PAGES if page.name != "extending.md"]
 DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
 # Options of docker, rsync, pip, hf, strip and the linker; and one that stands for how options are spelled.
 FOREIGN = {

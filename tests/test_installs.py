@@ -25,7 +25,7 @@ FILES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-FILES = [path for path in FILES if path.name not in ("CHANGELOG.md", "LOG.md")]
+FILES = [path for path in FILES if path.name != "CHANGELOG.md"]
 # Installed with --no-deps, and what each then lacks: it serves what is not called.
 LEFT_OUT = {
     "voxcpm": {"addict", "argbind", "datasets", "funasr", "gradio", "inflect", "librosa", "modelscope",

@@ -118,9 +118,9 @@ def test_paths_in_the_text_exist(name: str) -> None:
 
 
 def test_modules_that_pages_name_exist() -> None:
-    """By the last part of their name; the log and decisions keep the names of their day."""
+    """By the last part of their name; decisions keep the names of their day."""
     modules = {path.split("/")[-1] for path in tracked_files()}
-    pages = [page for page in PAGES if page.name != "LOG.md" and page.parent.name != "adr"]
+    pages = [page for page in PAGES if page.parent.name != "adr"]
     named = {
         (page.name, module)
         for page in pages

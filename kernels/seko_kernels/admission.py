@@ -1,7 +1,7 @@
 """Admission of attention kernels: a check that a kernel's results are right on this GPU, before its tile sizes enter
 the table of tuned tile sizes.
 
-Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/LOG.md). Tile sizes are
+Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/adr/0012). Tile sizes are
 therefore used only after they passed the admission check on the GPU for which they are meant. Opening an artifact never
 runs the admission check.
 """

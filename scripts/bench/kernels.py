@@ -70,7 +70,7 @@ def candidates() -> list[AttentionTiles]:
     """Tiles worth a try, the likeliest first.
 
     Without Triton's own warp specialisation, polynomials for exponentials and 256 keys a tile: refused, wrong or no
-    faster wherever they were tried (docs/LOG.md).
+    faster wherever they were tried (docs/adr/0012).
     """
     return (
         [SPECIALISED]

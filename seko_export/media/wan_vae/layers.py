@@ -20,7 +20,7 @@ from seko_export.media.row_split import RowSplit
 
 CONV_HISTORY = 2  # earlier frames that a causal kernel of size 3 reads
 # Numbers of channels for which cuDNN's 3D convolution is as fast as a 2D convolution for each tap, and needs no sum
-# (docs/LOG.md).
+# (docs/adr/0028).
 CHANNELS_IN_TIME = 192
 FEWEST_FILTERS = 8  # number of output channels from which cuDNN has a fast kernel
 # Number of float32 values, counted without columns, up to which torch convolves one row in 3D on a CPU without oneDNN.
@@ -342,7 +342,7 @@ def conv_of_few_filters(
 ) -> Tensor:
     """Compute a convolution with few filters as one matmul of all taps with all pixels, and a sum of shifted rows.
     cuDNN has no fast kernel for few filters. On an H200 the VAE's last convolution (96 channels to 3 at 480x832) in
-    cuDNN took 3.7 ms for 12 frames, and changing the memory layout for cuDNN took 1.5 ms (docs/LOG.md). Reading ``x``
+    cuDNN took 3.7 ms for 12 frames, and changing the memory layout for cuDNN took 1.5 ms. Reading ``x``
     takes 0.25 ms at the memory's bandwidth.
 
     The matmul's result has taps * O numbers for each pixel, fewer than ``x`` has if O is 3 and C is 96. Each number of
