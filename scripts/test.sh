@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The check before a commit: lint, format, types, import rules, and the tests that are not marked slow. Makes its own venv.
+# The check before a commit: lint, format, types, import rules, links of the docs, and the tests that are not marked slow.
+# Makes its own venv.
 #     bash scripts/test.sh [--all] [PYTEST ARGUMENTS...]       with --all every test, as CI runs it
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,13 +25,13 @@ export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 # in one piece, behind the tests.
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
-{ "$PYTHON" -m mypy && "$(dirname "$PYTHON")/lint-imports" --no-cache; } >"$said" 2>&1 &
+{ "$PYTHON" -m mypy && "$(dirname "$PYTHON")/lint-imports" --no-cache && "$PYTHON" -m mkdocs build --strict --quiet; } >"$said" 2>&1 &
 checks=$!
 end() { # STATUS OF THE TESTS
     local status=0
     wait "$checks" || status=$?
     cat "$said"
-    [ "$status" = 0 ] || echo "mypy or lint-imports failed: see above" >&2
+    [ "$status" = 0 ] || echo "mypy, lint-imports or mkdocs failed: see above" >&2
     exit $(($1 | status))
 }
 run() { # PROCESSES PYTEST ARGUMENTS...

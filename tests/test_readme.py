@@ -1,4 +1,4 @@
-"""README is true as docs are: figures are rows, links and paths lead somewhere, options are named."""
+"""Pages are true: figures are rows, paths are there, options, presets and backends are named. Links are mkdocs'."""
 
 from __future__ import annotations
 
@@ -31,16 +31,6 @@ TABLE = load_script(ROOT / "scripts" / "bench" / "table.py")
 rows, missed = TABLE.newest_rows, TABLE.missed
 
 
-def test_readme_says_first_what_it_is() -> None:
-    begin = "\n".join(README.splitlines()[:24])
-    for word in ("artifact", "For whom", "torch.compile"):
-        assert word in begin
-
-
-def test_readme_knows_no_code_names_of_shapes_and_peers() -> None:
-    assert re.findall(r"\b[SB][0-7]\b|\bbars?\b", README) == []
-
-
 @pytest.mark.parametrize("page", TABLE.pages(), ids=lambda page: page.name)
 def test_the_figures_are_the_rows_of_the_benchmark(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -48,14 +38,12 @@ def test_the_figures_are_the_rows_of_the_benchmark(page: Path) -> None:
 
 
 def test_the_figures_in_plain_words_are_rows() -> None:
-    assert len(TABLE.FIGURES) == 6
     assert TABLE.figure_lines() in README
     assert TABLE.absolute_lines() in README
 
 
 def test_the_first_table_of_the_performance_page_is_rows() -> None:
     lines = TABLE.dated_lines()
-    assert len(lines.splitlines()) == 2 + 8
     assert lines in PERFORMANCE.split("## Words")[0]
 
 
@@ -74,72 +62,24 @@ def test_every_missed_goal_is_named() -> None:
     assert names == {figure for _, _, ((_, figure, _),) in TABLE.MISSED}
 
 
-def test_the_step_in_the_first_lines_is_that_of_the_figures() -> None:
-    newest = rows()
-    values = [newest[TABLE.FIGURES[number][2][0]]["value"] for number in (0, 2)]
-    begin = "\n".join(README.splitlines()[:24])
-    assert "takes {:.2f} to {:.2f} of the time".format(*values) in begin
-
-
-def test_readme_names_every_family_preset_and_backend() -> None:
-    models = README + (ROOT / "docs" / "real-models.md").read_text(encoding="utf-8")
+def test_pages_name_every_family_preset_and_backend() -> None:
+    models = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in (*VIDEO, "sample", *presets()) if f"`{name}`" not in models] == []
     (matrix,) = re.findall(r"^\| family .*\n(?:\|.*\n)+", INDEX, re.MULTILINE)
     assert re.findall(r"`([\w-]+)`", matrix.splitlines()[0]) == [*VIDEO, *BACKENDS.names()]
 
 
-def test_the_folders_of_the_index_are_those_of_the_repository() -> None:
-    listed = re.findall(r"^    (\w+)/ +\S", INDEX, re.MULTILINE)
-    folders = {path.split("/")[0] for path in tracked_files() if "/" in path and not path.startswith(".")}
-    assert listed == sorted(folders)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    text = without_code(page.read_text(encoding="utf-8"))
-    broken = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", link):
-            continue
-        path, _, anchor = link.partition("#")
-        goal = (page.parent / path).resolve() if path else page
-        if not goal.exists() or (anchor and anchor not in anchors(goal)):
-            broken.append(link)
-    assert broken == []
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/README.md", "docs/architecture.md", "docs/cli.md"])
-def test_paths_in_the_text_exist(name: str) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name != "adr"],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_paths_in_the_text_exist(page: Path) -> None:
     """A path that is written in the text as code is there; one in a code block may be one that a reader makes."""
-    text = without_blocks((ROOT / name).read_text(encoding="utf-8"))
+    text = without_blocks(page.read_text(encoding="utf-8"))
     tops = {path.split("/")[0] for path in tracked_files() if "/" in path}
     paths = [path for path in re.findall(r"`([\w.-]+/[\w./-]*)`", text) if path.split("/")[0] in tops]
     assert [path for path in paths if not (ROOT / path).exists() and "NAME" not in path] == []
-
-
-def test_modules_that_pages_name_exist() -> None:
-    """By the last part of their name; decisions keep the names of their day."""
-    modules = {path.split("/")[-1] for path in tracked_files()}
-    pages = [page for page in PAGES if page.parent.name != "adr"]
-    named = {
-        (page.name, module)
-        for page in pages
-        for module in re.findall(r"(?<![\w*])[a-z]\w*\.py\b", page.read_text(encoding="utf-8"))
-    }
-    assert named
-    assert {name for name in named if name[1] not in modules and "NAME" not in name[1]} == {
-        ("deploy.md", "numpy.py")
-    }  # a planted one
-
-
-def test_every_page_and_decision_is_in_the_index() -> None:
-    linked = set(re.findall(r"\]\(([^)#\s]+)", INDEX))
-    assert [
-        page.name for page in (ROOT / "docs").glob("*.md") if page.name not in linked | {"README.md"}
-    ] == []
-    assert "adr/" in linked
-    decisions = (ROOT / "docs" / "adr").glob("*.md")
-    assert [page.name for page in decisions if f"adr/{page.name}" not in linked] == []
 
 
 def test_the_options_of_build_are_the_generated_table() -> None:
@@ -169,20 +109,9 @@ def named(option: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", COMMANDS) is not None
 
 
-def anchors(page: Path) -> set[str]:
-    """What the headings of a page can be linked by."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
-
-
 def without_blocks(text: str) -> str:
     """A page without its blocks of code, fenced or indented."""
     return "\n".join(_outside(text.splitlines(), lambda line: line.startswith("```")))
-
-
-def without_code(text: str) -> str:
-    """A page without code in it, inline or in blocks."""
-    return re.sub(r"`[^`\n]*`", "", without_blocks(text))
 
 
 def _outside(lines: list[str], fences: Callable[[str], bool]) -> Iterator[str]:

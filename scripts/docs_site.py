@@ -1,0 +1,48 @@
+"""A hook of mkdocs: pages of the repository's root join the site, and links that leave docs/ are checked, too.
+
+On the site a link to a file that is no page, such as a test, becomes the file's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+FROM_ROOT = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+log = logging.getLogger("mkdocs.hooks.docs_site")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of the root as ``project/NAME``."""
+    for name in FROM_ROOT:
+        files.append(File.generated(config, f"project/{name}", abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turn links between files of the repository into links between pages of the site."""
+    source = Path(page.file.abs_src_path)
+    docs = Path(config.docs_dir)
+
+    def on_site(link: re.Match[str]) -> str:
+        mark, text, path, anchor = link.groups()
+        goal = Path(os.path.normpath(source.parent / path))
+        if not goal.exists():
+            log.warning("%s links to %s, which does not exist", source.relative_to(ROOT), path)
+        if goal.parent == ROOT and goal.name in FROM_ROOT:
+            uri = f"project/{goal.name}"
+        elif goal.is_relative_to(docs) and files.get_file_from_path(goal.relative_to(docs).as_posix()):
+            uri = goal.relative_to(docs).as_posix()
+        else:
+            return f"{mark and 'picture '}{text}"
+        return f"{mark}[{text}]({os.path.relpath(uri, Path(page.file.src_uri).parent)}{anchor or ''})"
+
+    parts = re.split(r"(^```.*?^```|^ {4}.*?$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if number % 2 else LINK.sub(on_site, part) for number, part in enumerate(parts))
