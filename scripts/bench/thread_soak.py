@@ -30,7 +30,7 @@ from rows import append_row
 
 from seko_runtime import Pool, Session, open_artifact
 
-STORIES, STORY_CHUNKS = 16, 50
+STORIES, STORY_CHUNKS = 16, 50  # stories at most, and chunks of each
 LATE_S = 0.002  # how late a chunk may be read after it was made
 
 
@@ -126,14 +126,15 @@ def built(folder: Path, options: argparse.Namespace, more: list[str]) -> Path:
 def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
     """Tell stories alone, then in threads, and compare."""
     rng = random.Random(options.seed)
-    stories = [random_story(rng, number) for number in range(STORIES)]
+    told = -(-options.chunks // STORY_CHUNKS)
+    stories = [random_story(rng, number) for number in range(min(STORIES, told))]
     with open_artifact(path) as artifact, artifact.open_pool() as pool:
         if pool.capacity < options.threads:
             raise SystemExit(f"{path} has a pool of {pool.capacity} sessions for {options.threads} threads")
         teller, begun = Teller(pool), time.monotonic()
         wanted = [teller.alone(story) for story in stories]
         alone_s, begun = time.monotonic() - begun, time.monotonic()
-        turns = iter(range(-(-options.chunks // STORY_CHUNKS)))
+        turns = iter(range(told))
         counts: Counter[str] = Counter()
         together = threading.Barrier(options.threads)
         lock = threading.Lock()
@@ -146,7 +147,7 @@ def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
                     turn = next(turns, None)
                 if turn is None:
                     return
-                number = chance.randrange(STORIES)
+                number = chance.randrange(len(stories))
                 outcome = tell(teller, stories[number], wanted[number], chance, path)
                 with lock:
                     counts.update(outcome)

@@ -1,7 +1,7 @@
 """Engines of a VAE on one device with the buffers of one row, and what benches of them share.
 
 Shared are compiling, random weights, diffusers' VAE with the same weights, times and differences. What is measured is
-in vae.py, vae_encode.py and tiny_decoder.py.
+in vae.py.
 """
 
 from __future__ import annotations

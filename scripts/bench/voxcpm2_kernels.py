@@ -5,8 +5,7 @@ model.
 
 Each line of output is a JSON object; the last one has the fastest tiles of each matrix. A call is timed inside a
 captured graph of many, over weights that no L2 cache holds, so that it costs what it costs in a step. Candidates
-compile first, in processes of their own. ``--parts`` picks some of: sweep, admit. `voxcpm2_layers.py` times whole
-layers.
+compile first, in processes of their own. ``--parts`` picks some of: sweep, admit.
 
     python scripts/bench/voxcpm2_kernels.py --parts admit --seconds 170 --admit kernels/seko_kernels/tuned_rows.json
 

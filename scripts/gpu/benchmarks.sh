@@ -8,14 +8,13 @@
 # Sections of one lane run one after another; lanes are dealt out to the GPUs that there are. SEKO_SECONDS bounds each
 # section (default 480). Builds of several lanes at a time want 16 cores a lane: a section that they starve runs out of time.
 # peers_vae_fp8, vae_fp8 and vae22_fp8 want fp8 rows of this GPU in tuned_conv.json, which vae_kernels writes.
-# vae_encode writes no time of an encoder whose latents are not the reference's, and fails.
 # serve_s3 counts 3,000 chunks of the viewers that are admitted: at 16 fps 281 s of eight, 563 s of four (SEKO_SECONDS=700).
-# Rows of the checkpoints that people stream: vae22 vae22_fp8 tiny_decoder fps5 fps5_tiny peers_tiny peers5 abot i2v lora.
+# Rows of the checkpoints that people stream: vae22 vae22_fp8 fps5 fps5_tiny peers_tiny peers5 abot.
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae_kernels vae vae_fp8 vae_encode pipeline stream" "tiny_decoder vae22 vae22_fp8" "fps5 fps5_tiny" "abot" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "first_chunk" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "lora" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
-prepare=() preparable=" first_chunk vae vae_fp8 vae_encode tiny_decoder pipeline peers peers_tiny peers_vae_fp8 parts peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 serve_key " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny abot peers5 lingbot_720p i2v "
+lanes=("vae_kernels vae vae_fp8 pipeline" "vae22 vae22_fp8" "fps5 fps5_tiny" "abot" "peers" "peers_tiny" "peers_vae_fp8" "parts" "peers14" "peers5" "threads" "quality" "peers3 kernels" "fit" "fit14" "first_chunk" "step" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+prepare=() preparable=" first_chunk vae vae_fp8 pipeline peers peers_tiny peers_vae_fp8 parts peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 serve_key " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny abot peers5 lingbot_720p "
 [ "${1:-}" != --prepare ] || { prepare=(--prepare) && shift; }
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
@@ -36,16 +35,6 @@ bench() { # SCRIPT OPTIONS...: a bench that can build ahead
 
 compare() { # SECTION SHAPE OPTIONS...: peers and engines at one shape
     bench scripts/bench_peers.py --shapes "$2" "${@:3}" --seconds $((seconds - 20)) --work "$work/$1" --rows "$rows"
-}
-
-pool_of() { # FOLDER FIGURES OPTIONS...: builds a pool with an FP4 cache and measures it
-    "${limit[@]}" -m seko_export build --fp4-kv "${@:3}" -o "$1" --force --json &&
-        "${limit[@]}" scripts/bench/pool.py "$1" --figures "$2" --seconds $((seconds / 2)) --rows "$rows"
-}
-
-full_size() { # a checkpoint of the 1.3B model's size
-    [ -e "$work/1.3b.pt" ] || "${limit[@]}" scripts/make_checkpoint.py --preset self-forcing-1.3b --format self-forcing \
-        --device cuda -o "$work/1.3b.pt"
 }
 
 serve_full() { # PARTS OPTIONS...: the server over full-size models; needs starlette, uvicorn, websockets, av, prometheus-client
@@ -70,26 +59,17 @@ section() { # NAME
     abot) bench scripts/bench/pipeline.py --models abot-480,abot-704 --chunks 20 --work "$work/pipeline_abot" --rows "$rows" ;;
     fps5_tiny) bench scripts/bench/pipeline.py --models 5b-tiny --chunks 20 --work "$work/pipeline5" --rows "$rows" ;;
     pipeline) bench scripts/bench/pipeline.py --models sample,1.3b --work "$work/pipeline" --rows "$rows" ;;
-    stream) "${limit[@]}" scripts/bench/long_stream.py "$work/pipeline/sample" --rows "$rows" --picture docs/images/long-stream.png ;;
-    pool) pool_of "$work/pool" busy,slope,soak --no-text --no-vae --sessions 12 --batch 1,2,4 ;;
     threads) "${limit[@]}" scripts/bench/thread_soak.py --chunks 20000 --fp4-kv --rows "$rows" ;;
-    pool1) full_size && pool_of "$work/pool1" offload,latencies,batch "$work/1.3b.pt" --preset self-forcing-1.3b --sessions 9 \
-        --batch 1,2,4,8 && pool_of "$work/pool3" batch "$work/1.3b.pt" --preset self-forcing-1.3b --sessions 9 --batch 1,2,4,8 \
-        --height 320 --width 576 --ring-frames 12 ;;
     fit) "${limit[@]}" scripts/bench/sessions_fit.py --preset self-forcing-1.3b --work "$work/fit" --rows "$rows" ;;
     fit14) "${limit[@]}" scripts/bench/sessions_fit.py --preset wan-14b --kv fp4 --work "$work/fit14" --rows "$rows" ;;
     step) "${limit[@]}" scripts/bench/main_job.py --work "$work/step" --rows "$rows" ;;
     vae_fp8) bench scripts/bench/vae.py --fp8 --work "$work/vae-fp8" --rows "$rows" ;;
     vae) bench scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
-    vae_encode) bench scripts/bench/vae_encode.py --work "$work/vae-encode" --rows "$rows" ;;
     vae_kernels) "${limit[@]}" scripts/bench/vae_kernels.py --fp8 --seconds $((seconds - 40)) \
         --admit kernels/seko_kernels/tuned_conv.json ;; # before vae, whose engines read the table
-    tiny_decoder) bench scripts/bench/tiny_decoder.py --work "$work/tiny-decoder" --rows "$rows" ;;
     lingbot) bench scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts chunk,compiled,share ;;
     lingbot_key) bench scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;
     lingbot_720p) bench scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts fits ;;
-    lora) "${limit[@]}" scripts/bench/lora_build.py --folder "$work/lora" --device cuda --rows "$rows" ;;
-    i2v) bench scripts/bench/i2v.py --work "$work/i2v" --rows "$rows" ;;
     seko_talk) bench scripts/bench/seko_talk.py --work "$work/seko-talk" --rows "$rows" ;;
     serve) serve_full s1,s3,encode --misses-of 350 --misses-s3-of 800 ;; # all of these rows in one call, of fewer chunks
     serve_misses) serve_full misses ;;                                   # 480 s of video: SEKO_SECONDS=590
@@ -99,7 +79,6 @@ section() { # NAME
         --admit kernels/seko_kernels/tuned_rows.json ;;
     voxcpm2) "${limit[@]}" scripts/bench/voxcpm2.py --work "$work/voxcpm2" --rows "$rows" ;;
     first_chunk) bench scripts/bench/main_job.py --first-chunk --work "$work/first-chunk" --rows "$rows" ;;
-    layers) "${limit[@]}" scripts/bench/layer_streaming.py --work "$work/layers" --rows "$rows" ;;
     esac
 }
 

@@ -68,10 +68,3 @@ def test_what_begins_too_late_is_named(tmp_path: Path) -> None:
     report, rows = run(tmp_path, "lingbot", "chunk", "--seconds", "0")
     assert report["skipped"] == ["chunk"]
     assert rows == []
-
-
-def test_the_step_of_image_to_video_makes_its_row(tmp_path: Path) -> None:
-    report, (row,) = run(tmp_path, "i2v", "step")
-    assert report["failed"] == {}
-    assert row["figure"] == "i2v_step_vs_t2v"
-    assert row["value"] == round(row["i2v_chunk_ms"]["median"] / row["t2v_chunk_ms"]["median"], 6)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,11 +18,7 @@ from safetensors import safe_open
 
 from scripts.bench.peers import child
 from scripts.bench.rows import COMMIT
-from scripts.random_vae import random_vae
-from seko_export.media.taehv.modules import latent_statistics
-from seko_export.media.taehv.vae import VAE
 from seko_runtime.backends.torch_memory import CpuMemory
-from tests.tiers import first_is_fast
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BENCH = SCRIPTS / "bench"
@@ -69,84 +63,6 @@ def test_every_name_that_a_script_imports_is_there(file: Path) -> None:
             except ModuleNotFoundError:
                 missing.append(f"{module}.{name}")
     assert not missing
-
-
-@pytest.mark.parametrize("preset", VAE.presets)
-@pytest.mark.usefixtures("neighbours")
-def test_every_tiny_decoder_has_a_build_to_be_timed(preset: str) -> None:
-    script: ModuleType = importlib.import_module("tiny_decoder")
-    config, tiny = script.decoder_config(preset, 64, 96)
-    assert config.workload.vae is tiny is VAE.presets[preset]
-    assert config.workload.stream.spatial_stride == tiny.spatial_stride
-    assert config.model.out_channels == tiny.z_dim
-
-
-@pytest.mark.usefixtures("neighbours")
-@torch.no_grad()
-def test_a_tiny_decoder_decodes_a_stream_as_its_modules_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    script: ModuleType = importlib.import_module("tiny_decoder")
-    monkeypatch.setattr(script, "DecodeSession", partial(script.DecodeSession, eager=True))
-    config, tiny = script.decoder_config("taew2_1", 16, 32)
-    weights = random_vae(tiny, seed=0, dtype=torch.float32) | latent_statistics(tiny, torch.float32)
-    options = argparse.Namespace(work=tmp_path, repeats=1)
-    measured = script.measure(config, tiny, weights, script.some_latents(config, script.CHUNKS), options)
-    assert measured["engine_ms"] > 0
-    assert measured["engine_difference"] <= 0.01  # of 255: both are rounded in one way
-
-
-def encode_at_a_small_size(script: ModuleType, tmp_path: Path) -> list[dict[str, Any]]:
-    """Run the encoder's bench with uncompiled engines, and return its rows."""
-    options = argparse.Namespace(
-        work=tmp_path, rows=tmp_path / "rows.jsonl", vae="lightvae", repeats=1, eager=True
-    )
-    try:
-        script.measure(script.encode_config(16, 32, "lightvae"), options, {})
-    finally:
-        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
-    return rows
-
-
-@pytest.mark.usefixtures("neighbours")
-@pytest.mark.parametrize("package", first_is_fast([True, False]), ids=["diffusers", "own modules"])
-@torch.no_grad()
-def test_the_encoders_rows_are_of_latents_that_are_the_references(
-    package: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    script: ModuleType = importlib.import_module("vae_encode")
-    if package:
-        pytest.importorskip("diffusers")
-    else:
-        monkeypatch.setattr(script, "diffusers_vae", lambda *_: None)
-    rows = encode_at_a_small_size(script, tmp_path)
-    assert [row["figure"] for row in rows] == [script.DIFFERENCE] * 2 + [script.FIGURE] * 4
-    assert all(row["value"] <= row["bar"] for row in rows[:2])
-    for row in rows[2:]:
-        assert row["value"] == pytest.approx(row["engine_ms"] / row["eager_ms"], rel=1e-4)
-    assert [row["bar"] for row in rows[2:]] == [*[script.BAR if package else None] * 2, None, None]
-    assert len({row["shape"] for row in rows[2:]}) == 4
-
-
-@pytest.mark.usefixtures("neighbours")
-@pytest.mark.parametrize("call", first_is_fast([0, 1]))
-@torch.no_grad()
-def test_an_encoder_with_a_wrong_engine_gives_no_time(
-    call: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    script: ModuleType = importlib.import_module("vae_encode")
-
-    class Wrong(script.EncodeSession):  # type: ignore[misc, name-defined]
-        def encode(self, picture: torch.Tensor, later: int) -> torch.Tensor:
-            latents: torch.Tensor = super().encode(picture, later)
-            latents[:, call] *= 1.01
-            return latents
-
-    monkeypatch.setattr(script, "EncodeSession", Wrong)
-    with pytest.raises(SystemExit, match=script.CALLS[script.ENCODERS[call]]):
-        encode_at_a_small_size(script, tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["figure"] for row in rows] == [script.DIFFERENCE] * 2
 
 
 @pytest.mark.usefixtures("neighbours")

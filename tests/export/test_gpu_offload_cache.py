@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.bench.resident_copy import resident_copy
 from seko_export.build_steps import build_artifact
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
@@ -20,6 +19,8 @@ from seko_runtime import Session, open_artifact
 from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
 from tests.stacked import open_stacked
+
+from .resident_copy import resident_copy
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,6 @@ import torch
 from click.testing import Result
 from safetensors.numpy import load_file
 
-from scripts.bench.resident_copy import resident_copy
 from seko_export.build_steps import build_artifact
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
@@ -24,6 +23,8 @@ from seko_runtime.cli.commands import main
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.stacked import open_stacked
 from tests.uncompiled import programs_as_they_are
+
+from .resident_copy import resident_copy
 
 CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third
 

@@ -167,21 +167,22 @@ def test_profile_takes_a_pool(pool_artifact: BuildResult, invoke) -> None:
 def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(
     pool_artifact: BuildResult, tmp_path: Path
 ) -> None:
-    """The benchmark's random schedules, for seconds."""
-    script = Path(__file__).parents[2] / "scripts/bench/pool.py"
+    """The benchmark's threads, for a few stories."""
+    script = Path(__file__).parents[2] / "scripts/bench/thread_soak.py"
     command = [
         sys.executable,
         str(script),
+        "--artifact",
         str(pool_artifact.artifact),
         "--rows",
         str(tmp_path / "rows.jsonl"),
     ]
     done = subprocess.run(
-        [*command, "--figures", "soak", "--seconds", "6"], capture_output=True, text=True, check=False
+        [*command, "--chunks", "100", "--threads", "3"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "rows.jsonl").read_text())
-    assert (row["figure"], row["value"]) == ("soak_mismatches", 0)
+    assert (row["figure"], row["value"]) == ("thread_soak_mismatches", 0)
     assert row["compared"] > 0
 
 
