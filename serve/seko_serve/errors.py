@@ -140,6 +140,8 @@ class ServeError(Exception):
         Seconds after which the client may repeat the request; also makes an error retryable whose kind is not.
     facts : dict, optional
         Further fields of the JSON object of the error, such as the request's place in the queue.
+    field : str, optional
+        Name of the request's field that is wrong.
     """
 
     def __init__(
@@ -149,12 +151,14 @@ class ServeError(Exception):
         *,
         retry_after: float | None = None,
         facts: dict[str, object] | None = None,
+        field: str | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = KINDS[code]
         self.message = message
         self.retry_after = retry_after
         self.facts = dict(facts or {})
+        self.field = field
 
     @property
     def retryable(self) -> bool:
@@ -162,8 +166,14 @@ class ServeError(Exception):
         if it says when to repeat the request."""
         return self.kind.retryable or self.retry_after is not None
 
+    def answer(self) -> dict[str, object]:
+        """Return the body of an HTTP answer with the error, which also has what clients of OpenAI's API read:
+        ``type``, and ``param``, the field that is wrong."""
+        kind = "invalid_request_error" if self.kind.status < 500 else "server_error"
+        return {"error": {**self.body(), "type": kind, "param": self.field}}
+
     def body(self) -> dict[str, object]:
-        """Return the error as a JSON object, as HTTP answers and sockets send it."""
+        """Return the error as a JSON object, as sockets and events send it."""
         table: dict[str, object] = {
             "code": self.kind.code,
             "message": self.message,
@@ -178,7 +188,7 @@ class ServeError(Exception):
     def of_body(cls, table: Mapping[str, Any]) -> ServeError:
         """Return the error that a JSON object of `body` describes; an unknown code, from a newer server, becomes
         ``internal``."""
-        known = ("type", "code", "message", "retryable", "retry_after")
+        known = ("type", "param", "code", "message", "retryable", "retry_after")
         return cls(
             table["code"] if table["code"] in KINDS else "internal",
             str(table["message"]),
@@ -236,4 +246,5 @@ def check_fields(given: Iterable[object], known: Iterable[str], where: str = "th
             raise ServeError(
                 "bad_request",
                 f"{where} has the unknown field {shown!r}{nearest(shown, names)}; it takes {takes}",
+                field=shown,
             )

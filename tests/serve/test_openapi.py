@@ -21,7 +21,7 @@ from seko_serve.settings import Settings
 from seko_serve.speech import opening as speech_opening
 from seko_serve.speech import routes as speech
 from seko_serve.video import opening as video_opening
-from seko_serve.video import routes as videos
+from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
 
 from .conftest import Starter, toy_opener
 from .test_server import PROMPT, http
@@ -73,7 +73,7 @@ def test_it_has_every_route_and_no_other(tmp_path: Any) -> None:
     ("schema", "fields"),
     [
         ("SessionRequest", {*video_opening.FIELDS, *speech_opening.FIELDS}),
-        ("VideoRequest", {*videos.FIELDS}),
+        ("VideoRequest", {*VIDEO_FIELDS}),
         ("SpeechRequest", speech.FIELDS),
     ],
 )
@@ -89,6 +89,7 @@ def test_answers_are_as_it_says(start: Starter) -> None:
         ("/ready", "Ready"),
         ("/version", "Version"),
         ("/v1/models", "Models"),
+        ("/v1/model_info", "ModelInfo"),
     ):
         check(http(url + path)[1], schema)
     status, opened = http(f"{url}/v1/sessions", "POST", {"prompt": PROMPT})
@@ -100,6 +101,8 @@ def test_answers_are_as_it_says(start: Starter) -> None:
         ("/v1/sessions/x", "GET"),
         ("/v1/sessions", "PUT"),
         ("/v1/videos/x", "DELETE"),
+        ("/v1/videos/x/remix", "POST"),
+        ("/v1/videos/edits", "POST"),
         ("/x", "GET"),
     ):
         check(http(url + path, method)[1], "Error")

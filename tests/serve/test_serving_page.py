@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from seko_serve.errors import table
+from seko_serve.http.fields import Fields
 from seko_serve.live.manager import CLOSING_S, DRAIN_S
 from seko_serve.run import SERVER_LIMITS
+from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
 
 from .conftest import Starter, toy_opener
 from .test_limits import told_limits
@@ -20,6 +22,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="u
 
 def test_the_table_of_errors_is_that_of_the_code() -> None:
     assert table() in PAGE, f"write this into docs/serving.md:\n{table()}"
+
+
+@pytest.mark.parametrize("fields", [VIDEO_FIELDS])
+def test_the_tables_of_fields_are_those_of_the_code(fields: Fields) -> None:
+    assert fields.table() in PAGE, f"write this into docs/serving.md:\n{fields.table()}"
 
 
 def test_systemd_waits_until_all_sessions_are_saved() -> None:

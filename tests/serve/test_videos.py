@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import shutil
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -22,6 +25,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import seko_serve.video.behind
 import seko_serve.video.jobs
@@ -30,11 +34,12 @@ from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.http.forms import form_fields
 from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
 from seko_serve.store.saved import Record, Saved, SavedSessions
 from seko_serve.video.behind import VideoBehind
+from seko_serve.video.fields import PICTURES
 from seko_serve.video.jobs import Video, VideoJobs, _bytes_in
-from seko_serve.video.routes import form_fields
 from tests.runtime import toy_pool, toy_whole
 
 from .conftest import Running, Starter, plain_opener
@@ -127,7 +132,7 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
         ({"seconds": "nan"}, 400),
         ({"seconds": 10**400}, 400),
         ({"seconds": True}, 400),
-        ({"size": "9999x9999"}, 415),
+        ({"size": "9999x9999"}, 400),
         ({"model": "other"}, 404),
         ({"prompt": "x" * 5000}, 413),
         ({"more": 1}, 400),
@@ -182,13 +187,147 @@ def test_a_server_without_videos_says_so(start: Starter) -> None:
     assert http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})[0] == 415
 
 
-def test_a_form_as_openais_clients_send_it(start: Starter) -> None:
+SIZE = f"{toy_whole.WIDTH}x{toy_whole.HEIGHT}"
+STEPS = toy_pool.pool_manifest().workload.schedule.denoise_passes
+
+
+def form_of(parts: Mapping[str, str | bytes]) -> tuple[bytes, dict[str, str]]:
+    """A form as clients send it: bytes are a file."""
+    content = b""
+    for name, value in parts.items():
+        file = '; filename="a"' if isinstance(value, bytes) else ""
+        data = value if isinstance(value, bytes) else value.encode()
+        content += (
+            f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + data + b"\r\n"
+        )
+    return content + b"--x--\r\n", {"content-type": "multipart/form-data; boundary=x"}
+
+
+def posted(server: Running, table: Mapping[str, Any], *, form: bool) -> tuple[int, Any]:
+    body, headers = form_of(table) if form else (json.dumps(table).encode(), {})
+    try:
+        with urlopen(Request(f"{server.url}/v1/videos", body, headers), timeout=20) as answer:
+            return answer.status, json.loads(answer.read())
+    except HTTPError as refused:
+        return refused.code, json.loads(refused.read())
+
+
+@pytest.mark.parametrize(
+    ("table", "frames"),
+    [
+        ({"size": SIZE, "seconds": "1"}, FPS),
+        ({"num_frames": "5", "fps": str(FPS)}, 5),
+        ({"num_frames": "5", "seconds": str(5 / FPS)}, 5),
+        (
+            {
+                "width": str(toy_whole.WIDTH),
+                "height": str(toy_whole.HEIGHT),
+                "num_frames": "7",
+                "fps": f"{FPS}.0",
+                "num_inference_steps": str(STEPS),
+                "num_outputs_per_prompt": "1",
+                "seed": "3",
+                "extra_body": '{"n": 1}',
+            },
+            7,
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", [False, True])
+def test_what_the_artifact_has_is_honoured_and_told(
+    start: Starter, table: dict[str, Any], frames: int, form: bool
+) -> None:
+    """Numbers may be texts in either kind of body, and null is as nothing."""
     server = start()
-    lines = ["--x", 'Content-Disposition: form-data; name="prompt"', "", PROMPT, "--x"]
-    lines += ['Content-Disposition: form-data; name="seconds"', "", "1", "--x--", ""]
-    kind = {"content-type": "multipart/form-data; boundary=x"}
-    with urlopen(Request(f"{server.url}/v1/videos", "\r\n".join(lines).encode(), kind), timeout=20) as answer:
-        assert answer.status == 200
+    more = {} if form else {"model": None, "image": None, "seconds": table.get("seconds"), "extra_body": None}
+    status, video = posted(server, {"prompt": PROMPT, "seed": "3", **more, **table}, form=form)
+    assert status == 200, video
+    told = {
+        "prompt": PROMPT,
+        "num_frames": frames,
+        "fps": FPS,
+        "size": SIZE,
+        "width": toy_whole.WIDTH,
+        "height": toy_whole.HEIGHT,
+        "num_inference_steps": STEPS,
+        "seed": 3,
+    }
+    assert {name: video[name] for name in told} == told
+    assert ended(server, video["id"])["status"] == "completed"
+    content = http(f"{server.url}/v1/videos/{video['id']}/content")[1]
+    assert shape_of(content)[0] == frames
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "own"),
+    [
+        ("width", 512, toy_whole.WIDTH),
+        ("height", "512", toy_whole.HEIGHT),
+        ("size", "512x512", SIZE),
+        ("fps", FPS + 8, FPS),
+        ("num_inference_steps", STEPS + 1, STEPS),
+        ("n", 2, 1),
+        ("num_frames", 0, 1),
+        ("num_frames", 1.5, "whole"),
+        ("num_frames", 60 * FPS + 1, 60 * FPS),
+        ("fps", "fast", "number"),
+    ],
+)
+def test_what_the_artifact_lacks_is_named_with_what_it_has(
+    start: Starter, field: str, value: object, own: object
+) -> None:
+    server = start()
+    status, answer = posted(server, {"prompt": PROMPT, "seconds": None, field: value}, form=False)
+    error = answer["error"]
+    assert (status, error["param"], error["type"]) == (400, field, "invalid_request_error")
+    assert error["message"].startswith(f"{field} is ")
+    assert str(own) in error["message"]
+
+
+def test_a_length_that_contradicts_the_number_of_frames_is_refused(start: Starter) -> None:
+    status, answer = posted(start(), {"prompt": PROMPT, "seconds": 1, "num_frames": 5}, form=False)
+    assert (status, answer["error"]["param"]) == (400, "num_frames")
+
+
+@pytest.fixture(scope="module")
+def picture() -> bytes:
+    """A file in PNG."""
+    content = io.BytesIO()
+    Image.new("RGB", (toy_whole.WIDTH, toy_whole.HEIGHT), "red").save(content, "png")
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_a_picture_is_read_wherever_a_client_puts_it(start: Starter, form: bool, picture: bytes) -> None:
+    server, address = start(), f"data:image/png;base64,{b64encode(picture).decode()}"
+    values: list[Any] = [address, {"image_url": address}, [{"image_url": address}]]
+    sent: list[dict[str, Any]] = [
+        {name: json.dumps(value) if form and value is not address else value}
+        for name in PICTURES
+        for value in values
+    ]
+    if form:  # a file, and an object as OpenAI's client sends it
+        sent += [{"input_reference": picture}, {"input_reference[image_url]": address}]
+    for table in sent:
+        status, answer = posted(server, {"prompt": PROMPT, "num_frames": "1", **table}, form=form)
+        assert status == 200, answer
+    cut = {"input_reference": address[:-60]}
+    status, answer = posted(server, {"prompt": PROMPT, **cut}, form=form)
+    assert (status, "input_reference is no picture" in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("value", ["http://a/b.png", {"image_url": "HTTPS://a/b.png"}, {"file_id": "file-1"}])
+def test_no_picture_is_fetched(start: Starter, value: object) -> None:
+    status, answer = posted(start(), {"prompt": PROMPT, "input_reference": value}, form=False)
+    assert (status, answer["error"]["param"]) == (415, "input_reference")
+    assert "send the picture" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["x/remix", "edits", "extensions", "characters"])
+def test_what_no_artifact_does_is_refused_in_openais_shape(start: Starter, path: str) -> None:
+    status, answer = http(f"{start().url}/v1/videos/{path}", "POST", {"prompt": PROMPT})
+    assert (status, answer["error"]["code"]) == (415, "unsupported")
+    assert answer["error"]["type"] == "invalid_request_error"
 
 
 @given(st.binary(max_size=400), st.sampled_from(["multipart/form-data; boundary=x", "multipart/form-data"]))
@@ -198,7 +337,7 @@ def test_random_forms_are_refused_by_name(body: bytes, kind: str) -> None:
             fields = form_fields(kind, content)
         except ServeError:
             continue
-        assert all(isinstance(name, str) and isinstance(value, str | int) for name, value in fields.items())
+        assert all(isinstance(name, str) and isinstance(value, str | dict) for name, value in fields.items())
 
 
 def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(

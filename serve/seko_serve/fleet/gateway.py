@@ -107,6 +107,7 @@ class Gateway:
             Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
             Route("/metrics", self._figures),
             Route("/v1/models", self._models),
+            Route("/v1/model_info", self._model_info),
             Route("/v1/models/{name}/pictures/{number}", self._picture),
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions", self._sessions, methods=["GET"]),
@@ -325,6 +326,10 @@ class Gateway:
         answers = await self._all(boxes, request, "/v1/models")
         models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
         return JSONResponse({"object": "list", "data": list(models.values())})
+
+    async def _model_info(self, request: Request) -> Response:
+        boxes = await self._with_model(None)
+        return passed((await self._first(boxes, "GET", "/v1/model_info", headers_of(request)))[1])
 
     async def _picture(self, request: Request) -> Response:
         self._access.tenant(request)

@@ -102,7 +102,7 @@ class Refusals:
         self._metrics.refused.labels(error.kind.code).inc()
         if error.retry_after is not None:
             headers = {**headers, "retry-after": str(max(1, round(error.retry_after)))}
-        return JSONResponse({"error": error.body()}, error.kind.status, headers)
+        return JSONResponse(error.answer(), error.kind.status, headers)
 
     async def of_routing(self, _: Request, error: HTTPException) -> Response:
         """Return the HTTP answer for a request that matches no route, or whose method the route does not take."""

@@ -121,7 +121,7 @@ class StreamConnection(WebSocketsSansIOProtocol):
 
 def _answer(error: ServeError) -> bytes:
     """Return a whole HTTP answer with this error, after which the connection is closed."""
-    status, body = HTTPStatus(error.kind.status), json.dumps({"error": error.body()})
+    status, body = HTTPStatus(error.kind.status), json.dumps(error.answer())
     head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
 

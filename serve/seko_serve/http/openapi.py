@@ -101,6 +101,9 @@ def _paths() -> Table:
             )
         },
         "/v1/models": {"get": operation("The artifact.", json_of("Models"), ("unauthorized",))},
+        "/v1/model_info": {
+            "get": operation("The artifact's name and kind.", json_of("ModelInfo"), ("unauthorized",))
+        },
         "/v1/sessions": {
             "get": operation("The key's own sessions.", json_of("Sessions"), ("unauthorized",)),
             "post": {
@@ -201,6 +204,8 @@ def _schemas(session: Table) -> Table:
                 "error": object_of(
                     {"code": {"enum": list(KINDS)}, "message": TEXT, "retryable": FLAG},
                     {
+                        "type": TEXT,
+                        "param": {"type": ["string", "null"], "description": "The field that is wrong."},
                         "retry_after": NUMBER,
                         "error": {"type": "string", "description": "Number of the log's entry."},
                     },
@@ -218,6 +223,7 @@ def _schemas(session: Table) -> Table:
                 further=True,
             )
         ),
+        "ModelInfo": object_of({"model_path": TEXT, "model_type": TEXT}),
         "SessionRequest": object_of({}, session),
         "SessionChange": object_of({}, {"prompt": PROMPT, "recache": FLAG, "paused": FLAG}),
         "Session": object_of(opened, counts),

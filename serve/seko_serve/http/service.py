@@ -14,7 +14,7 @@ from seko_serve.live.manager import SessionManager
 
 
 class ServiceRoutes:
-    """The routes ``/health``, ``/ready``, ``/version`` and ``/v1/models``.
+    """The routes ``/health``, ``/ready``, ``/version``, ``/v1/models`` and ``/v1/model_info``.
 
     Parameters
     ----------
@@ -34,6 +34,7 @@ class ServiceRoutes:
             Route("/ready", self._ready),
             Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
             Route("/v1/models", self._models),
+            Route("/v1/model_info", self._model_info),
         ]
 
     async def _ready(self, _: Request) -> Response:
@@ -52,3 +53,9 @@ class ServiceRoutes:
         }
         model["limits"] = limits_of(manifest)
         return JSONResponse({"object": "list", "data": [model]})
+
+    async def _model_info(self, request: Request) -> Response:
+        """Return the model's name as SGLang does, whose benchmark asks for it."""
+        self._access.tenant(request)
+        manifest = self._manager.device.manifest
+        return JSONResponse({"model_path": manifest.name, "model_type": manifest.workload.kind})

@@ -7,6 +7,7 @@ from seko_serve.http.access import TICKET
 from seko_serve.http.schemas import (
     BINARY,
     FLAG,
+    NUMBER,
     OPENING,
     PROMPT,
     SEED,
@@ -22,29 +23,24 @@ from seko_serve.http.schemas import (
     operation,
     parameter,
     path_parameter,
+    refused,
 )
 from seko_serve.http.workload import ApiParts
+from seko_serve.video.fields import FIELDS, INPUTS, VOICE
 from seko_serve.video.opening import LAST_S, LEAST_FPS, MAX_FPS
 from seko_serve.video.pictures import PICTURE_KINDS
-from seko_serve.video.routes import MAX_LISTED, MAX_SECONDS
+from seko_serve.video.routes import MAX_LISTED, REFUSED
 
 
 def api() -> ApiParts:
     """Return what the workload video adds to the OpenAPI document."""
-    inputs = {
-        "type": "object",
-        "additionalProperties": object_of(
-            {"dtype": TEXT, "shape": {"type": "array", "items": WHOLE}, "data": UPLOAD}
-        ),
-    }
-    voice = {"anyOf": [UPLOAD, {"type": "array", "items": UPLOAD}]}
     pictures: Table = {"image": UPLOAD, "last_image": UPLOAD}
-    begins: Table = {"prompt": PROMPT, "seed": SEED, **pictures, "voice": voice, "inputs": inputs}
+    begins: Table = {"prompt": PROMPT, "seed": SEED, **pictures, "voice": VOICE, "inputs": INPUTS}
     prompts = {"type": "array", "items": PROMPT, "minItems": 1, "maxItems": 1, "description": "As `prompt`."}
     last_s = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LAST_S, "default": LAST_S}
     fps = {"type": "number", "minimum": LEAST_FPS, "maximum": MAX_FPS}
     session: Table = {"fps": fps, "record": FLAG, "last_s": last_s, **begins, "prompts": prompts}
-    return ApiParts(_paths(), _schemas(begins), session)
+    return ApiParts(_paths(), _schemas(), session)
 
 
 def _paths() -> Table:
@@ -77,6 +73,7 @@ def _paths() -> Table:
                 "requestBody": body({**json_of("VideoRequest"), **video_form}),
             },
         },
+        **{path: _refused(path) for path in REFUSED},
         "/v1/videos/{name}": {
             "parameters": [name],
             "get": operation("A video.", json_of("Video"), ("unauthorized", "not_found")),
@@ -107,8 +104,16 @@ def _paths() -> Table:
     }
 
 
-def _schemas(begins: Table) -> Table:
-    seconds = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}
+def _refused(path: str) -> Table:
+    """Return the description of a route of OpenAI's API that is refused."""
+    refusal = operation(f"Refused: {REFUSED[path]}.", None, ("unauthorized", "unsupported"), status=415)
+    item: Table = {
+        "post": {**refusal, "responses": refused(("unauthorized", "forbidden", "unsupported", "internal"))}
+    }
+    return {"parameters": [path_parameter("name")], **item} if "{name}" in path else item
+
+
+def _schemas() -> Table:
     return {
         "Viewer": {
             **object_of(
@@ -120,16 +125,7 @@ def _schemas(begins: Table) -> Table:
             ),
             "description": "What the artifact brings for the person who meets it; each first one is the default.",
         },
-        "VideoRequest": object_of(
-            {},
-            {
-                "model": TEXT,
-                **begins,
-                "seconds": {"anyOf": [seconds, TEXT], "default": 4},
-                "size": {"type": "string", "description": "The artifact's, such as 832x480."},
-                "input_reference": {"anyOf": [UPLOAD, object_of({"image_url": UPLOAD})]},
-            },
-        ),
+        "VideoRequest": FIELDS.schema(),
         "Video": object_of(
             {
                 "id": TEXT,
@@ -140,8 +136,15 @@ def _schemas(begins: Table) -> Table:
                 "created_at": WHOLE,
                 "completed_at": {"type": ["integer", "null"]},
                 "expires_at": {"type": ["integer", "null"]},
+                "prompt": {"type": ["string", "null"]},
                 "seconds": TEXT,
+                "num_frames": WHOLE,
+                "fps": NUMBER,
                 "size": TEXT,
+                "width": WHOLE,
+                "height": WHOLE,
+                "num_inference_steps": WHOLE,
+                "seed": WHOLE,
                 "error": {"anyOf": [object_of({"code": TEXT, "message": TEXT}), {"type": "null"}]},
             }
         ),

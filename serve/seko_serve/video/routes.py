@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from email.message import EmailMessage
-from email.parser import BytesParser
-from email.policy import HTTP
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
+from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.http.bodies import json_body, link_to, raw_body
+from seko_serve.http.bodies import link_to
+from seko_serve.http.forms import body_fields
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.workload import WorkloadRoutes
 from seko_serve.live.manager import SessionManager
 from seko_serve.video.facts import video_manifest
+from seko_serve.video.fields import size_of, video_request
 from seko_serve.video.jobs import Video, VideoJobs
 from seko_serve.video.opening import opening_of
 
-MAX_SECONDS = 60.0
 MAX_LISTED = 100
 LIMIT = re.compile("[0-9]{1,4}")
-PICTURE = "input_reference"  # OpenAI's name of the field `image`
-FIELDS = frozenset(
-    {"model", "prompt", "seconds", "size", "seed", "image", PICTURE, "last_image", "voice", "inputs"}
-)
-FILES = (PICTURE, "last_image")  # fields of a form that are files
+REFUSED = {  # routes of OpenAI's API that no artifact can serve
+    "/v1/videos/{name}/remix": "no video is made from another one",
+    "/v1/videos/edits": "no video is edited",
+    "/v1/videos/extensions": "no video is made longer",
+    "/v1/videos/characters": "there are no characters",
+}
 
 
 class VideoRoutes(WorkloadRoutes):
@@ -55,6 +53,7 @@ class VideoRoutes(WorkloadRoutes):
     def routes(self) -> list[BaseRoute]:
         """Return the routes below ``/v1/videos``."""
         return [
+            *(Route(path, partial(self._refuse, why), methods=["POST"]) for path, why in REFUSED.items()),
             Route("/v1/videos", self._videos, methods=["GET", "POST"]),
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
@@ -79,31 +78,20 @@ class VideoRoutes(WorkloadRoutes):
 
     async def _create(self, request: Request) -> Response:
         tenant = self._access.opener(request)
-        table = await _fields(request)
-        check_fields(table, FIELDS)
-        named = "image" if table.get("image") is not None else PICTURE
-        reference = table.pop(PICTURE, None)
-        if isinstance(reference, dict):
-            reference = reference.get("image_url", reference)
-        if reference is not None:
-            if named == "image":
-                raise ServeError("bad_request", f"image and {PICTURE} are the same picture: give one of them")
-            table["image"] = reference
+        table = await body_fields(request, MAX_OPENING_BYTES)
         manifest = video_manifest(self._manager.device.manifest)
-        video = manifest.workload.video
-        assert video is not None  # else the server does not start
-        size = f"{video.width}x{video.height}"
-        if table.pop("size", size) != size:
-            raise ServeError("unsupported", f"this artifact makes videos of {size}")
-        fps = manifest.workload.stream.fps
-        frames = _frames(table.pop("seconds", 4), fps)
-        if "last_image" in table:
-            table["last_s"] = frames / fps
-        opening = await asyncio.to_thread(opening_of, table, manifest, named)
+        fields, frames, named = video_request(table, manifest)
+        if "last_image" in fields:
+            fields["last_s"] = frames / manifest.workload.stream.fps
+        opening = await asyncio.to_thread(opening_of, fields, manifest, named)
         self._manager.check_takes()
         if (prompt := opening.prompt) is not None:
             await self._manager.call(lambda pool: pool.check_prompt(prompt))
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
+
+    async def _refuse(self, why: str, request: Request) -> Response:
+        self._access.tenant(request)
+        raise ServeError("unsupported", f"{why} here: request a new one with POST /v1/videos")
 
     async def _list(self, request: Request) -> Response:
         videos = self._jobs.of(self._access.tenant(request))
@@ -128,12 +116,15 @@ class VideoRoutes(WorkloadRoutes):
         name = request.path_params["name"]
         video = self._jobs.find(name, self._access.tenant(request, f"/v1/videos/{name}/content"))
         if request.query_params.get("variant", "video") != "video":
-            raise ServeError("unsupported", "there is the variant video alone")
+            raise ServeError(
+                "unsupported", "there is the variant video alone, and no picture of it", field="variant"
+            )
         return FileResponse(self._jobs.file(video), media_type="video/mp4", filename=f"{video.id}.mp4")
 
     def _facts(self, video: Video) -> dict[str, object]:
         manifest = video_manifest(self._manager.device.manifest)
-        table = manifest.workload.video
+        workload = manifest.workload
+        table = workload.video
         assert table is not None  # else the server does not start
         finished = video.status == "completed"
         error = video.error
@@ -146,8 +137,15 @@ class VideoRoutes(WorkloadRoutes):
             "created_at": int(video.created),
             "completed_at": int(video.ended) if finished and video.ended is not None else None,
             "expires_at": None if video.expires is None else int(video.expires),
-            "seconds": f"{video.frames / manifest.workload.stream.fps:g}",
-            "size": f"{table.width}x{table.height}",
+            "prompt": video.opening.prompt,
+            "seconds": f"{video.frames / workload.stream.fps:g}",
+            "num_frames": video.frames,
+            "fps": workload.stream.fps,
+            "size": size_of(manifest),
+            "width": table.width,
+            "height": table.height,
+            "num_inference_steps": workload.schedule.denoise_passes,
+            "seed": video.opening.seed,
             "error": None if error is None else {"code": error.kind.code, "message": error.message},
         }
 
@@ -177,60 +175,3 @@ def listed(videos: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
         "last_id": page[-1]["id"] if page else None,
         "has_more": len(ordered) > len(page),
     }
-
-
-def _frames(seconds: object, fps: int) -> int:
-    """Return the number of video frames in a duration of so many seconds, which is a number or, in the form of OpenAI's
-    clients, a string of digits."""
-    try:
-        length = float(seconds) if isinstance(seconds, int | float | str) else math.nan
-    except (ValueError, OverflowError):  # no number; an integer that no float holds
-        length = math.nan
-    if isinstance(seconds, bool) or not (0 < length <= MAX_SECONDS and round(length * fps) >= 1):
-        found = repr(seconds)[:MAX_NAME_LETTERS]
-        raise ServeError(
-            "bad_request",
-            f"seconds is {found}, expected a number from {1 / fps:g}, the time of one frame, to {MAX_SECONDS:g}",
-        )
-    return round(length * fps)
-
-
-async def _fields(request: Request) -> dict[str, Any]:
-    """Return the fields of a request body, which is JSON or, in the form of OpenAI's clients, a multipart form."""
-    kind = request.headers.get("content-type", "")
-    if kind.lower().startswith("multipart/form-data"):
-        return form_fields(kind, await raw_body(request, MAX_OPENING_BYTES))
-    return await json_body(request, MAX_OPENING_BYTES)
-
-
-def form_fields(kind: str, body: bytes) -> dict[str, Any]:
-    """Return the fields of a multipart form; the files ``input_reference`` and ``last_image`` become base64 text.
-
-    Parameters
-    ----------
-    kind : str
-        The request's header ``Content-Type``.
-    body : bytes
-        The request's body, of bounded size.
-
-    Raises
-    ------
-    ServeError
-        If the body is not a multipart form, or a field that is no file is not text.
-    """
-    head = b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n"
-    form = BytesParser(EmailMessage, policy=HTTP).parsebytes(head + body)
-    if not form.is_multipart() or form.defects:
-        raise ServeError("bad_request", "the body is no form")
-    fields: dict[str, Any] = {}
-    for part in form.iter_parts():
-        name = part.get_param("name", header="content-disposition")
-        content = part.get_payload(decode=True)
-        if not isinstance(name, str) or not isinstance(content, bytes):
-            raise ServeError("bad_request", "a part of the form has no name")
-        try:
-            text = b64encode(content).decode() if name in FILES else content.decode()
-        except UnicodeDecodeError:
-            raise ServeError("bad_request", "a part of the form is no text") from None
-        fields[name] = text
-    return fields
