@@ -222,8 +222,7 @@ def test_a_loop_that_no_build_makes_is_refused_by_name_and_on_the_page(name: str
         resolved(name, random_weights=0)
     page = (Path(__file__).parents[2] / "docs" / "real-models.md").read_text(encoding="utf-8")
     section = page.split("### Loops that are refused")[1].split("\n## ")[0]
-    (entry,) = (part for part in section.split("\n- ") if part.startswith(f"**{title}**"))
-    assert f"A build of {title} would need" in " ".join(entry.split())
+    assert f"\n- **{title}** " in section
 
 
 def test_published_presets() -> None:
