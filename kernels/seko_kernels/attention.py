@@ -101,7 +101,7 @@ def attention_fp8(
     own : OwnTokens
         Keys and values of the chunk's T tokens, and of others to which every query attends unquantised.
     tiles : AttentionTiles, optional
-        Tile sizes of the kernel; default: the sizes that `tuned` chooses. Only `admission` and benchmarks pass tile
+        Tile sizes of the kernel; default: the sizes that `tuned` chooses. Only admission and benchmarks pass tile
         sizes.
 
     Returns

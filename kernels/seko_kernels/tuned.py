@@ -1,8 +1,8 @@
 """Tile sizes of the 8-bit attention: checks of tile sizes, safe defaults, and the table of measured tile sizes.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand. The table of tile sizes
-has only sizes that passed `admission.admit` on their GPU. Builds read the table of tile sizes. Opening an artifact does
-not read the table, since tile sizes are compiled into the engine.
+`scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand, with sizes that
+`scripts/kernel_admission` admitted on their GPU. Builds read the table. Opening an artifact does not, since tile sizes
+are compiled into the engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Table of sizes for which Seko's 16-bit attention is faster than torch's.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`, which is never edited by hand. The table has a
-row for each size class in which the kernel passed `admission.admit_bf16` on its GPU and was faster than the engine's
-default. Builds read the table of sizes; opening an artifact does not read the table.
+`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`, which is never edited by hand, with a row for
+each size class in which `scripts/kernel_admission` admitted the kernel on its GPU and it was faster than the engine's
+default. Builds read the table; opening an artifact does not.
 """
 
 from __future__ import annotations

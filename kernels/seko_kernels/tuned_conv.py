@@ -1,6 +1,6 @@
 """Tile sizes of the causal convolution, and the table of sizes for which Seko's convolution is faster than torch's
 convolution. The table is the file `tuned_conv.json`, which measurements write and nobody edits by hand. A row of the
-table stands for a convolution for which tile sizes passed `admission_conv.admit_conv` on their GPU and took less time
+table stands for a convolution for which tile sizes passed `scripts/kernel_admission` on their GPU and took less time
 than torch's convolution. If the table has no row for a convolution, a build uses torch's convolution. Builds read the
 table of convolutions; opening an artifact does not read the table.
 """

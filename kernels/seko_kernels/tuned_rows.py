@@ -1,7 +1,7 @@
 """Tile sizes of the kernels of linear layers on few rows, and the table of tile sizes that were measured on a GPU.
 
 `scripts/bench/voxcpm2_kernels.py --admit` writes `tuned_rows.json`, which is never edited by hand. The table of tile
-sizes has only sizes that passed `admission_rows.admit_rows` on their GPU and were faster than the kernel that runs
+sizes has only sizes that passed `scripts/kernel_admission` on their GPU and were faster than the kernel that runs
 without a row of the table. Builds read the table; opening an artifact does not read the table.
 """
 

@@ -4,7 +4,7 @@
 
 Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
 compiler or a kernel that crashes or hangs takes one candidate with it); attention, each candidate after
-`admission.admit`, never before; cuDNN's; the 16-bit one; the others, each compared with the same op in plain torch.
+`kernel_admission`, never before; cuDNN's; the 16-bit one; the others, each compared with the same op in plain torch.
 What the budget leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
 `tuned_attention.json`, and where the 16-bit attention is faster than torch's to `tuned_attention_bf16.json`.
 """
@@ -44,9 +44,11 @@ from kernel_shapes import (
 from rows import append_row
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
+
+from scripts.kernel_admission.attention import admit, admit_bf16
+from scripts.kernel_admission.judge import distance
 from seko_kernels import plain_torch, scratch, tuned_bf16
-from seko_kernels.admission import admit, admit_bf16
-from seko_kernels.admission_cases import distance
 from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
 from seko_kernels.attention_bf16 import attention_bf16
 from seko_kernels.fused_reference import FP8, e4m3_cast, int8_tiles, largest_of_tiles

@@ -4,7 +4,7 @@
 
 Each line of output is a JSON object. The cases are the convolutions of a decoder's call, those with most operations
 first. Order: candidates for tile sizes compile in processes of their own; each is compared with cuDNN's result and
-timed alone, beside cuDNN; the fastest ones go through `admission_conv.admit_conv` in processes of their own; then the
+timed alone, beside cuDNN; the fastest ones go through `kernel_admission` in processes of their own; then the
 whole layer, with norm, SiLU, cache and residual, is compiled with torch's convolution and with the kernel. Where the
 kernel's is faster, its tile sizes are written to the table, after each convolution, so that a run that is cut off
 leaves what it has measured. With ``--fp8`` the convolutions of residual blocks are also measured with e4m3, and
@@ -50,11 +50,13 @@ from vae_layers import (
     tried,
 )
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
+
+from scripts.kernel_admission.conv import admit_conv
 from seko_export.lowering.patches import outlined_kernels
 from seko_export.lowering.patches.patch import applied
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
 from seko_kernels import conv_reference
-from seko_kernels.admission_conv import admit_conv
 from seko_kernels.attention_parts import use_torchs_memory
 from seko_kernels.causal_conv import DOUBLED_TAPS, conv_kernel_of, launch_causal_conv
 from seko_kernels.tuned_conv import Convolution, ConvTiles, write_table

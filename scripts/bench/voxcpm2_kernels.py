@@ -34,10 +34,12 @@ import triton
 from graph_timing import BF16, COLD_BYTES, emit, microseconds, normal, relative
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
+
+from scripts.kernel_admission.rows import admit_rows
 from seko_export.families.voxcpm2.config import NetConfig
 from seko_export.families.voxcpm2.presets import FULL, PRESETS
 from seko_kernels import few_rows_reference as reference
-from seko_kernels.admission_rows import admit_rows
 from seko_kernels.few_rows import FEW_ROWS, TICKETS, kernel_of, launch_few_rows
 from seko_kernels.matmul import quantise_weight
 from seko_kernels.tuned_rows import ADDED, GATED, NORM, Product, RowTiles, write_table

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from seko_kernels.admission_cases import Case, distance, expected, make_case
+from scripts.kernel_admission.attention_cases import Case, expected, make_case
+from scripts.kernel_admission.judge import distance
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel, attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from scripts.kernel_admission.attention_cases import Case, expected, make_case
+from scripts.kernel_admission.judge import distance
 from seko_kernels import plugins
-from seko_kernels.admission_cases import Case, distance, expected, make_case
 from seko_kernels.scratch import fp8_expand
 from seko_kernels.triton.plugin_entries import attention_fp8_entry, fp8_expand_entry
 from tests.kernels.fused_inputs import RINGS, fp4_cache, key_rotation, poisoned

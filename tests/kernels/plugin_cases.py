@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scripts.kernel_admission.attention_cases import Case, make_case
 from seko_export.backends.onnx_form import kept_ops
 from seko_export.families.layers import sampler
 from seko_kernels import fused_reference, plugins, reference
-from seko_kernels.admission_cases import Case, make_case
 from seko_kernels.plugins import Plugin
 
 LATENT_SHAPE = (16, 8, 12)

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from seko_kernels import admission, tuned_bf16
-from seko_kernels.admission import admit_bf16
-from seko_kernels.admission_cases import Case, distance, expected_bf16, make_case_bf16
+from scripts.kernel_admission import attention as admission
+from scripts.kernel_admission.attention import admit_bf16
+from scripts.kernel_admission.attention_cases import Case, expected_bf16, make_case_bf16
+from scripts.kernel_admission.judge import distance
+from seko_kernels import tuned_bf16
 from seko_kernels.attention_bf16 import attention_bf16
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.tuned_bf16 import is_faster, read_table, write_table

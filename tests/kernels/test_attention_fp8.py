@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_kernels import admission, hopper_attention, tuned
-from seko_kernels.admission import admit
-from seko_kernels.admission_cases import Case, distance, expected, make_case
+from scripts.kernel_admission import attention as admission
+from scripts.kernel_admission.attention import admit
+from scripts.kernel_admission.attention_cases import Case, expected, make_case
+from scripts.kernel_admission.judge import distance
+from seko_kernels import hopper_attention, tuned
 from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.formats import KEY_TILE

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from seko_kernels import admission_conv, causal_conv, tuned_conv
-from seko_kernels.admission_conv import ConvCase, admit_conv, conv_inputs
+from scripts.kernel_admission import conv as admission_conv
+from scripts.kernel_admission.conv import ConvCase, admit_conv, conv_inputs
+from seko_kernels import causal_conv, tuned_conv
 from seko_kernels.causal_conv import DOUBLED_TAPS, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.errors import KernelsError, TilesError

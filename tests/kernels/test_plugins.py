@@ -13,8 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from seko_kernels.admission_cases import distance
-from seko_kernels.admission_cases import expected as truth_and_rounded
+from scripts.kernel_admission.attention_cases import expected as truth_and_rounded
+from scripts.kernel_admission.judge import distance
 from seko_kernels.errors import KernelsError
 from seko_kernels.plugin_ptx import compile_plugin, without_hidden_parameters
 from tests.kernel_driver import KernelDriver

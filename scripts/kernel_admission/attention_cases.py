@@ -200,9 +200,3 @@ def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return unnormalised softmax probabilities, and their sum."""
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     return weights, weights.sum(-1, keepdim=True)
-
-
-def distance(actual: Tensor, truth: Tensor) -> float:
-    """Return the relative error ``|actual - truth| / |truth|`` in the 2-norm; NaN if ``actual`` or ``truth`` has a
-    NaN."""
-    return float((actual.double() - truth.double()).norm() / truth.double().norm())

@@ -1,21 +1,16 @@
-"""Admission of the causal convolution: a check that tile sizes give right results on this GPU, before they enter the
-table of `tuned_conv`.
-
-The check has the rules of the check of attention (`admission`): the results of the convolution are as near to float32
-as the same computation in the kernel's dtype, they are equal in several runs, and every entry of the output is written.
-"""
+"""Admission of tile sizes of the causal convolution to the table of `tuned_conv`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from scripts.kernel_admission.judge import Admission, Prepared, judge
 from seko_kernels import conv_reference
-from seko_kernels.admission import RUNS, SAME_DTYPE_FACTOR, Admission
-from seko_kernels.admission_cases import distance
 from seko_kernels.causal_conv import DOUBLED_TAPS, causal_conv, doubled_conv, doubled_filters, packed_filters
 from seko_kernels.conv_reference import e4m3_filters
 from seko_kernels.fused_reference import e4m3_cast
@@ -112,8 +107,8 @@ def admit_conv(
     *,
     fp8: bool = False,
 ) -> Admission:
-    """Run the convolution with the given tile sizes on every test case. Compare the error of the result with the error
-    of an exact result that is rounded once.
+    """Run the convolution with the given tile sizes on every test case, and `judge` it; the bound is set by an exact
+    result that is rounded once.
 
     Parameters
     ----------
@@ -129,34 +124,16 @@ def admit_conv(
         Numbers of frames, pixel rows and pixel columns that the tuned call reads. `full` adds a test case of this size.
     fp8 : bool
         Whether frames and weight are e4m3. The exact result is then computed from the e4m3 frames and weight.
-
-    Returns
-    -------
-    Admission
-        Error and bound of the case whose error is closest to its bound, with a refusal if the kernel does not compile
-        or run, gives different results in two runs, returns NaN, or exceeds its error bound.
     """
-    worst: Admission | None = None
-    for case in conv_cases(full):
-        inputs = conv_inputs(case, channels, filters, taps, device, fp8=fp8)
-        try:
-            runs = [_run(inputs, tiles) for _ in range(RUNS)]
-            if device == "cuda":
-                torch.cuda.synchronize()
-        except Exception as fault:  # any exception of a compiler is the result of the check
-            lines = str(fault).strip().splitlines() or [""]
-            return _refused(f"{case.name}: {type(fault).__name__}: {lines[0][:200]}")
-        if any(not torch.equal(runs[0], run) for run in runs[1:]) and not bool(runs[0].isnan().any()):
-            return _refused(f"{case.name}: two runs differ")
-        truth = _truth(inputs)
-        error = distance(runs[0], truth)
-        bound = SAME_DTYPE_FACTOR * distance(truth.to(torch.bfloat16), truth)
-        if not error <= bound:  # also true if the error is NaN
-            return Admission(error, bound, f"{case.name}: error {error:.4g} is above {bound:.4g}")
-        if worst is None or error * worst.bound > worst.error * bound:
-            worst = Admission(error, bound)
-    assert worst is not None, "conv_cases returned none"
-    return worst
+    return judge(
+        _prepared(case, conv_inputs(case, channels, filters, taps, device, fp8=fp8), tiles)
+        for case in conv_cases(full)
+    )
+
+
+def _prepared(case: ConvCase, inputs: ConvInputs, tiles: ConvTiles) -> Prepared:
+    truth = _truth(inputs)
+    return Prepared(case.name, partial(_run, inputs, tiles), truth, truth.to(torch.bfloat16))
 
 
 def _run(inputs: ConvInputs, tiles: ConvTiles) -> Tensor:
@@ -184,7 +161,3 @@ def _truth(inputs: ConvInputs) -> Tensor:
 def _is_doubled(inputs: ConvInputs) -> bool:
     """Return whether these are arguments of `doubled_conv`."""
     return tuple(inputs.weight.shape[:3]) == (4, *DOUBLED_TAPS[1:])
-
-
-def _refused(why: str) -> Admission:
-    return Admission(float("nan"), float("nan"), why)
