@@ -11,7 +11,7 @@ import pytest
 
 from seko_export.backends import BACKENDS
 from seko_export.cli import main as export_command
-from seko_export.families.registry import VIDEO, presets
+from seko_export.families.registry import families, presets
 from seko_export.options.declaration import options_table
 from seko_runtime.cli.commands import main as runtime_command
 from tests.loaded import load_script
@@ -64,9 +64,9 @@ def test_every_missed_goal_is_named() -> None:
 
 def test_pages_name_every_family_preset_and_backend() -> None:
     models = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert [name for name in (*VIDEO, "sample", *presets()) if f"`{name}`" not in models] == []
+    assert [name for name in (*families(), "sample", *presets()) if f"`{name}`" not in models] == []
     (matrix,) = re.findall(r"^\| family .*\n(?:\|.*\n)+", INDEX, re.MULTILINE)
-    assert re.findall(r"`([\w-]+)`", matrix.splitlines()[0]) == [*VIDEO, *BACKENDS.names()]
+    assert re.findall(r"`([\w-]+)`", matrix.splitlines()[0]) == [*families(), *BACKENDS.names()]
 
 
 @pytest.mark.parametrize(

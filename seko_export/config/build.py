@@ -15,8 +15,8 @@ from seko_export.config.target import TargetConfig
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Base class of the dimensions of a model: a name, and the family that builds the model. Each kind of model derives
-    its own class from `ModelIdentity`.
+    """Base class of the dimensions of a model: a name, and the family that builds the model. Each workload (kind of
+    model) derives its own class from `ModelIdentity`.
 
     Parameters
     ----------
@@ -26,6 +26,9 @@ class ModelIdentity:
         Name of the family, for `families.registry.family_named`.
     """
 
+    workload: ClassVar[str]
+    """Name of the workload, for `workloads.registry.workload_named`."""
+
     name: str
     family: str = field(kw_only=True)
 
@@ -33,9 +36,6 @@ class ModelIdentity:
 @dataclass(frozen=True)
 class WorkloadConfig(ABC):
     """Base class of a workload's part of a build. Each workload derives a frozen dataclass from `WorkloadConfig`."""
-
-    workload: ClassVar[str]
-    """Name of the workload, for `workloads.registry.workload_named`."""
 
     @property
     @abstractmethod

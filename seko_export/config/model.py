@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from seko_export.config.build import ModelIdentity
 from seko_export.config.sizes import check_sizes
@@ -45,6 +46,8 @@ class ModelConfig(ModelIdentity):
     UsageError
         If two dimensions of the model contradict each other.
     """
+
+    workload: ClassVar[str] = "video"
 
     layers: int
     dim: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
 
 from seko_export.config.attention import Attention
 from seko_export.config.build import BuildConfig, WorkloadConfig
@@ -62,8 +61,6 @@ class VideoConfig(WorkloadConfig):
     UsageError
         If options contradict each other, or a VAE's strides differ from the stream's.
     """
-
-    workload: ClassVar[str] = "video"
 
     stream: StreamConfig
     schedule: Schedule

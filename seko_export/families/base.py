@@ -81,6 +81,12 @@ class Family(ABC, Generic[Build]):
     its object in Python."""
 
     @property
+    def presets(self) -> Mapping[str, Any]:
+        """Models with known dimensions, by the name for ``--preset``. What a preset is depends on its workload, whose
+        name is `workload` of the preset."""
+        return {}
+
+    @property
     @abstractmethod
     def keys(self) -> KeyTable:
         """Key names, shapes and file layouts of the family's checkpoints."""

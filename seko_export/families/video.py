@@ -64,6 +64,11 @@ class Preset:
     unverified: str = ""
     missing: str = ""
 
+    @property
+    def workload(self) -> str:
+        """Name of the model's workload."""
+        return self.model.workload
+
     def is_named(self, checkpoint: Path) -> bool:
         """Return whether a checkpoint has the path of one of its authors' files."""
         path = checkpoint.absolute().as_posix()

@@ -16,7 +16,7 @@ from seko_export.checkpoints.json_files import read_json
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import MachineError, UsageError
-from seko_export.families.registry import SPEECH, presets, speech_presets
+from seko_export.families.registry import all_presets, presets
 from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
@@ -67,7 +67,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
             "int8-fp4; with -sink behind it the sink stays exact"
         )
     known = presets()
-    _check_names(options, (SAMPLE, *known, *speech_presets()))
+    _check_names(options, (SAMPLE, *all_presets()))
     nameless = options.checkpoint is None and options.model_folder is None
     if options.tokenizer is not None and options.text_encoder is None:
         raise UsageError(
@@ -83,10 +83,11 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
 def is_speech(options: BuildOptions) -> bool:
     """Return whether a build is for a speech model, by its preset or by the config.json of its folder."""
     if options.preset is not None:
-        return options.preset in speech_presets()
+        named = all_presets().get(options.preset)
+        return named is not None and named.workload == "speech"
     folder = options.checkpoint or options.model_folder
     config = {} if folder is None else _config_in(folder)
-    return config.get("architecture") in SPEECH or config.keys() >= _SPEECH_SECTIONS
+    return config.get("architecture") == "voxcpm2" or config.keys() >= _SPEECH_SECTIONS
 
 
 def check_speech_options(options: BuildOptions) -> None:
@@ -97,7 +98,7 @@ def check_speech_options(options: BuildOptions) -> None:
     UsageError
         If an option is invalid, or only for video models.
     """
-    _check_names(options, (SAMPLE, *presets(), *speech_presets()))
+    _check_names(options, (SAMPLE, *all_presets()))
     for name in _asked(options):
         if name not in (*_SPEECH, *_OF_ANY):
             raise UsageError(
@@ -195,7 +196,7 @@ def check_files(options: BuildOptions) -> None:
         *(("--lora", lora.path, "a LoRA: FILE or FILE:WEIGHT") for lora in options.lora_files),
     ):
         if path is not None:
-            known = what == "checkpoint" and str(path) in (SAMPLE, *presets(), *speech_presets())
+            known = what == "checkpoint" and str(path) in (SAMPLE, *all_presets())
             hint = f"; the model of that name is --preset {path}" if known else ""
             check_exists(f"{what} {path}", path, f"give the path of {expected}{hint}")
 

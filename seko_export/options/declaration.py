@@ -98,9 +98,9 @@ class Option:
 
 def _presets() -> Sequence[str]:
     # when a shell asks: all else of this file knows no family
-    from seko_export.families.registry import presets, speech_presets
+    from seko_export.families.registry import all_presets
 
-    return (SAMPLE, *presets(), *speech_presets())
+    return (SAMPLE, *all_presets())
 
 
 def _backends() -> Sequence[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from seko_export.config.speech import SpeechBuild
-from seko_export.families.registry import graph_of, speech_family_named
+from seko_export.families.registry import graph_of
+from seko_export.families.speech.config import SpeechBuild
+from seko_export.speech.families import speech_family_of
 from seko_runtime.format.manifest import KvPool
 from seko_runtime.speech import contract
 from seko_runtime.speech.manifest import KIND, Golden, Solver, SpeechWorkload
@@ -17,7 +18,7 @@ _BF16_BYTES = 2
 
 def speech_workload(config: SpeechBuild, golden: Golden | None = None) -> SpeechWorkload:
     """Return the object ``workload`` of a speech manifest; ``golden`` is the description of the recorded steps."""
-    work, family = config.workload, speech_family_named(config.model.family)
+    work, family = config.workload, speech_family_of(config.model)
     return SpeechWorkload(
         kind=KIND,
         positions=work.positions,

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
-from seko_export.families.registry import speech_family_named, speech_presets
 from seko_export.options.model_folder import WEIGHT_SUFFIXES
+from seko_export.speech.families import speech_family_of, speech_presets
 from seko_export.speech.options import recognised_speech
 
 
 def inspect_speech(folder: Path) -> dict[str, Any]:
     """Return the report on the folder of a speech model, from its config.json alone."""
     model = recognised_speech(folder, None)
-    weights = speech_family_named(model.family).load(folder, model)
+    weights = speech_family_of(model).load(folder, model)
     sources = weights.sources.values()
     return {
         "checkpoint": folder.name or folder.resolve().name,

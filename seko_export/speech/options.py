@@ -9,10 +9,9 @@ from seko_export.backends import export_backend
 from seko_export.backends.base import check_capabilities
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.config.pool import PoolConfig
-from seko_export.config.speech import QUANTISED, SpeechBuild, SpeechConfig, SpeechModel
 from seko_export.config.target import TargetConfig
 from seko_export.errors import CheckpointError, UsageError
-from seko_export.families.registry import speech_families, speech_family_named, speech_presets
+from seko_export.families.speech.config import QUANTISED, SpeechBuild, SpeechConfig, SpeechModel
 from seko_export.host.environment import Target, archs_elsewhere, has_fp8, resolve_target
 from seko_export.media.sources import MediaSources
 from seko_export.options.checks import check_no_goldens, check_speech_options
@@ -26,6 +25,7 @@ from seko_export.options.declaration import (
     BuildOptions,
 )
 from seko_export.options.resolved import ResolvedBuild
+from seko_export.speech.families import speech_families, speech_family_of, speech_presets
 
 TOKENIZER = "tokenizer.json"
 
@@ -144,4 +144,4 @@ def _tokenizer(folder: Path | None, model: SpeechModel, named: Path | None) -> P
         if file is None:
             raise CheckpointNotFoundError(f"--tokenizer {named} holds no {TOKENIZER}")
         return file
-    return None if folder is None else speech_family_named(model.family).tokenizer(folder)
+    return None if folder is None else speech_family_of(model).tokenizer(folder)

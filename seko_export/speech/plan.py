@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from seko_export.config.speech import SpeechBuild
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
+from seko_export.families.speech.config import SpeechBuild
 from seko_export.host.environment import Target
 from seko_export.options.declaration import BuildOptions
 from seko_export.roofline.gpus import EXPAND_SHARE, Gpu, find_gpu

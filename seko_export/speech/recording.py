@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from seko_export.backends.aoti import attention_backends
-from seko_export.config.speech import SpeechBuild
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
+from seko_export.families.speech.config import SpeechBuild
 from seko_export.goldens.eager import (
     GOLDEN_FILE,
     eager_engine,

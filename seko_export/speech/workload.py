@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from seko_export.config.speech import SpeechBuild
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.registry import family_of, graph_of
+from seko_export.families.speech.config import SpeechBuild
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
 from seko_export.speech.description import TOKENIZER_FILE, speech_workload

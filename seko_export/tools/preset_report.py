@@ -8,7 +8,7 @@ from typing import Any
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.families.registry import presets, speech_presets
+from seko_export.families.registry import presets, presets_of
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE
 from seko_export.options.sample import read_sample
@@ -41,7 +41,7 @@ def preset_report() -> dict[str, dict[str, Any]]:
         for name, preset in presets().items()
     }
     speech = {
-        name: {"family": model.family, "model": asdict(model)} for name, model in speech_presets().items()
+        name: {"family": model.family, "model": asdict(model)} for name, model in presets_of("speech").items()
     }
     return _sample() | video | speech
 

@@ -34,4 +34,4 @@ def workload_named(name: str) -> ExportWorkload[Any]:
 
 def workload_of(config: BuildConfig) -> ExportWorkload[Any]:
     """Return the workload to which a build belongs."""
-    return workload_named(config.workload.workload)
+    return workload_named(config.model.workload)

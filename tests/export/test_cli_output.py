@@ -22,7 +22,7 @@ from seko_export.cli.commands import main
 from seko_export.cli.progress import _bars, _lines
 from seko_export.cli.shared import print_table
 from seko_export.errors import NumericError
-from seko_export.families.registry import presets, speech_presets
+from seko_export.families.registry import all_presets
 from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS
 from seko_export.roofline.gpus import GPUS
 from tests.conftest import SEKO_EXPORT
@@ -215,8 +215,8 @@ def test_an_engine_that_failed_ends_the_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("command", "option", "values"),
     [
-        ("build", "--preset", ["sample", *presets(), *speech_presets()]),
-        ("plan", "--preset", ["sample", *presets(), *speech_presets()]),
+        ("build", "--preset", ["sample", *all_presets()]),
+        ("plan", "--preset", ["sample", *all_presets()]),
         ("build", "--kv", list(KV_FORMATS)),
         ("build", "--backend", list(BACKENDS.names())),
         ("build", "--kernels", list(KERNELS)),

@@ -56,14 +56,14 @@ STATE = (
 class ToyModel(ModelIdentity):
     """The toy's net, of one size."""
 
+    workload: ClassVar[str] = f"{__name__}:WORKLOAD"
+
     family: str = field(default=f"{__name__}:FAMILY", kw_only=True)
 
 
 @dataclass(frozen=True)
 class ToyConfig(WorkloadConfig):
     """What a toy build adds to model and target."""
-
-    workload: ClassVar[str] = f"{__name__}:WORKLOAD"
 
     lengths: tuple[int, ...] = LENGTHS
 
@@ -171,7 +171,7 @@ class ToyRecording:
 class ToyExport(ExportWorkload[BuildConfig]):
     """The toy's workload on the build machine."""
 
-    name = ToyConfig.workload
+    name = ToyModel.workload
     manifest = ToyManifest
 
     def describe(self, config: BuildConfig, golden: Golden | None) -> ToyWorkload:

@@ -191,7 +191,7 @@ def test_a_backend_of_another_workload_refuses_it() -> None:
 
 
 def test_what_asks_its_workload_finds_it_by_name() -> None:
-    assert workload_named(CONFIG.workload.workload) is WORKLOAD
+    assert workload_named(CONFIG.model.workload) is WORKLOAD
     with pytest.raises(UsageError, match="workload 'song' is not known: expected one of video"):
         workload_named("song")
     sizes = sum(weight.nbytes for weight in model.manifest().weights)

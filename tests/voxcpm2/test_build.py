@@ -21,10 +21,10 @@ from seko_export import BuildOptions, build, inspect, plan
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError
-from seko_export.config.speech import SpeechBuild
 from seko_export.engines.piece import OF_LAYER, dtype_name
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import family_of, graph_of
+from seko_export.families.speech.config import SpeechBuild
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.random_files import stored_tensors, tokenizer_json
 from seko_export.families.voxcpm2.recognise import config_json

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from seko_export.config.pool import PoolConfig
-from seko_export.config.speech import SpeechBuild, SpeechConfig
 from seko_export.config.target import TargetConfig
 from seko_export.families.registry import graph_of
+from seko_export.families.speech.config import SpeechBuild, SpeechConfig
 from seko_export.families.voxcpm2.family import FAMILY
 from seko_export.families.voxcpm2.pieces import SpeechLayout
 from seko_export.families.voxcpm2.random_files import write_random_voxcpm2

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from seko_export.config.sizes import check_sizes
-from seko_export.config.speech import SpeechModel
 from seko_export.errors import UsageError
+from seko_export.families.speech.config import SpeechModel
 from seko_export.media.audio_vae.config import AudioVaeConfig
 from seko_runtime.speech.manifest import Patch, VoiceEncoder
 

@@ -14,13 +14,13 @@ from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.checkpoints.key_table import KeyTable, Naming
 from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions
-from seko_export.config.speech import SpeechBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.weights import model_weights
-from seko_export.families.speech import SpeechFamily
+from seko_export.families.speech.config import SpeechBuild
+from seko_export.families.speech.family import SpeechFamily
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.graph import speech_graph
 from seko_export.families.voxcpm2.keys import FORMATS, load_voxcpm2, voxcpm2_shapes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
-from seko_export.config.speech import SpeechBuild
 from seko_export.engines.piece import OF_LAYER, Piece, dtype_name
 from seko_export.errors import UsageError
 from seko_export.families.base import ModelGraph
+from seko_export.families.speech.config import SpeechBuild
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces, voice_piece
 from seko_kernels.formats import NUMBER_FORMATS

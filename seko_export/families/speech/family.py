@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from seko_export.config.speech import SpeechBuild, SpeechModel
 from seko_export.families.base import Family
+from seko_export.families.speech.config import SpeechBuild, SpeechModel
 
 
 class SpeechFamily(Family[SpeechBuild]):

@@ -22,6 +22,8 @@ QUANTISED = ("int8", "fp4")  # formats of caches without calibration
 class SpeechModel(ModelIdentity):
     """Base class of a speech model's dimensions: the fields that the speech workload reads."""
 
+    workload: ClassVar[str] = "speech"
+
     @property
     @abstractmethod
     def vocabulary(self) -> int:
@@ -71,8 +73,6 @@ class SpeechConfig(WorkloadConfig):
     UsageError
         If two fields of the configuration contradict each other.
     """
-
-    workload: ClassVar[str] = "speech"
 
     pool: PoolConfig
     positions: int

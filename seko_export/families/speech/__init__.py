@@ -1,0 +1,1 @@
+"""The interface of families of speech models, and the configuration of their builds."""
