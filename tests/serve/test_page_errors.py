@@ -273,7 +273,7 @@ def test_an_error_over_a_video_that_goes_on_is_told_for_a_while(start: Starter, 
     with open_page(f"{start().url}/") as page:
         begin(page)
         page.until(f"{STATE} === 'Live'")
-        page.upload("#picture", tmp_path / "words.png")
+        page.upload("#image", tmp_path / "words.png")
         page.until(f"{IS_ERROR} && {STATE} === 'words.png cannot be read as a picture'")
         page.until(f"{STATE} === 'Live' && {GREEN}")
 
@@ -300,11 +300,11 @@ def test_a_file_that_is_no_picture_is_told(start: Starter, tmp_path: Path) -> No
     (tmp_path / "words.txt").write_text("no picture")
     with open_page(f"{server.url}/") as page:
         page.until("!document.getElementById('start').disabled")
-        page.upload("#picture", tmp_path / "words.png")
+        page.upload("#image", tmp_path / "words.png")
         page.until(f"{IS_ERROR} && {STATE} === 'words.png cannot be read as a picture'")
-        page.upload("#picture", tmp_path / "words.txt")
+        page.upload("#image", tmp_path / "words.txt")
         page.until(f"{STATE} === 'words.txt is no picture'")
-        assert page.value("document.getElementById('thumbnail').hidden")
+        assert page.value("document.getElementById('image-thumbnail').hidden")
         begin(page)
         page.until(f"{FRAMES} > 5")
         assert page.value(STATE) == "Live"

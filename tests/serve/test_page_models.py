@@ -63,7 +63,7 @@ def begin(page: Page, folder: Path, prompt: str) -> None:
     """Choose the picture, write a sentence, press Start."""
     page.until("document.getElementById('model').textContent")
     assert page.value("document.getElementById('start').disabled")  # before there is a picture
-    page.upload("#picture", folder / "picture.png")
+    page.upload("#image", folder / "picture.png")
     page.until("!document.getElementById('start').disabled")
     write(page, prompt)
 
@@ -206,19 +206,19 @@ def test_a_page_asks_for_two_pictures_where_a_video_leads_from_one_to_the_other(
     server = start(lambda: pool_of(way / "artifact"))
     with open_page(f"{server.url}/") as page:
         page.until("document.getElementById('model').textContent")
-        page.upload("#picture", way / "first.png")
-        page.until("document.getElementById('thumbnail').naturalWidth")
+        page.upload("#image", way / "first.png")
+        page.until("document.getElementById('image-thumbnail').naturalWidth")
         assert page.value("document.getElementById('start').disabled")
-        assert "and a last one" in page.value("document.getElementById('hint-text').textContent")
-        page.upload("#last-picture", way / "last.png")
+        assert "Choose a last picture" in page.value("document.getElementById('hint-text').textContent")
+        page.upload("#last_image", way / "last.png")
         page.until("!document.getElementById('start').disabled")
-        page.value("document.getElementById('last-seconds').value = 1; true")
+        page.value("document.getElementById('last_s').value = 1; true")
         write(page, "a red disc")
         page.until(f"{FRAMES} > 20")
         (session,) = server.manager.sessions.values()
         assert isinstance(session.content, VideoContent)
         assert session.content.opening.inputs["last_frame"].tolist() == [4]  # 16 frames: 1, and 4 a latent
-        page.value("document.getElementById('last-seconds').value = 0.5; true")
+        page.value("document.getElementById('last_s').value = 0.5; true")
         page.value("document.getElementById('restart').click(); true")
         while not (others := [other for other in server.manager.sessions.values() if other is not session]):
             time.sleep(0.02)

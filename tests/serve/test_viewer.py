@@ -12,8 +12,8 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-import seko_serve.video.facts
 from seko_runtime import Pool
+from seko_runtime.controls.pictures import PicturesControl
 from seko_runtime.format.manifest import FileEntry
 from seko_runtime.video.manifest import Viewer, ViewerPicture
 from seko_serve.client import Client
@@ -91,7 +91,8 @@ def test_a_client_opens_a_session_with_it(
     server = bring(start, monkeypatch, tmp_path)
     with Client(server.url) as client:
         assert client.example() == {"model": "toy", "prompt": "a b"}
-        monkeypatch.setattr(seko_serve.video.facts, "begins_with_picture", lambda _: True)
+        asked = {"field": "image", "label": "Picture", "required": True}
+        monkeypatch.setattr(PicturesControl, "describe", lambda _: {"events": {}, "pictures": [asked]})
         example = client.example("toy")
         client.open(codecs=["rgb24"], **example)
         (session,) = server.manager.sessions.values()
@@ -127,7 +128,7 @@ def test_the_page_begins_with_what_the_artifact_brings(
         names = "[...document.querySelectorAll('#pictures img')].map((image) => image.alt)"
         assert page.value(names) == ["Red", "Blue"]
         page.value("document.querySelectorAll('#pictures button')[1].click(); true")
-        page.until("document.getElementById('picture-name').textContent === 'Blue'")
+        page.until("document.getElementById('image-name').textContent === 'Blue'")
         page.value("document.querySelectorAll('#prompts button')[1].click(); true")
         assert page.value("document.getElementById('prompt').value") == "c a"
         assert not server.manager.sessions

@@ -114,7 +114,8 @@ class Control(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return what a page, a client or a schema needs to know, as a JSON object: the ``events`` by name, each with a
-        JSON schema, and what the kind says of bindings, units, limits and defaults."""
+        JSON schema, and what the kind says of bindings, units, limits and defaults. A page draws ``keys`` as key pads,
+        ``pictures`` as wells of pictures and ``sound`` as a microphone."""
 
     @abstractmethod
     def check(self, event: Event) -> Event:

@@ -39,7 +39,7 @@ WORDS = {
     "portrait": PORTRAIT_KIND,
 }
 TOKEN_SIDE = 16  # pixels of the video
-MAX_LAST_S = 600.0  # largest time from the stream's start to its last picture
+LAST_S, MAX_LAST_S = 5.0, 600.0  # default and largest time from the stream's start to its last picture
 _HEADING = "Media (pictures and sound)"
 _AXES = 3  # axes of a picture: rows, columns, channels
 _SIDE = Annotated[int, Within(1, 1 << 16)]
@@ -129,7 +129,8 @@ class PicturesControl(Control):
         self._portrait = ""  # the event that brought the portrait
 
     def describe(self) -> dict[str, Any]:
-        """Return the events with their schemas, and which pictures the model takes."""
+        """Return the events with their schemas, and the ``pictures`` that a page asks for: the field of a request that
+        opens a session, words for people, whether a session needs it, and when the last one is shown."""
         picture = {"type": "string", "contentMediaType": "image/*", "contentEncoding": "base64"}
         start: dict[str, Any] = {"start": picture}
         if self.takes.last:
@@ -137,7 +138,38 @@ class PicturesControl(Control):
         events: dict[str, Any] = {"start": start} if self.takes.start or self.takes.portrait else {}
         if self.takes.reference_frames:
             events["reference"] = {"reference": picture}
-        return {"events": events, "size": [self.takes.height, self.takes.width]}
+        return {
+            "events": events,
+            "pictures": self._asked_for(),
+            "size": [self.takes.height, self.takes.width],
+        }
+
+    def _asked_for(self) -> list[dict[str, Any]]:
+        if not self.takes.start:
+            return []
+        condition = self.inputs.get("condition")
+        required = self.takes.reference_frames > 0 or (
+            condition is not None and condition.default == "required"
+        )
+        label = (
+            "Portrait"
+            if self.takes.portrait
+            else "Reference picture"
+            if self.takes.reference_frames
+            else "Picture to begin with"
+        )
+        asked: list[dict[str, Any]] = [{"field": "image", "label": label, "required": required}]
+        if self.takes.last:
+            shown_at = {
+                "field": "last_s",
+                "label": "Seconds from the first picture to the last",
+                "default": LAST_S,
+                "maximum": MAX_LAST_S,
+            }
+            asked.append(
+                {"field": "last_image", "label": "Last picture", "required": required, "seconds": shown_at}
+            )
+        return asked
 
     def check(self, event: Event) -> Event:
         """Return an event with checked values.

@@ -299,7 +299,8 @@ class VoiceControl(Control):
     # -- events ------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """Return the events with their schemas, the number of speakers and the rate."""
+        """Return the events with their schemas, the number of speakers and the rate, and the field of a request to open
+        a session that holds a sound file of each."""
         last = {"type": "boolean", "description": "whether the voice ends with these samples"}
         return {
             "events": {
@@ -318,7 +319,7 @@ class VoiceControl(Control):
                 },
                 "end": {"end": {"const": True}},
             },
-            "sound": {"rate": RATE, "speakers": self.windows.speakers},
+            "sound": {"field": "voice", "rate": RATE, "speakers": self.windows.speakers},
             "limits": {"pcm16_bytes": MAX_PCM_BYTES, "held_s": MAX_HELD_S},
         }
 

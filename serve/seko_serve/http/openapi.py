@@ -177,9 +177,15 @@ CONTROLS: Table = {
                 "description": "JSON schemas of each event's fields, by the event's name.",
             },
             "keys": {"type": "array", "description": "Keys of a key pad: pad, face, label, codes."},
+            "pictures": {
+                "type": "array",
+                "description": "Pictures that a session begins with: field of the request, label, whether it is "
+                "required, and for one that is shown later the field of its seconds.",
+            },
             "sound": {
                 "type": "object",
-                "description": "Rate and number of speakers of the sound that it takes.",
+                "description": "Rate and number of speakers of the sound that it takes, and the field of the request "
+                "with which it begins.",
             },
         },
         "required": ["kind", "events"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seko_runtime.controls.pictures import MAX_LAST_S
+from seko_runtime.controls.pictures import LAST_S, MAX_LAST_S
 from seko_serve.http.access import TICKET
 from seko_serve.http.schemas import (
     BINARY,
@@ -27,7 +27,7 @@ from seko_serve.http.schemas import (
 )
 from seko_serve.http.workload import ApiParts
 from seko_serve.video.fields import FIELDS, INPUTS, VOICE
-from seko_serve.video.opening import LAST_S, LEAST_FPS, MAX_FPS
+from seko_serve.video.opening import LEAST_FPS, MAX_FPS
 from seko_serve.video.pictures import PICTURE_KINDS
 from seko_serve.video.routes import MAX_LISTED, REFUSED
 

@@ -7,7 +7,6 @@ from urllib.parse import quote
 from seko_runtime import VideoManifest
 from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.pictures import LAST_FRAME_KIND
-from seko_runtime.video.contract import begins_with_picture
 from seko_runtime.video.manifest import Viewer
 from seko_serve.errors import ServeError
 
@@ -30,7 +29,7 @@ def picture_place(manifest: VideoManifest) -> str | None:
 def described(manifest: VideoManifest) -> dict[str, object]:
     """Return the facts about a video model that a page needs before it opens a session."""
     stream, controls = manifest.workload.stream, controls_of(manifest)
-    place = picture_place(manifest)
+    asked = asked_pictures(controls)
     return {
         "kind": manifest.workload.kind,
         "width": stream.width,
@@ -39,8 +38,8 @@ def described(manifest: VideoManifest) -> dict[str, object]:
         "takes": {
             "prompt": manifest.workload.text is not None,
             "keys": controls.taking("held") is not None,
-            "image": "no" if place is None else "required" if begins_with_picture(manifest) else "may",
-            "last_image": last_frame_input(manifest) is not None,
+            "image": "no" if "image" not in asked else "required" if asked["image"] else "may",
+            "last_image": "last_image" in asked,
             "voice": speakers_of(controls),
         },
         "viewer": _viewer_facts(manifest),
@@ -62,6 +61,14 @@ def _viewer_facts(manifest: VideoManifest) -> dict[str, object]:
             }
             for number, picture in enumerate(taken)
         ],
+    }
+
+
+def asked_pictures(controls: Controls) -> dict[str, bool]:
+    """Return the fields of a request that take pictures of an artifact's controls, and whether each is required."""
+    described = controls.describe().values()
+    return {
+        asked["field"]: asked["required"] for control in described for asked in control.get("pictures", ())
     }
 
 

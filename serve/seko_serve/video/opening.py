@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from seko_runtime import VideoManifest
 from seko_runtime.controls import controls_of
+from seko_runtime.controls.pictures import LAST_S
 from seko_runtime.errors import UsageError
-from seko_runtime.video.contract import begins_with_picture, start_pictures
+from seko_runtime.video.contract import start_pictures
 from seko_serve.errors import MAX_NAME_LETTERS, ServeError
 from seko_serve.http.openings import check_opening
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
 from seko_serve.store.arrays import array_of, arrays_of
-from seko_serve.video.facts import last_frame_input, picture_place, speakers_of
+from seko_serve.video.facts import asked_pictures, last_frame_input, picture_place, speakers_of
 
 LEAST_FPS, MAX_FPS = 1.0, 240.0
-LAST_S = 5.0  # default time from the stream's start to its last picture
 FIELDS = (
     "model",
     "prompt",
@@ -175,18 +175,19 @@ def _pictures(
     table: dict[str, Any], fps: float, manifest: VideoManifest, picture: str
 ) -> tuple[NDArray[Any] | None, dict[str, NDArray[Any]]]:
     """Return the pictures of a request as a session takes them, and the session's inputs that follow from them."""
-    place, last_frame = picture_place(manifest), last_frame_input(manifest)
+    controls, last_frame = controls_of(manifest), last_frame_input(manifest)
+    asked = asked_pictures(controls)
     if last_frame is None and (table.get("last_image") is not None or table.get("last_s") is not None):
         raise ServeError(
             "unsupported", "this artifact takes no last picture: leave last_image and last_s out"
         )
     if table.get("image") is None:
-        if begins_with_picture(manifest):
+        if asked.get("image"):
             raise ServeError(
                 "bad_request", f"{picture} is missing: this artifact's video begins with a picture"
             )
         return None, {}
-    if place is None:
+    if "image" not in asked:
         raise ServeError("unsupported", f"this artifact takes no picture: leave {picture} out")
     if last_frame is not None and table.get("last_image") is None:
         raise ServeError(
@@ -202,9 +203,9 @@ def _pictures(
     event: dict[str, Any] = {"start": pictures[0], "names": {"start": picture, "last": "last_image"}}
     if last_frame is not None:
         event |= {"last": pictures[1], "last_s": table.get("last_s", LAST_S), "fps": fps}
-    if place == "reference":
+    if picture_place(manifest) == "reference":
         event = {"reference": pictures[0]}
-    (control,) = controls_of(manifest).of_kind("pictures")
+    (control,) = controls.of_kind("pictures")
     try:
         control.take(event)
     except UsageError as error:

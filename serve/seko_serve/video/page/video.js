@@ -5,7 +5,8 @@ import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
-import { dataUrl, pictureUrl } from "./uploads.js";
+import { dataUrl } from "./uploads.js";
+import { PictureWell } from "./wells.js";
 
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
 const MEASURE_MS = 500;
@@ -20,7 +21,9 @@ let player = worker, screen = find("video");
 let model, connection, sound, microphone, recorder;
 let paused = false, hiddenPause = false, muted = false, begun = false;
 let trying; // what gives up the try to open a session that goes on
-let picture, lastPicture, picturesSent = "", voice; // a data URL each; what the session began with
+let wells = [], wellsDrawn = ""; // and their descriptions
+let picturesSent = ""; // with which the session began
+let voice; // a data URL, with which the next session begins
 const sent = new Map(); // by id: when a control was sent, its line in the history, and the chunk that follows it
 const times = []; // when the last frames were painted
 let broken; // why nothing is shown
@@ -41,11 +44,10 @@ function showRunning(now) {
 }
 
 function invite() {
-  const needs = (model.takes.image === "required" && !picture) || (model.takes.last_image && !lastPicture);
-  hint(needs ? model.takes.last_image ? "Choose a picture to begin with and a last one, then press Start."
-    : "Choose a picture to begin with, then press Start."
+  const lacking = wells.filter(({ required, url }) => required && !url).map(({ label }) => `a ${label.toLowerCase()}`);
+  hint(lacking.length ? `Choose ${lacking.join(" and ")}, then press Start.`
     : model.takes.prompt ? "Write what you want to see, then press Start." : "Press Start.");
-  find("start").disabled = needs;
+  find("start").disabled = lacking.length > 0;
 }
 
 function button(action, ...content) {
@@ -79,10 +81,10 @@ async function showExamples({ help, prompts, pictures }) {
     const image = new Image();
     image.src = await dataUrl(file);
     image.alt = file.name;
-    return button(() => attempted(() => take(file)), image);
+    return button(() => attempted(() => take(file, wells[0])), image);
   })));
   find("pictures").hidden = files.length < 2;
-  if (model.takes.image === "required" && files.length && !picture) await take(files[0]);
+  if (wells[0]?.required && files.length && !wells[0].url) await take(files[0]);
 }
 
 function remember(prompt) {
@@ -130,16 +132,16 @@ function control(type, fields) {
 /** The name and description of the control that takes keys. */
 const keyed = () => Object.entries(model.controls).find(([, { keys }]) => keys);
 
+/** What the control says that takes sound. */
+const sounding = () => Object.values(model.controls).find(({ sound }) => sound)?.sound;
+
 /** Tell which keys are held. */
 function tellHeld() { control("control", { name: keyed()[0], event: { held: [...pad.held] } }); }
 
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
 
 /** The pictures that a session begins with. */
-const pictures = () => ({
-  ...(picture && { image: picture }),
-  ...(lastPicture && { last_image: lastPicture, last_s: Number(find("last-seconds").value) }),
-});
+const pictures = () => Object.assign({}, ...wells.map((well) => well.fields()));
 
 /** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
@@ -156,9 +158,10 @@ async function enter(prompt, signal) {
   hint("One moment");
   const codecs = await supported();
   const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
-  const hello = { codecs, audio: model.takes.voice ? audio : [] };
+  const hello = { codecs, audio: sounding() ? audio : [] };
   const session = {
-    model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...pictures(), ...(voice && { voice }),
+    model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...pictures(),
+    ...(voice && { [sounding().field]: voice }),
   };
   if (signal.aborted) return;
   say("Opening");
@@ -276,7 +279,7 @@ function hear(facts) {
   document.body.dataset.sound = facts?.codec ?? "";
   sound?.mute(muted);
   find("mute").hidden = !sound;
-  if (model.takes.voice && !facts) find("voice-name").textContent = "Sound needs a page over https, or on localhost.";
+  if (sounding() && !facts) find("voice-name").textContent = "Sound needs a page over https, or on localhost.";
 }
 
 function ended(reason) {
@@ -414,17 +417,14 @@ async function finishRecording() {
   save(blob);
 }
 
-async function take(file, last = false) {
-  const kind = file.type.split("/")[0], taken = { image: model.takes.image !== "no", audio: model.takes.voice };
+/** Take a file that was chosen or dropped, a picture in the first well that is empty if no other is named. */
+async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
+  const kind = file.type.split("/")[0], taken = { image: well, audio: sounding() };
   if (!taken[kind]) throw new Error(`${file.name} is no ${taken.audio ? "picture or sound" : taken.image ? "picture" : "file that this model takes"}`);
   if (kind === "image") {
-    const url = await pictureUrl(file), thumbnail = find(last ? "last-thumbnail" : "thumbnail");
-    if (last) lastPicture = url;
-    else picture = url;
-    thumbnail.src = url;
-    thumbnail.hidden = false;
-    find(last ? "last-name" : "picture-name").textContent = connection ? `${file.name}: press Start over to use it` : file.name;
-    if (!connection) invite();
+    await well.take(file);
+    if (connection) well.name.textContent += ": press Start over to use it";
+    else invite();
   } else {
     if (connection) {
       const seconds = await sendFile(file, model.limits, (samples, last) => connection?.sendVoice(samples, last));
@@ -435,11 +435,9 @@ async function take(file, last = false) {
     }
   }
 }
-for (const id of ["picture", "last-picture", "voice"]) {
-  find(id).addEventListener("change", ({ target }) => {
-    attempted(async () => { if (target.files[0]) await take(target.files[0], id === "last-picture"); target.value = ""; });
-  });
-}
+find("voice").addEventListener("change", ({ target }) => {
+  attempted(async () => { if (target.files[0]) await take(target.files[0]); target.value = ""; });
+});
 for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
     event.preventDefault();
@@ -474,6 +472,20 @@ document.addEventListener("visibilitychange", () => { // nobody sees it: the row
 });
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 
+/** Draw the wells of pictures: those that a session needs before the sentence, the others after it. */
+function showWells() {
+  const described = Object.values(model.controls).flatMap((control) => control.pictures ?? []);
+  if (JSON.stringify(described) === wellsDrawn) return; // what was chosen stays
+  wellsDrawn = JSON.stringify(described);
+  for (const { section } of wells) section.replaceWith(find("pictures"));
+  wells = described.map((one) => {
+    const well = new PictureWell(one, (file) => attempted(() => take(file, well)));
+    find(one.required ? "prompt-box" : "start").before(well.section);
+    return well;
+  });
+  wells[0]?.section.append(find("pictures"));
+}
+
 /** Ask the server what its model takes, and show the page accordingly. */
 async function meet() {
   try {
@@ -487,16 +499,12 @@ async function meet() {
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
   find("prompt-box").hidden = !model.takes.prompt;
-  find("prompt").required = model.takes.prompt && model.takes.image !== "required"; // a portrait needs no words
-  find("picture-box").hidden = model.takes.image === "no";
-  find("last-box").hidden = !model.takes.last_image;
-  find("voice-box").hidden = !model.takes.voice;
-  find("picture-legend").textContent = model.takes.voice ? "Portrait"
-    : `Picture to begin with${model.takes.image === "may" ? ", if you like" : ""}`;
+  showWells();
+  find("prompt").required = model.takes.prompt && !wells.some(({ required }) => required); // a portrait needs no words
+  find("voice-box").hidden = !sounding();
   if (keyed()) find("reaction-name").textContent = "Key to picture";
   pad.show(keyed()?.[1].keys ?? []);
-  if (model.takes.image === "may") find("start").before(find("picture-box")); // what every session has comes first
-  find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
+  find("microphone").hidden = !navigator.mediaDevices || sounding()?.speakers !== 1;
   showRunning(Boolean(connection));
   invite();
   await showExamples(model.viewer);

@@ -1,0 +1,43 @@
+// Wells of pictures as a control describes them: each holds a picture with which the next session begins.
+import { pictureUrl } from "./uploads.js";
+
+const made = (tag, properties, ...content) => {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...content);
+  return element;
+};
+
+export class PictureWell {
+  /** Draw a well; `chosen` is called with each file that a person chooses. */
+  constructor({ field, label, required, seconds }, chosen) {
+    Object.assign(this, { field, label, required, url: "" });
+    this.thumbnail = made("img", { id: `${field}-thumbnail`, alt: "", hidden: true });
+    this.name = made("span", { id: `${field}-name` }, "or drop one on this page");
+    const input = made("input", { id: field, type: "file", accept: "image/*" });
+    input.onchange = async () => {
+      if (input.files[0]) await chosen(input.files[0]);
+      input.value = "";
+    };
+    this.section = made("fieldset", {}, made("legend", {}, required ? label : `${label}, if you like`), made(
+      "div", { className: "upload" }, this.thumbnail, made("label", { className: "button" }, "Choose a picture", input), this.name,
+    ));
+    if (!seconds) return;
+    this.seconds = made("input", {
+      id: seconds.field, type: "number", value: seconds.default, min: 0, max: seconds.maximum, step: "any",
+    });
+    this.section.append(made("label", { htmlFor: seconds.field }, seconds.label), this.seconds);
+  }
+
+  /** Hold a picture. */
+  async take(file) {
+    this.thumbnail.src = this.url = await pictureUrl(file);
+    this.thumbnail.hidden = false;
+    this.name.textContent = file.name;
+  }
+
+  /** The fields that it adds to the request that opens a session. */
+  fields() {
+    if (!this.url) return {};
+    return { [this.field]: this.url, ...(this.seconds && { [this.seconds.id]: Number(this.seconds.value) }) };
+  }
+}
