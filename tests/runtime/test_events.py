@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from seko_export.families.seko_talk.family import FAMILY as TALK_FAMILY
+from seko_export.video.recording import golden_text
 from seko_runtime import Pool, Session, open_artifact
 from seko_runtime.cli.commands import main
-from seko_runtime.controls.recording import Recording, as_json, of_json, read_recording
+from seko_runtime.controls import controls_of
+from seko_runtime.controls.recording import Entry, Recording, as_json, copied, of_json, read_recording
 from seko_runtime.errors import InputFileError, UsageError
+from tests.matrix_game import test_stream as games
+from tests.matrix_game.streams import game_config
+from tests.seko_talk import streams as talks
 from tests.serve.toys import talk_opener, world_opener
+
+from . import toy, toy_inputs, toy_pool, toy_whole
 
 PROMPT = "a b c"
 Change = Callable[[Session], None]
@@ -29,9 +39,45 @@ def speak(samples: int, **more: Any) -> Change:
     return steer({"samples": sound, **more}, "voice")
 
 
-# What is done before each chunk of a stream.
-STORIES: dict[str, tuple[Callable[[], Any], list[list[Change]]]] = {
-    "keys, a prompt and a new beginning": (
+def random(*shape: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def picture(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (40, 120, 3), np.uint8)
+
+
+def fed(pool: Pool, control: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Opening a session with controls that have taken an event."""
+    controls = controls_of(pool.manifest)
+    controls[control].take(event)
+    return {"controls": controls}
+
+
+def fitted(pool: Pool) -> np.ndarray:
+    image: np.ndarray = fed(pool, "pictures", {"start": picture()})["controls"].opening()["image"]
+    return image
+
+
+@dataclass(frozen=True)
+class Story:
+    """A session: the arguments that open it, what is done before each chunk, and before it is recorded."""
+
+    opener: Callable[[], Any]
+    changes: list[list[Change]]
+    opening: Callable[[Pool], Mapping[str, Any]] = lambda _: {"prompt": PROMPT}
+    chunk_inputs: Mapping[str, Any] | None = None
+    before: list[Change] = field(default_factory=list)
+
+
+TALK = talks.talk_config(model={"speakers": 2})
+TALK_INPUTS = {name: value[0].numpy() for name, value in TALK_FAMILY.golden_inputs(TALK, None).items()}
+VOICES = {name: value[0].numpy() for name, value in TALK_FAMILY.golden_inputs(TALK, 0).items()}
+LEFT = np.zeros((64, 96, 3), np.uint8)
+LEFT[:, :48] = 255
+
+STORIES = {
+    "keys, a prompt and a new beginning": Story(
         world_opener,
         [
             [steer({"held": ["KeyW"]})],
@@ -41,7 +87,61 @@ STORIES: dict[str, tuple[Callable[[], Any], list[list[Change]]]] = {
             [],
         ],
     ),
-    "a voice in pieces": (
+    "a start picture, kept in a new beginning": Story(
+        toy_pool.open_pool,
+        [[], [lambda session: session.restart(seed=9)], []],
+        lambda pool: {"prompt": PROMPT, **fed(pool, "pictures", {"start": picture()})},
+    ),
+    "a start picture as an argument": Story(
+        toy_pool.open_pool,
+        [[], [lambda session: session.restart()], []],
+        lambda pool: {"prompt": PROMPT, "image": fitted(pool)},
+    ),
+    "what changed before it was recorded": Story(
+        world_opener,
+        [[], [lambda session: session.restart()]],
+        before=[
+            lambda session: session.restart(seed=5, image=np.full(toy_shape(session), 9, np.uint8)),
+            lambda session: session.set_prompt("c"),
+            steer({"held": ["KeyW"]}),
+        ],
+    ),
+    "latents to begin with": Story(
+        toy_pool.open_pool,
+        [[], []],
+        lambda _: {
+            "prompt": PROMPT,
+            "conditioning_latents": random(toy.CHANNELS, 1, toy.ROWS, toy.COLUMNS),
+        },
+    ),
+    "inputs of a session": Story(
+        toy_inputs.open_pool,
+        [[], [lambda session: session.set_inputs({"place": random(toy.CHANNELS, seed=2)})], []],
+        lambda _: {"prompt": PROMPT, "inputs": {"place": random(toy.CHANNELS)}},
+        {"camera": random(toy.CHANNELS, seed=3)},
+        [lambda session: session.set_inputs({"place": random(toy.CHANNELS, seed=4)})],
+    ),
+    "a portrait and masks, with text as an array": Story(
+        lambda: talks.opened(TALK),
+        [[], [lambda session: session.restart(seed=4)], []],
+        lambda pool: {
+            "text": golden_text(TALK),
+            "reference": talks.random_reference(TALK)[0],
+            "inputs": {name: value for name, value in TALK_INPUTS.items() if name != "speaker_masks"},
+            **fed(pool, "speaker_masks", {"masks": [LEFT, 255 - LEFT]}),
+        },
+        VOICES,
+    ),
+    "actions and arrays of a picture": Story(
+        lambda: games.opened(game_config()),
+        [
+            [steer({"held": ["KeyW"]}, "actions")],
+            [steer({"moved": {"yaw": 0.7}}, "actions")],
+            [steer({"keys": "wd-30"}, "actions")],
+        ],
+        lambda _: {"inputs": games.opening_of()},
+    ),
+    "a voice in pieces": Story(
         talk_opener,
         [
             [speak(9000)],
@@ -54,33 +154,46 @@ STORIES: dict[str, tuple[Callable[[], Any], list[list[Change]]]] = {
 }
 
 
-def played(pool: Pool, story: list[list[Change]]) -> tuple[Recording, list[np.ndarray]]:
-    with pool.open_session(seed=3, prompt=PROMPT) as session:
-        recording, frames = session.record(seed=3, prompt=PROMPT), []
-        for changes in story:
+def toy_shape(session: Session) -> tuple[int, ...]:
+    return next(buffer.shape for buffer in session.manifest.buffers if buffer.name == "image")
+
+
+def played(pool: Pool, story: Story) -> tuple[Recording, list[np.ndarray]]:
+    with pool.open_session(seed=3, **story.opening(pool)) as session:
+        for change in story.before:
+            change(session)
+        recording, chunks = session.record(), []
+        for changes in story.changes:
             for change in changes:
                 change(session)
-            frames.append(session.run_chunk().video()[0].copy())
-    return recording, frames
+            chunks.append(session.run_chunk(story.chunk_inputs).to_host().copy())
+    return recording, chunks
+
+
+def again(pool: Pool, story: Story, entries: Sequence[Entry], opening: Mapping[str, Any]) -> list[np.ndarray]:
+    """The chunks of a session that is opened so, and does what a recording says."""
+    chunks = []
+    with pool.open_session(**opening) as session:
+        for number in range(len(story.changes)):
+            for entry in entries:
+                if entry.chunk == number:
+                    session.replay(entry)
+            chunks.append(session.run_chunk(story.chunk_inputs).to_host().copy())
+    return chunks
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_recording_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
-    opener, story = STORIES[name]
-    with opener() as pool:
+    story = STORIES[name]
+    with story.opener() as pool:
         recording, wanted = played(pool, story)
         (tmp_path / "events.jsonl").write_text(recording.text(), encoding="utf-8")
         entries = read_recording(tmp_path / "events.jsonl", "--events")
-        assert (entries[0].what, entries[-1].what, entries[-1].chunk) == ("begin", "end", len(story))
-        begin = entries[0].event
-        with pool.open_session(seed=begin["seed"], prompt=begin["prompt"]) as session:
-            frames = []
-            for number in range(len(story)):
-                for entry in entries:
-                    if entry.chunk == number:
-                        session.replay(entry)
-                frames.append(session.run_chunk().video()[0].copy())
-    for got, want in zip(frames, wanted, strict=True):
+        assert (entries[0].what, entries[-1].what, entries[-1].chunk) == ("begin", "end", len(wanted))
+        chunks = again(pool, story, entries, entries[0].opening)
+        other = again(pool, story, entries, entries[0].opening | {"seed": 77})
+    assert not np.array_equal(other[0], wanted[0])
+    for got, want in zip(chunks, wanted, strict=True):
         assert np.array_equal(got, want)
 
 
@@ -136,7 +249,7 @@ def test_what_is_no_recording(lines: list[str], words: str, tmp_path: Path) -> N
 
 
 def test_values_that_json_lacks_come_back_as_they_were() -> None:
-    event = {
+    event: dict[str, Any] = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": b"\0\xff",
         "c": [1, "x", None],
@@ -146,6 +259,10 @@ def test_values_that_json_lacks_come_back_as_they_were() -> None:
     assert np.array_equal(back["a"], event["a"])
     assert back["a"].dtype == np.float32
     assert (back["b"], back["c"], back["d"]) == (event["b"], event["c"], 3)
+    kept = copied(event | {"e": torch.tensor([1.5], dtype=torch.bfloat16), "f": bytearray(b"x")})
+    event["a"][:] = 0
+    assert np.array_equal(kept["a"], back["a"])
+    assert (kept["e"].tolist(), kept["f"]) == ([1.5], b"x")
     for odd in (
         {"base64": "AA==", "dtype": "object", "shape": [1]},
         {"base64": "AA==", "dtype": "float32", "shape": [1]},
@@ -156,11 +273,12 @@ def test_values_that_json_lacks_come_back_as_they_were() -> None:
 
 def test_the_command_line_replays_prompts_and_new_beginnings(whole_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
+    start = np.random.default_rng(1).integers(0, 256, (toy_whole.HEIGHT, toy_whole.WIDTH, 3), np.uint8)
     with (
         open_artifact(whole_folder) as artifact,
-        artifact.open_session(seed=5, prompt="a red disc") as session,
+        artifact.open_session(seed=5, prompt="a red disc", image=start) as session,
     ):
-        recording, wanted = session.record(seed=5, prompt="a red disc"), []
+        recording, wanted = session.record(), []
         for number in range(4):
             if number == 2:
                 session.set_prompt("a red ring", recache=True)

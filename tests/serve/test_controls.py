@@ -270,7 +270,9 @@ def test_a_recorded_session_is_played_again_to_the_same_bytes(start: Starter, tm
     server = start(world_opener)
 
     async def test(new_client: Callable[[], AsyncClient]) -> None:
-        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3, record=True)
+        start_picture = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
+        url = "data:image/png;base64," + base64.b64encode(coded(start_picture, "png")).decode()
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3, image=url, record=True)
         assert [control["kind"] for control in client.ready["controls"].values()] == ["camera", "pictures"]
         media, _ = await watch(client, 2)
         await client.send("control", name="camera", event={"held": ["KeyW"]})
@@ -297,11 +299,7 @@ def test_a_recorded_session_is_played_again_to_the_same_bytes(start: Starter, tm
             (tmp_path / "events.jsonl").write_bytes(answer.read())
         await client.close()
         entries, frames = read_recording(tmp_path / "events.jsonl", "--events"), []
-        begin = entries[0].event
-        with (
-            world_opener() as pool,
-            pool.open_session(seed=begin["seed"], prompt=begin["prompt"]) as session,
-        ):
+        with world_opener() as pool, pool.open_session(**entries[0].opening) as session:
             for number in range(9):
                 for entry in entries:
                     if entry.chunk == number:

@@ -19,6 +19,8 @@ from seko_runtime.format.json_fields import parse_json
 from seko_runtime.host.faults import fault_text
 
 MAX_EVENT_BYTES = 64 << 20  # of a file of events
+# What a recording says of its session's beginning, by the arguments of `open_session`.
+OPENING = ("seed", "prompt", "text", "image", "conditioning_latents", "reference", "inputs")
 # Changes of a session that a recording has beside events, by the names of the session's methods.
 CHANGES: Mapping[str, str] = {
     "prompt": "set_prompt",
@@ -45,6 +47,21 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(item) for item in value]
     return as_json(np.asarray(value)) if hasattr(value, "__array__") else value
+
+
+def copied(value: Any) -> Any:
+    """Return an event, or a value of one, with copies of its arrays on the host, also of tensors on a device; numbers
+    in bfloat16, which numpy lacks, become float32."""
+    if isinstance(value, Mapping):
+        return {name: copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [copied(item) for item in value]
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    return np.array(value) if hasattr(value, "__array__") and not isinstance(value, np.generic) else value
 
 
 def of_json(value: Any) -> Any:
@@ -135,20 +152,25 @@ class Entry:
     event: Event
     control: str = ""
 
+    @property
+    def opening(self) -> dict[str, Any]:
+        """Of a recording's first entry: what the session began with, as arguments of the pool's `open_session`."""
+        return {name: self.event[name] for name in OPENING if name in self.event}
+
 
 class Recording:
-    """What happened to a session from its beginning on. Replayed on a session of the same artifact with the same
-    pictures and inputs, it gives the same bytes.
+    """What happened to a session from its beginning on. Replayed on a session of the same artifact, opened with
+    `Entry.opening`, it gives the same bytes, unless a chunk was given inputs of its own.
 
     Parameters
     ----------
     begin : mapping
-        What the session began with: ``seed``, ``prompt`` and the state of its ``controls``, as far as they are known.
+        What the session began with: the arguments of `open_session` and the state of its ``controls``.
     """
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
         self.chunks = 0  # made since the recording began
-        self._entries: list[Entry] = [Entry(0, "begin", dict(begin))]
+        self._entries: list[Entry] = [Entry(0, "begin", copied(begin))]
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -157,11 +179,11 @@ class Recording:
 
     def note(self, what: str, event: Event) -> None:
         """Record a change of the session."""
-        self._entries.append(Entry(self.chunks, what, event))
+        self._entries.append(Entry(self.chunks, what, copied(event)))
 
     def heard(self, control: str, event: Event) -> None:
         """Record an event that a control has taken."""
-        self._entries.append(Entry(self.chunks, "event", event, control))
+        self._entries.append(Entry(self.chunks, "event", copied(event), control))
 
     def text(self) -> str:
         """Return the recording as JSON, a line for each entry; `read_recording` reads it."""

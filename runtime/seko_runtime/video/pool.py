@@ -124,6 +124,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         beginning = Beginning(seed, prompt, text, image, conditioning_latents, reference, inputs)
 
         def prepare(session: Session) -> None:
+            session.beginning = beginning
             if controls is not None:
                 session.controls = controls
 

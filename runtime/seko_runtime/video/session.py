@@ -17,7 +17,7 @@ from seko_runtime.sessions.session import PendingResult, RowSession, SharedRows
 from seko_runtime.video.chunk import NO_VIDEO, Chunk, SessionStats
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.rows import VideoRows
+from seko_runtime.video.rows import Beginning, VideoRows
 from seko_runtime.video.video_stream import QueuedChunks, VideoStream
 
 
@@ -56,6 +56,7 @@ class Session(RowSession):
         super().__init__(pool, name, lease_s, tenant)
         self._ahead = QueuedChunks()  # chunks that `stream` has queued and not yielded yet
         self.controls = controls_of(pool._rows.manifest)
+        self.beginning: Beginning | None = None  # of the stream, if it restarted now; None after a restore
         self._recording: Recording | None = None
 
     @property
@@ -71,25 +72,29 @@ class Session(RowSession):
         self._controls = controls
 
     def record(self, **begin: Any) -> Recording:
-        """Record what happens to the session from now on, before its first chunk: events of its controls, and changes
-        of prompt, text, inputs and seed.
+        """Record what happens to the session from now on, before its first chunk: what it was opened with, pictures and
+        other arrays included, events of its controls, and changes of prompt, text, inputs and seed. Inputs that a chunk
+        alone is given are not recorded.
 
         Parameters
         ----------
         **begin
-            What the session began with, such as ``seed`` and ``prompt``, for whoever replays the recording.
+            Further facts of the beginning, for whoever replays the recording.
 
         Raises
         ------
         UsageError
-            If the session has made a chunk, so that its beginning is not known.
+            If the session has made a chunk or was restored, so that its beginning is not known.
         SessionClosedError
             If the session is closed.
         """
         with self._pool._call_lock.take():
             if self._pool._rows.next_frame(self._running_row()):
                 raise UsageError(f"session {self.name!r} has made chunks: record it before its first one")
-            recording = self._recording = Recording({**begin, "controls": self._controls.state()})
+            if self.beginning is None:
+                raise UsageError(f"session {self.name!r} was restored: record one that was opened")
+            begin |= {**vars(self.beginning), "controls": self._controls.state()}
+            recording = self._recording = Recording(begin)
             self._controls.recorded(recording)
         return recording
 
@@ -115,6 +120,10 @@ class Session(RowSession):
     def _note(self, what: str, **event: Any) -> None:
         if self._recording is not None:
             self._recording.note(what, event)
+
+    def _begins(self, **changed: Any) -> None:
+        if self.beginning is not None:
+            self.beginning = replace(self.beginning, **changed)
 
     def _advance(self, result: Chunk) -> Chunk:
         if self._recording is not None:
@@ -255,6 +264,7 @@ class Session(RowSession):
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_prompt(self._running_row(), prompt, recache=recache)
+            self._begins(prompt=prompt, text=None)
             self._note("prompt", prompt=prompt, recache=recache)
 
     def check_prompt(self, prompt: str, *, recache: bool = False) -> None:
@@ -284,6 +294,7 @@ class Session(RowSession):
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_text(self._running_row(), text, recache=recache)
+            self._begins(prompt=None, text=text)
             self._note("text", text=text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
@@ -303,7 +314,8 @@ class Session(RowSession):
             If the session is closed.
         """
         with self._pool._call_lock.take():
-            self._pool._rows.set_inputs(self._running_row(), inputs)
+            row = self._running_row()
+            self._set_inputs(row, inputs)
             self._note("inputs", inputs=inputs)
 
     def cut(self, *, frames: int = 8) -> None:
@@ -393,12 +405,20 @@ class Session(RowSession):
             opening, changed = self._controls.opening(), {"image": image, "reference": reference}
             changed = {name: opening.get(name) if own is None else own for name, own in changed.items()}
             self._pool._rows.restart(row, seed=seed, **changed)
+            kept = {"seed": seed, "reference": changed["reference"]}
+            kept = {name: value for name, value in kept.items() if value is not None}
+            self._begins(conditioning_latents=None, image=changed["image"], **kept)
             if opening.get("inputs"):
-                self._pool._rows.set_inputs(row, opening["inputs"])
+                self._set_inputs(row, opening["inputs"])
             self._controls.reset()
             self._ahead.clear()
             given = {"seed": seed, "image": image, "reference": reference}
             self._note("restart", **{name: value for name, value in given.items() if value is not None})
+
+    def _set_inputs(self, row: int, inputs: Inputs) -> None:
+        self._pool._rows.set_inputs(row, inputs)
+        if self.beginning is not None:
+            self._begins(inputs={**(self.beginning.inputs or {}), **inputs})
 
     @property
     def manifest(self) -> VideoManifest:

@@ -151,7 +151,7 @@ class VideoContent:
         )
         self._beside = row.decodes_beside
         if opening.record:
-            self._recording = row.record(seed=opening.seed, prompt=opening.prompt, fps=opening.fps)
+            self._recording = row.record(fps=opening.fps)
         return row
 
     def check_with(self, row: Session, control: Control) -> None:

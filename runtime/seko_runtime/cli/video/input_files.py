@@ -105,6 +105,7 @@ def fit_inputs(
     options: argparse.Namespace,
     manifest: VideoManifest,
     controls: Sequence[Controls],
+    entries: Sequence[Entry] = (),
 ) -> RunInputs:
     """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the golden
     (recorded results), unless the run's controls do not fit a recording; a line on stderr names this input.
@@ -120,8 +121,10 @@ def fit_inputs(
         if name not in specs:
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
-    run = RunInputs({}, {}, controls)
+    run = RunInputs({}, {}, controls, entries)
     given = run.controlled
+    if entries and "inputs" in entries[0].opening:  # with which the recorded session began
+        given |= {name for name, spec in specs.items() if spec.per in ("session", "prompt")}
     for name, spec in specs.items():
         if name in arrays or name in given:
             continue
@@ -146,6 +149,7 @@ def fit_inputs(
             if name not in steady
         },
         controls,
+        entries,
     )
 
 

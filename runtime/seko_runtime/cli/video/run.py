@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import mapping_of, shown
 from seko_runtime.cli.options import given
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.progress import Progress
@@ -30,6 +31,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.format.outputs import STDOUT
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
+from seko_runtime.video.clocks import checked_seed
 from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.manifest import VideoManifest
@@ -50,23 +52,24 @@ def run(options: argparse.Namespace, manifest: VideoManifest) -> Report:
     streams = options.output == STDOUT
     if streams:
         _check_stdout(options)
-    entries = _begun_again(options)
+    entries = _recorded(options)
     conditions, arrays = read_conditioning(options), read_inputs(options.input)
     events = read_controls(options)
-    image = options.image
-    conditions = with_own_picture(conditions, options, manifest, arrays)
-    if options.image != image:
-        events = read_controls(options)
+    if not entries:
+        image = options.image
+        conditions = with_own_picture(conditions, options, manifest, arrays)
+        if options.image != image:
+            events = read_controls(options)
     controls = fed_controls(options, manifest, events, arrays, entries)
     check_conditioning(conditions, options, manifest, controls[0].opening())
-    inputs = replace(fit_inputs(arrays, options, manifest, controls), entries=entries)
+    inputs = fit_inputs(arrays, options, manifest, controls, entries)
     if not streams:
         return _run(options, manifest, conditions, inputs, None)
     with stdout_for_video() as descriptor:
         return _run(options, manifest, conditions, inputs, descriptor)
 
 
-def _begun_again(options: argparse.Namespace) -> list[Entry]:
+def _recorded(options: argparse.Namespace) -> list[Entry]:
     """Return the recording of ``--events``, and set the run's seed, prompt and number of chunks to those of the
     recording; nothing without this option.
 
@@ -83,7 +86,11 @@ def _begun_again(options: argparse.Namespace) -> list[Entry]:
         raise UsageError(f"--events and {others[0]} both say what happens; give one")
     entries = read_recording(options.events, "--events")
     begin = entries[0].event
-    options.seed, options.prompt = begin.get("seed", options.seed), begin.get("prompt")
+    options.seed, options.prompt = checked_seed(begin.get("seed", options.seed)), begin.get("prompt")
+    if not isinstance(options.prompt, str | None):
+        raise UsageError(
+            f"--events {options.events} begins with the prompt {shown(options.prompt)}, expected a text"
+        )
     options.chunks = options.chunks or entries[-1].chunk
     if not options.chunks:
         raise UsageError(f"--events {options.events} is the recording of no chunk: give --chunks")
@@ -265,13 +272,17 @@ def _beginnings(
         controls = inputs.controls[row]
         opening = controls.opening()
         steady = inputs.recorded(artifact.golden_inputs(None, row))
-        steady |= {name: array[row] for name, array in inputs.steady.items()}
+        of_files = {name: array[row] for name, array in inputs.steady.items()}
+        steady |= of_files
         text = None if conditioning.text is None else conditioning.text[row : row + 1]
         image, reference = opening.get("image"), opening.get("reference")
         begun = artifact.beginning(row, text, prompt, image, reference, steady)
+        if inputs.entries:
+            begun |= inputs.entries[0].opening
+            begun["inputs"] = {**mapping_of(begun["inputs"], "inputs"), **of_files}
         if opening.keys() & {"image", "reference"}:
-            del begun["reference"]
-        yield {"seed": seed, "controls": controls, **begun}
+            begun = {name: value for name, value in begun.items() if name not in ("image", "reference")}
+        yield {**begun, "seed": seed, "controls": controls}
 
 
 def _video_frames(manifest: VideoManifest, number: int) -> int:
