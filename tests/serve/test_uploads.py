@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from fractions import Fraction
 
 import av
@@ -32,7 +33,6 @@ def test_a_picture_is_decoded_in_the_size_that_its_header_says(codec: str, size:
     rows, columns = np.mgrid[: size[0], : size[1]]
     picture = np.stack((rows, columns, rows + columns), -1).astype(np.uint8)
     data = coded(picture, codec)
-    assert uploads.picture_size(data) == (size[1], size[0])
     decoded = uploads.decoded_picture(data)
     assert decoded.shape == picture.shape
     assert np.abs(decoded.astype(int) - picture).mean() < 12
@@ -46,6 +46,8 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     at = 16 if codec == "png" else data.index(b"\xff\xc0") + 5
     size = (60_000).to_bytes(4 if codec == "png" else 2)
     data[at : at + 2 * len(size)] = size * 2
+    if codec == "png":
+        data[29:33] = zlib.crc32(data[12:29]).to_bytes(4)
     monkeypatch.setattr(uploads, "load_image", None)  # calling it fails
     with pytest.raises(ServeError, match="60000 x 60000 pixels") as refused:
         uploads.decoded_picture(bytes(data))
@@ -63,8 +65,9 @@ def test_a_picture_that_cannot_be_taken_is_refused_with_the_readers_reason() -> 
     st.binary(),
 )
 def test_no_header_breaks_the_reading_of_its_size(head: bytes, rest: bytes) -> None:
-    size = uploads.picture_size(head + rest)
-    assert size is None or min(size) >= 0
+    with pytest.raises(ServeError) as refused:
+        uploads.decoded_picture(head + rest)
+    assert refused.value.kind.code in ("bad_request", "too_large")
 
 
 @pytest.mark.parametrize("codec", PIXEL_FORMATS)
@@ -82,7 +85,6 @@ def test_a_picture_of_broken_data_is_refused_without_words_of_the_decoder(damage
     data = coded(noise, "png")
     half = len(data) // 2
     broken = data[:half] + (bytes(byte ^ 0x5A for byte in data[half:]) if damage == "flipped" else b"")
-    assert uploads.picture_size(broken) == (64, 64)
     with pytest.raises(ServeError) as refused:
         uploads.decoded_picture(broken)
     assert refused.value.message == "image is no picture that can be decoded: expected PNG, JPEG or WebP"

@@ -15,7 +15,7 @@ from seko_runtime.errors import DecodingError, InputFileError, VideoWriterError
 
 MAX_PIXELS = 1 << 26  # of one picture: 64 megapixels, 200 MB decoded
 _MAX_FRAME_SAMPLES = 1 << 20  # of each channel, in what a decoder gives at once
-_HEAD_BYTES = 16
+_HEAD_BYTES = 256  # with the brands of a film
 
 # FFmpeg's name of each format, and what tells it: bytes at an offset.
 _PICTURES: Mapping[str, tuple[tuple[int, bytes], ...]] = {

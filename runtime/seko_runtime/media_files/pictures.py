@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +17,12 @@ from seko_runtime.media_files.containers import (
     picture_format,
     read_head,
 )
-from seko_runtime.media_files.orientation import orientation_of, turned_upright
+from seko_runtime.media_files.picture_heads import PictureHead, picture_head, turned_upright
 
 MIN_SIDE = 8  # pixels of one latent cell
 BLACK, WHITE = 0, 255
 _CHANNELS = 3
 _HDR_CURVES = (16, 18)  # FFmpeg's numbers of the transfer curves PQ and HLG
-_MAX_BRANDS = 1 << 10  # bytes of the brands of a film
-_MAX_DIRECTORIES = 16  # of a TIFF, smaller copies of the first page
-_SUBFILE_TYPE = 254  # tag of the field whose lowest bit marks a smaller copy
 _FILMS = ("mov", "matroska")  # formats whose first picture is taken
 
 
@@ -43,7 +38,7 @@ def load_image(path: Path, option: str = "--image", *, background: int = WHITE) 
         If the file is no picture, has CMYK or HDR colours or is animated, or if the picture has more than `MAX_PIXELS`
         pixels or a side below `MIN_SIDE`.
     VideoWriterError
-        If reading the file needs PyAV, and PyAV is not installed.
+        If reading the file needs PyAV or Pillow, which is not installed.
     """
     what = f"{option} {path}"
     picture = (
@@ -66,21 +61,22 @@ def _decoded(path: Path, option: str, what: str, background: int) -> NDArray[np.
         raise InputFileError(
             f"{what} is no picture: its first bytes are of none of {PICTURE_FORMATS}; convert it, or give a .npy"
         )
-    if _says_animated(path, form):
-        raise InputFileError(_animated(what))
     no_picture = f"{what} is no picture of at most {MAX_PIXELS} pixels"
+    said = picture_head(path, form, MAX_PIXELS) or PictureHead(0, 0, is_animated=_is_sequence(head, form))
+    if said.width * said.height > MAX_PIXELS:
+        raise InputFileError(f"{no_picture}: it has {said.width} x {said.height}")
+    if said.is_animated:
+        raise InputFileError(f"{what} is animated; give one of its pictures")
     with opened(path, form, no_picture, f"{option} takes a .npy without it, or pip install av") as container:
         if not container.streams.video:
             raise InputFileError(f"{what} holds no picture")
-        if form not in _FILMS and container.streams.video[0].frames > 1:
-            raise InputFileError(_animated(what))
         frame = next(container.decode(video=0))
         if colours := _odd_colours(frame, form):
             raise InputFileError(f"{what} has {colours} colours; convert it to sRGB")
         picture = _opaque(frame, background)
     if form in _FILMS:  # both count quarter turns to the left
         return np.ascontiguousarray(np.rot90(picture, frame.rotation // 90))
-    return np.ascontiguousarray(turned_upright(picture, orientation_of(path, form)))
+    return np.ascontiguousarray(turned_upright(picture, said.orientation))
 
 
 def _opaque(frame: Any, background: int) -> NDArray[np.uint8]:
@@ -94,68 +90,10 @@ def _opaque(frame: Any, background: int) -> NDArray[np.uint8]:
     return laid
 
 
-def _animated(what: str) -> str:
-    return f"{what} is animated; give one of its pictures"
-
-
-def _says_animated(path: Path, form: str) -> bool:
-    """Return whether a file says that it has several pictures to show in turn, or several pages, which FFmpeg does not
-    tell. A film is no animated picture."""
-    find = _SEVERAL.get(form)
-    if find is None:
-        return False
-    with path.open("rb") as file:
-        try:
-            return find(file)
-        except struct.error:  # the file ends before it
-            return False
-
-
-def _png_is_animated(file: BinaryIO) -> bool:
-    """Return whether a chunk ``acTL`` is before the pixels; texts of any length may precede it."""
-    file.seek(8)
-    while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
-        if head[4:] == b"acTL":
-            return True
-        file.seek(int.from_bytes(head[:4]) + 4, 1)
-    return False
-
-
-def _webp_is_animated(file: BinaryIO) -> bool:
-    head = file.read(21)
-    return head[12:16] == b"VP8X" and bool(head[20:] and head[20] & 2)
-
-
-def _tiff_has_pages(file: BinaryIO) -> bool:
-    """Return whether a directory behind the first describes another page, and not a smaller copy of the first."""
-    order = {b"II": "<", b"MM": ">"}[file.read(2)]
-    _, directory = struct.unpack(f"{order}HI", file.read(6))
-    for place in range(_MAX_DIRECTORIES):
-        file.seek(directory)
-        (count,) = struct.unpack(f"{order}H", file.read(2))
-        fields = [struct.unpack(f"{order}HHII", file.read(12)) for _ in range(count)]
-        reduced = any(tag == _SUBFILE_TYPE and value & 1 for tag, _, _, value in fields)
-        if place and not reduced:
-            return True
-        (directory,) = struct.unpack(f"{order}I", file.read(4))
-        if not directory:
-            break
-    return False
-
-
-def _avif_is_animated(file: BinaryIO) -> bool:
-    """Return whether ``avis``, an AVIF of several pictures, is among the brands of a file of this container."""
-    size = min(int.from_bytes(file.read(4)), _MAX_BRANDS)
-    brands = file.read(max(0, size - 4))[4:]
-    return any(brands[at : at + 4] == b"avis" for at in range(0, len(brands), 4))
-
-
-_SEVERAL: Mapping[str, Callable[[BinaryIO], bool]] = {
-    "png_pipe": _png_is_animated,
-    "webp_pipe": _webp_is_animated,
-    "tiff_pipe": _tiff_has_pages,
-    "mov": _avif_is_animated,
-}
+def _is_sequence(head: bytes, form: str) -> bool:
+    """Return whether ``avis``, an AVIF of several pictures, is among the brands of a film."""
+    brands = head[8 : int.from_bytes(head[:4])]
+    return form == "mov" and any(brands[at : at + 4] == b"avis" for at in range(0, len(brands), 4))
 
 
 def _odd_colours(frame: Any, form: str) -> str:

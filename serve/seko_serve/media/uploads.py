@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import DecodingError, SekoRuntimeError
+from seko_runtime.media_files.containers import picture_format
+from seko_runtime.media_files.picture_heads import picture_head
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.media_files.sound import load_sound
 from seko_serve.errors import ServeError, check_fields
@@ -25,6 +28,7 @@ MAX_VOICE_S = 60  # of a voice to sound like
 MAX_INPUT_BYTES = 4 << 20
 AGAIN_S = 10.0  # after which a client tries again when the disk is full
 _LOG = logging.getLogger("seko_serve")
+PICTURE_FORMS = "png_pipe", "jpeg_pipe", "webp_pipe"
 PICTURES, SOUNDS = "PNG, JPEG or WebP", "WAV, MP3, FLAC, Ogg, MP4 or WebM"
 
 
@@ -56,41 +60,6 @@ def data_of(value: object, name: str, most: int) -> bytes:
     return base64_bytes(text, name, most)
 
 
-def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from a picture's header; None if the data is not PNG, JPEG or WebP."""
-    if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and len(data) >= 24:
-        return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) >= 30:
-        return _webp_size(data)
-    return _jpeg_size(data) if data[:2] == b"\xff\xd8" else None
-
-
-def _webp_size(data: bytes) -> tuple[int, int] | None:
-    kind = data[12:16]
-    if kind == b"VP8X":
-        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-    if kind == b"VP8L":
-        bits = int.from_bytes(data[21:25], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if kind == b"VP8 ":
-        return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
-    return None
-
-
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return the size in a JPEG's first frame header: a marker SOF0 to SOF15, except DHT, JPG and DAC."""
-    at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # filling
-            at += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return int.from_bytes(data[at + 7 : at + 9]), int.from_bytes(data[at + 5 : at + 7])
-        else:
-            at += 2 + int.from_bytes(data[at + 2 : at + 4])
-    return None
-
-
 def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
     """Return an uploaded picture, uint8 [H, W, 3]. The size in the picture's header is checked before the picture is
     decoded.
@@ -102,12 +71,14 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
     """
     if len(data) > MAX_PICTURE_BYTES:
         raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_PICTURE_BYTES} are taken")
-    size = picture_size(data)
-    if size is None or 0 in size:
+    form = picture_format(data[:16])
+    head = picture_head(BytesIO(data), form, MAX_PICTURE_PIXELS) if form in PICTURE_FORMS else None
+    if head is None:
         raise ServeError("bad_request", f"{name} is no picture: expected {PICTURES}")
-    if size[0] * size[1] > MAX_PICTURE_PIXELS:
+    if head.width * head.height > MAX_PICTURE_PIXELS:
         raise ServeError(
-            "too_large", f"{name} has {size[0]} x {size[1]} pixels, at most {MAX_PICTURE_PIXELS} are taken"
+            "too_large",
+            f"{name} has {head.width} x {head.height} pixels, at most {MAX_PICTURE_PIXELS} are taken",
         )
     return _from_file(data, name, load_image, f"is no picture that can be decoded: expected {PICTURES}")
 
