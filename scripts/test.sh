@@ -13,6 +13,7 @@ fi
 seko_make_venv dev
 seko_add_serve ray,s3,simulate
 seko_try_extra tensorrt-rtx
+seko_try_extra clients
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy machine spinning threads stall each other
 # Host code of engines is run a few times here, and optimising it takes a tenth of their compilation.
 export AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL=${AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL:-O0}

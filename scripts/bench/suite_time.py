@@ -28,7 +28,13 @@ from scripts.bench.counting import processor_ticks
 from scripts.bench.rows import append_row
 
 ROOT = Path(__file__).parents[2]
-STEPS = ("seko_make_venv", "seko_make_venv dev", "seko_add_serve", "seko_try_extra tensorrt-rtx")
+STEPS = (
+    "seko_make_venv",
+    "seko_make_venv dev",
+    "seko_add_serve",
+    "seko_try_extra tensorrt-rtx",
+    "seko_try_extra clients",
+)
 INSTALL = " && ".join(("source scripts/venv.sh", *STEPS))
 QUICKSTART = ("scripts/quickstart.sh",)
 # Of each tier: the script with its arguments, and how many quick starts it may take.

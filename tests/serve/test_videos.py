@@ -330,7 +330,10 @@ def test_what_no_artifact_does_is_refused_in_openais_shape(start: Starter, path:
     assert answer["error"]["type"] == "invalid_request_error"
 
 
-@given(st.binary(max_size=400), st.sampled_from(["multipart/form-data; boundary=x", "multipart/form-data"]))
+KINDS = ["multipart/form-data; boundary=x", "multipart/form-data", "application/x-www-form-urlencoded"]
+
+
+@given(st.binary(max_size=400), st.sampled_from(KINDS))
 def test_random_forms_are_refused_by_name(body: bytes, kind: str) -> None:
     for content in (body, b"--x\r\n" + body + b"\r\n--x--\r\n"):
         try:

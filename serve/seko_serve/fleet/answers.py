@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
-from seko_serve.http.forms import FORM, form_fields
+from seko_serve.http.forms import form_fields, is_form
 
 PASSED = ("content-type", "retry-after")
 
@@ -42,7 +42,7 @@ def model_of(body: bytes, kind: str = "") -> object:
     """
     if b"model" not in body:
         return None
-    if kind.lower().startswith(FORM):
+    if is_form(kind, body):
         return form_fields(kind, body).get("model")
     with suppress(ValueError, RecursionError):
         table = json.loads(body)

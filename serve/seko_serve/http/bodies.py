@@ -34,7 +34,11 @@ async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, A
     """Return the JSON object in a request's body; ServeError if the body is not a JSON object, has more than ``most``
     bytes or arrives too slowly.
     """
-    content = await raw_body(request, most)
+    return json_object(await raw_body(request, most))
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is; ServeError if the body is no JSON object."""
     if content.count(b",") > MAX_ENTRIES:  # uploads are long texts: lists as long would take much more memory
         raise ServeError("too_large", f"the body has more than {MAX_ENTRIES} entries")
     try:

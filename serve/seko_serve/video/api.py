@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from seko_runtime.controls.pictures import LAST_S, MAX_LAST_S
 from seko_serve.http.access import TICKET
+from seko_serve.http.forms import OF_TEXTS, WITH_FILES
 from seko_serve.http.schemas import (
     BINARY,
     FLAG,
@@ -49,7 +50,7 @@ def _paths() -> Table:
         {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20},
     )
     ticket = parameter(TICKET, TEXT, description="Of a link, instead of a key.")
-    video_form = {"multipart/form-data": {"schema": named("VideoRequest")}}
+    video_form = {kind: {"schema": named("VideoRequest")} for kind in (WITH_FILES, OF_TEXTS)}
     return {
         "/v1/models/{name}/pictures/{number}": {
             "parameters": [name, path_parameter("number")],
