@@ -24,7 +24,7 @@ from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, d
 from seko_runtime import VideoArtifact
 from seko_runtime.backends.memory import Engine, Tensor
 from seko_runtime.format.whole_files import is_inside
-from seko_runtime.video.together import Together
+from seko_runtime.video.lockstep import Lockstep
 
 WIDTH = 120  # columns where no terminal says
 NAME_WIDTH = 70
@@ -197,7 +197,7 @@ def _uncaptured_engines(artifact: VideoArtifact, ranges: _Ranges) -> Digest:
 class _Chunks:
     """The chunks of a session, made one after another with the recorded inputs."""
 
-    def __init__(self, artifact: VideoArtifact, session: Together) -> None:
+    def __init__(self, artifact: VideoArtifact, session: Lockstep) -> None:
         self._artifact, self._session, self._chunks_run = artifact, session, 0
 
     def fill(self) -> None:

@@ -39,11 +39,11 @@ from seko_runtime.format.manifest import Buffer
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
+from seko_runtime.video.lockstep import Lockstep, opened_in_lockstep
 from seko_runtime.video.manifest import Golden, GoldenBound, VideoManifest
 from seko_runtime.video.opened_rows import open_video_rows
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.together import Together, opened_together
 
 TEXT = "text"  # name of the golden file's tensor with the text embeddings
 REFERENCE = "reference"  # name of the tensor with the latents of the reference frames, if the build has any
@@ -252,7 +252,7 @@ def eager_session(
     *,
     shake: bool = False,
     reference: Tensor | None = None,
-) -> Iterator[Together]:
+) -> Iterator[Lockstep]:
     """Open the runtime's sessions over the eager modules, one for each row, without captured graphs and with the
     engines' attention.
 
@@ -275,7 +275,7 @@ def eager_session(
 
     Yields
     ------
-    Together
+    Lockstep
     """
     pieces, probe = graph_of(config).pieces, video_family_of(config).cache_probe(config)
     engines = {name: eager_engine(piece) for name, piece in pieces.items()}
@@ -306,7 +306,7 @@ def eager_session(
         torch.no_grad(),
         attention_backends(config.target.eager_device),
         Pool(open_video_rows(loaded, VideoOptions())) as pool,
-        opened_together(pool, beginnings) as sessions,
+        opened_in_lockstep(pool, beginnings) as sessions,
     ):
         yield sessions
 

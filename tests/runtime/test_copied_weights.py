@@ -16,7 +16,7 @@ from seko_runtime.format import artifact_files
 from seko_runtime.opening import checked_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import check_artifact, read_manifest
-from seko_runtime.video.together import Together
+from seko_runtime.video.lockstep import Lockstep
 from tests.stacked import open_stacked
 from tests.tiers import first_is_fast
 
@@ -91,13 +91,13 @@ def test_the_option_of_the_command_line(
     whole_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, copied: bool
 ) -> None:
     seen = []
-    run_chunk = Together.run_chunk
+    run_chunk = Lockstep.run_chunk
 
-    def watched(session: Together, *arguments: object) -> object:
+    def watched(session: Lockstep, *arguments: object) -> object:
         seen.append(bool(mapped_weights(whole_folder)))
         return run_chunk(session, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Together, "run_chunk", watched)
+    monkeypatch.setattr(Lockstep, "run_chunk", watched)
     options = ["-o", str(tmp_path / "out.npy")] if command == "run" else []
     assert main([command, str(whole_folder), *options, *(["--copy-weights"] if copied else [])]) == 0
     assert set(seen) == {not copied}

@@ -46,7 +46,7 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 if not moment.startswith(("import", "open")):
-    import seko_runtime.opening.artifact, seko_runtime.video.together
+    import seko_runtime.opening.artifact, seko_runtime.video.lockstep
     from tests.runtime.eager_backend import EagerBackend
 
     def opened(*_):
@@ -55,7 +55,7 @@ if not moment.startswith(("import", "open")):
         return EagerBackend()
 
     seko_runtime.opening.artifact.open_backend = opened
-    run_chunk, chunks = seko_runtime.video.together.Together.run_chunk, []
+    run_chunk, chunks = seko_runtime.video.lockstep.Lockstep.run_chunk, []
 
     def chunk_run(session, *arguments):
         chunks.append(session)
@@ -63,7 +63,7 @@ if not moment.startswith(("import", "open")):
             strike()
         return run_chunk(session, *arguments)
 
-    seko_runtime.video.together.Together.run_chunk = chunk_run
+    seko_runtime.video.lockstep.Lockstep.run_chunk = chunk_run
 runpy.run_module("seko_runtime", run_name="__main__", alter_sys=True)
 """
 

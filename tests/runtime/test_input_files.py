@@ -21,8 +21,8 @@ from seko_runtime.controls import controls_of
 from seko_runtime.controls.voice import read_voices
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.video.lockstep import Lockstep
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.together import Together
 from tests.runtime import toy
 
 from .conftest import Edit
@@ -124,13 +124,13 @@ def test_run_feeds_what_is_given_and_says_what_is_not(
     camera_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     fed: list[Mapping[str, Any]] = []
-    run_chunk: Callable[..., Any] = Together.run_chunk
+    run_chunk: Callable[..., Any] = Lockstep.run_chunk
 
-    def watched(session: Together, inputs: Mapping[str, Any]) -> Any:
+    def watched(session: Lockstep, inputs: Mapping[str, Any]) -> Any:
         fed.append(inputs)
         return run_chunk(session, inputs)
 
-    monkeypatch.setattr(Together, "run_chunk", watched)
+    monkeypatch.setattr(Lockstep, "run_chunk", watched)
     camera = numbers(3, CHANNELS)
     np.save(tmp_path / "camera.npy", camera)
     command = ["run", str(camera_folder), "-o", str(tmp_path / "out.npy"), "--chunks", "2"]

@@ -87,16 +87,16 @@ def test_what_others_write_to_stdout_goes_to_stderr(
     whole_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of Python's and of native code's."""
-    from seko_runtime.video.together import Together
+    from seko_runtime.video.lockstep import Lockstep
 
-    run_chunk = Together.run_chunk
+    run_chunk = Lockstep.run_chunk
 
-    def loud(session: Together, *arguments: object) -> object:
+    def loud(session: Lockstep, *arguments: object) -> object:
         print("said by Python")
         os.write(1, b"said by a library\n")
         return run_chunk(session, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Together, "run_chunk", loud)
+    monkeypatch.setattr(Lockstep, "run_chunk", loud)
     assert main(["run", str(whole_folder), "--chunks", "2", "-o", "-"]) == 0
     said = capfdbinary.readouterr()
     assert b"said by" not in said.out

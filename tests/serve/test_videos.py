@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-import seko_serve.video.behind
+import seko_serve.video.background
 import seko_serve.video.jobs
 from seko_runtime import Chunk, Pool, VideoManifest
 from seko_runtime.errors import EnvironmentLacksError
@@ -37,7 +37,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.forms import form_fields
 from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
 from seko_serve.store.saved import Record, Saved, SavedSessions
-from seko_serve.video.behind import VideoBehind
+from seko_serve.video.background import BackgroundVideo
 from seko_serve.video.fields import PICTURES
 from seko_serve.video.jobs import Video, VideoJobs, _bytes_in
 from tests.runtime import toy_pool, toy_whole
@@ -75,7 +75,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
             frames.append(np.array(list(pictures)))
             super().write(pictures)
 
-    monkeypatch.setattr(seko_serve.video.behind, "Mp4Sink", Sink)
+    monkeypatch.setattr(seko_serve.video.background, "Mp4Sink", Sink)
     return frames
 
 
@@ -382,15 +382,15 @@ def test_a_live_session_takes_the_row_of_a_video_whose_encoder_is_at_work(
             written.append(np.array(list(pictures)))
             super().write(pictures)
 
-    class Stream(VideoBehind):
+    class Stream(BackgroundVideo):
         def accept_chunk(self, chunk: Chunk, now: float) -> None:
             super().accept_chunk(chunk, now)
             made.append(chunk.index)
             if chunk.index:
                 made_next.set()
 
-    monkeypatch.setattr(seko_serve.video.behind, "Mp4Sink", Sink)
-    monkeypatch.setattr(seko_serve.video.jobs, "VideoBehind", Stream)
+    monkeypatch.setattr(seko_serve.video.background, "Mp4Sink", Sink)
+    monkeypatch.setattr(seko_serve.video.jobs, "BackgroundVideo", Stream)
     server = start(plain_opener)  # one row
     video = created(server, seconds=1)
 
@@ -415,9 +415,9 @@ def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_while_
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, looks = start(plain_opener, snapshots=str(tmp_path / "store"), lease_s=0.3), []  # one row
-    fits, real = Device._fits_behind, SavedSessions.read
+    fits, real = Device._fits_background, SavedSessions.read
 
-    def fits_behind(device: Device, pool: Any, now: float) -> bool:
+    def fits_background(device: Device, pool: Any, now: float) -> bool:
         looks.append(now)
         return fits(device, pool, now)
 
@@ -427,7 +427,7 @@ def test_a_saved_session_takes_the_row_of_a_video_which_leaves_it_the_row_while_
             time.sleep(0.01)
         return real(saved, record)
 
-    monkeypatch.setattr(Device, "_fits_behind", fits_behind)
+    monkeypatch.setattr(Device, "_fits_background", fits_background)
     monkeypatch.setattr(SavedSessions, "read", read)
 
     def progress() -> int:
@@ -492,7 +492,7 @@ def test_a_full_disk_fails_a_video_by_name_and_keeps_nothing_of_it(
 
     server = start(video_folder=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(seko_serve.video.behind.os, "fdopen", full)
+        patch.setattr(seko_serve.video.background.os, "fdopen", full)
         video = ended(server, created(server, seconds=1)["id"])
     assert (video["status"], video["error"]["code"]) == ("failed", "full")
     assert list(tmp_path.iterdir()) == []
@@ -618,7 +618,7 @@ class Stream:
 
 def test_the_row_of_a_video_is_freed_for_the_second_of_two_sessions_that_share_one_free_row() -> None:
     device, video = Device(nullcontext), Stream()  # type: ignore[arg-type]
-    device.run_behind(video)  # type: ignore[arg-type]
+    device.run_in_background(video)  # type: ignore[arg-type]
     pool: Any = SimpleNamespace(free=1)
     with device.reserved_row():
         device.make_room(pool)
@@ -638,13 +638,13 @@ def test_a_video_runs_only_if_all_live_chunks_can_follow_in_time(
     dues: list[float | None], seconds: float, holds_row: bool, free: int
 ) -> None:
     device = Device(nullcontext)  # type: ignore[arg-type]
-    device.run_behind(Stream(holds_row=holds_row))  # type: ignore[arg-type]
+    device.run_in_background(Stream(holds_row=holds_row))  # type: ignore[arg-type]
     for due in dues:
         device.add(Stream(due))  # type: ignore[arg-type]
     times: Mapping[int, float] = {1: seconds, 2: 1.5 * seconds}
     pool: Any = SimpleNamespace(free=free, call_times=SimpleNamespace(expected=lambda: times))
     now = 5.0
-    if not device._fits_behind(pool, now):
+    if not device._fits_background(pool, now):
         return
     assert holds_row or free
     # One after another, in calls of two, at the pace that was measured.

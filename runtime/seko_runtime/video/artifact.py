@@ -19,6 +19,7 @@ from seko_runtime.sessions.snapshot import checked_key
 from seko_runtime.video.contract import TEXT_BUFFER, input_of_picture
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.lockstep import Lockstep, opened_in_lockstep
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.memory_advice import memory_advice
 from seko_runtime.video.options import PROMPT_CACHE, VideoOptions
@@ -27,7 +28,6 @@ from seko_runtime.video.recording import Recording
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.rows import VideoRows
 from seko_runtime.video.session import Session
-from seko_runtime.video.together import Together, opened_together
 
 
 class VideoArtifact(OpenArtifact[VideoManifest]):
@@ -163,7 +163,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
     @contextmanager
     def open_together(
         self, *, prompt: str | None = None, image: NDArray[np.uint8] | None = None
-    ) -> Iterator[Together]:
+    ) -> Iterator[Lockstep]:
         """Context manager that opens a new pool with as many sessions as the artifact's largest engine call carries.
 
         Parameters
@@ -178,7 +178,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
             {"seed": seed, "image": image, **self.beginning(row, prompt=prompt, image=image)}
             for row, seed in enumerate(seeds)
         )
-        with self.open_pool() as pool, opened_together(pool, beginnings) as sessions:
+        with self.open_pool() as pool, opened_in_lockstep(pool, beginnings) as sessions:
             yield sessions
 
     @memory_advice()

@@ -21,7 +21,7 @@ from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.rows import LocalRows
 from seko_runtime.video.chunk import NO_VIDEO, Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import MAX_JUMP, checked_seed
-from seko_runtime.video.conditioning.squashed import with_squashed
+from seko_runtime.video.conditioning.clip_pictures import with_clip_pictures
 from seko_runtime.video.contract import begins_with_picture, input_of_picture
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.device import VideoDevice
@@ -195,7 +195,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         beginning.check()
         image = beginning.image
         inputs = with_portrait(self.manifest, beginning.inputs, beginning.reference)
-        inputs = with_squashed(self.manifest, inputs, image)
+        inputs = with_clip_pictures(self.manifest, inputs, image)
         self.device()
         self.streams.inputs.check_opening(inputs, input_of_picture(self.manifest, image))
         self._write_inputs(row, inputs, rerun=False)
@@ -297,7 +297,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self._set_reference(row, reference)
             device.set_inputs(row, with_portrait(self.manifest, None, reference), rerun=True)
         if image is not None:
-            device.set_inputs(row, with_squashed(self.manifest, None, image), rerun=True)
+            device.set_inputs(row, with_clip_pictures(self.manifest, None, image), rerun=True)
         with self.memory.ordered():
             device.clear_cache(row)
         self._restart(row)

@@ -22,7 +22,7 @@ from seko_export.families.layers.choice import PROMPT, PromptModule
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.pieces import IMAGE_ENCODER
 from seko_runtime.format.manifest import InputSpec
-from seko_runtime.video.conditioning.squashed import KIND
+from seko_runtime.video.conditioning.clip_pictures import KIND
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 FEATURES = "picture"  # name of the caller's input with CLIP's features

@@ -23,7 +23,7 @@ from seko_runtime.sessions.session import PendingResult, RowSession
 from seko_serve.live.workload import ServedPool, live_workload
 from seko_serve.metrics import Metrics
 
-BEHIND_S = 0.1  # between two looks whether the stream behind, or a part of work, may run
+BACKGROUND_S = 0.1  # between two looks whether the stream in the background, or a part of work, may run
 CAUTION = 1.25  # times the measured times, before it is let run
 PATIENCE_S = 0.25  # after which a part of work runs even if a chunk becomes late by it
 PARTS_KEPT = 5  # newest durations of parts of work
@@ -88,9 +88,9 @@ class Watched(Streamed, Protocol):
         """Return the time at which the session's viewer needs the next chunk; None if no viewer plays the stream."""
 
 
-class Behind(Streamed, Protocol):
-    """A stream without a viewer, such as a video job. A `Behind` takes a row of the pool that no live session needs,
-    and runs only at times at which no live session becomes late by it.
+class BackgroundStream(Streamed, Protocol):
+    """A stream without a viewer, such as a video job. It takes a row of the pool that no live session needs, and runs
+    only at times at which no live session becomes late by it.
     """
 
     @property
@@ -177,9 +177,9 @@ class Device:
         self._works: deque[_PartialWork] = deque()  # of which only the first one has begun
         self._parts_s: deque[float] = deque(maxlen=PARTS_KEPT)
         self._streams: list[Watched] = []
-        self._behind: Behind | None = None
+        self._background: BackgroundStream | None = None
         self._reserved = 0  # rows for which live sessions hold a `reserved_row`
-        self._taking_s = 0.0  # the longest time in which a stream behind took a row
+        self._taking_s = 0.0  # the longest time in which a stream in the background took a row
         self._stopping = self.lost = False
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="seko-device", daemon=True)
@@ -273,19 +273,19 @@ class Device:
 
     def remove(self, stream: Streamed) -> None:
         """Stop serving a stream. Call `remove` only on the device's thread."""
-        if stream is self._behind:
-            self._behind = None
+        if stream is self._background:
+            self._background = None
         self._streams = [other for other in self._streams if other is not stream]
 
-    def run_behind(self, stream: Behind) -> None:
+    def run_in_background(self, stream: BackgroundStream) -> None:
         """From now on, run a stream without a viewer while the live sessions leave time; the stream replaces the
-        previous stream of `run_behind`. Call `run_behind` only on the device's thread.
+        previous stream of `run_in_background`. Call `run_in_background` only on the device's thread.
         """
-        self._behind = stream
+        self._background = stream
 
     @contextmanager
     def reserved_row(self) -> Iterator[None]:
-        """Context manager in which the stream of `run_behind` leaves one free row of the pool to a live session, from
+        """Context manager in which the stream in the background leaves one free row of the pool to a live session, from
         `make_room` until the session has the row. Only the event loop's thread may call `reserved_row`."""
         self._reserved += 1
         try:
@@ -295,11 +295,11 @@ class Device:
             self.wake()
 
     def make_room(self, pool: ServedPool) -> None:
-        """If the pool has fewer free rows than live sessions need and the stream of `run_behind` has a row, free this
+        """If the pool has fewer free rows than live sessions need and the stream in the background has a row, free this
         row for a live session. Call `make_room` only on the device's thread, within `reserved_row`.
         """
-        if pool.free < self._reserved and self._behind is not None and self._behind.holds_row:
-            self._behind.yield_row()
+        if pool.free < self._reserved and self._background is not None and self._background.holds_row:
+            self._background.yield_row()
 
     async def stop(self) -> None:
         """Close the pool and the artifact, and end the thread."""
@@ -343,9 +343,9 @@ class Device:
             with self._desk:
                 while not (self._stopping or self._calls or any(stream.ready() for stream in self._streams)):
                     now = time.monotonic()
-                    if self._fits_part(now) or self._fits_behind(pool, now):
+                    if self._fits_part(now) or self._fits_background(pool, now):
                         break
-                    self._desk.wait(BEHIND_S if self._works or self._behind is not None else None)
+                    self._desk.wait(BACKGROUND_S if self._works or self._background is not None else None)
                 if self._stopping:
                     return
                 waiting = len(self._calls)
@@ -353,8 +353,8 @@ class Device:
                 run, _ = self._calls.popleft()
                 run(pool)
             ready: list[Streamed] = [stream for stream in self._streams if stream.ready()]
-            if not ready and not self._waiting() and self._fits_behind(pool, time.monotonic()):
-                ready = self._ready_behind(pool)
+            if not ready and not self._waiting() and self._fits_background(pool, time.monotonic()):
+                ready = self._ready_background(pool)
             self._make_chunks(pool, ready)
             if self._fits_part(time.monotonic()):
                 self._run_part(pool)
@@ -386,34 +386,38 @@ class Device:
         """Return the times at which viewers of live sessions need their next chunks."""
         return [due for stream in self._streams if (due := stream.next_due()) is not None]
 
-    def _fits_behind(self, pool: ServedPool, now: float) -> bool:
-        """Return whether the stream behind the live sessions may run now: whether every live session's next chunk can
+    def _fits_background(self, pool: ServedPool, now: float) -> bool:
+        """Return whether the stream in the background may run now: whether every live session's next chunk can
         still be made in time."""
-        behind = self._behind
-        if behind is None or not behind.ready() or not (behind.holds_row or pool.free > self._reserved):
+        background = self._background
+        if (
+            background is None
+            or not background.ready()
+            or not (background.holds_row or pool.free > self._reserved)
+        ):
             return False
         dues = self._dues()
         if not dues:
             return True
         times = pool.call_times.expected()
-        own = times[min(times)] + (0.0 if behind.holds_row else max(self._taking_s, times[min(times)]))
+        own = times[min(times)] + (0.0 if background.holds_row else max(self._taking_s, times[min(times)]))
         calls = -(-len(dues) // max(times))
         return now + CAUTION * (own + calls * times[max(times)]) <= min(dues)
 
-    def _ready_behind(self, pool: ServedPool) -> list[Streamed]:
-        """Return the stream behind the live sessions, after giving it a row; nothing if it cannot have a row."""
-        behind = self._behind
-        if behind is None:
+    def _ready_background(self, pool: ServedPool) -> list[Streamed]:
+        """Return the stream in the background, after giving it a row; nothing if it cannot have a row."""
+        background = self._background
+        if background is None:
             return []
         try:
-            if not behind.holds_row:
+            if not background.holds_row:
                 began = time.monotonic()
-                behind.take_row(pool)
+                background.take_row(pool)
                 self._taking_s = max(self._taking_s, time.monotonic() - began)
         except Exception as error:
-            self._end(behind, error)
+            self._end(background, error)
             return []
-        return [behind]
+        return [background]
 
     def _make_chunks(self, pool: ServedPool, ready: Sequence[Streamed]) -> None:
         """Run the pool's next call for the sessions that are ready."""
@@ -434,7 +438,7 @@ class Device:
 
     def _waiting(self) -> dict[RowSession, Streamed]:
         """Return the streams whose chunk is requested and not made yet, by their session of the pool."""
-        streams: list[Streamed] = [*self._streams, *([] if self._behind is None else [self._behind])]
+        streams: list[Streamed] = [*self._streams, *([] if self._background is None else [self._background])]
         return {
             stream.row: stream for stream in streams if stream.row is not None and stream.pending is not None
         }

@@ -14,7 +14,7 @@ from seko_runtime.controls import Event, controls_of
 from seko_runtime.controls.recording import Recording, of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult
-from seko_runtime.video.conditioning.squashed import squashed_input
+from seko_runtime.video.conditioning.clip_pictures import clip_input
 from seko_serve.errors import ServeError
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound, video
@@ -222,7 +222,7 @@ class VideoContent:
     def _restart(self, row: Session, seed: int | None) -> None:
         picture = self.opening.image if picture_place(self.manifest) == "image" else None
         row.restart(seed=seed, image=picture)
-        squashed = squashed_input(self.manifest)
+        squashed = clip_input(self.manifest)
         if squashed is not None and squashed.name in self.opening.inputs:
             row.set_inputs({squashed.name: self.opening.inputs[squashed.name]})
         self._begin_controls()

@@ -19,7 +19,7 @@ from seko_serve.errors import ServeError
 from seko_serve.live.device import Device, DeviceEndedError
 from seko_serve.store.base import StoreError
 from seko_serve.store.own_folder import OwnFolder
-from seko_serve.video.behind import VideoBehind
+from seko_serve.video.background import BackgroundVideo
 from seko_serve.video.facts import video_manifest
 from seko_serve.video.opening import Opening
 
@@ -75,7 +75,7 @@ class _Current:
     """The video that is being made, and the event that is set when its job has ended."""
 
     video: Video
-    stream: VideoBehind
+    stream: BackgroundVideo
     over: asyncio.Event
 
 
@@ -244,7 +244,7 @@ class VideoJobs:
         def report(written: int, ended: bool, error: ServeError | None) -> None:
             loop.call_soon_threadsafe(self._note, video, written, over if ended else None, error)
 
-        stream = VideoBehind(
+        stream = BackgroundVideo(
             video.id,
             video.tenant,
             video_manifest(self._device.manifest),
@@ -256,7 +256,7 @@ class VideoJobs:
             self._device.wake,
         )
         self._current = _Current(video, stream, over)
-        await self._device.call(lambda _: self._device.run_behind(stream))
+        await self._device.call(lambda _: self._device.run_in_background(stream))
         await over.wait()
         await self._free(stream)
         if video.id not in self._videos:  # it was removed meanwhile
@@ -272,7 +272,7 @@ class VideoJobs:
         _LOG.info("video ended", extra={"video": video.id, "status": video.status})
         over.set()
 
-    async def _free(self, stream: VideoBehind) -> None:
+    async def _free(self, stream: BackgroundVideo) -> None:
         """Free the row of a video's stream, if the stream has not ended by itself."""
 
         def close(_: object) -> None:

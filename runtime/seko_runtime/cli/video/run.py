@@ -34,8 +34,8 @@ from seko_runtime.video.artifact import VideoArtifact, video_artifact
 from seko_runtime.video.clocks import checked_seed
 from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
+from seko_runtime.video.lockstep import Lockstep, RowChunks, opened_in_lockstep
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.together import RowChunks, Together, opened_together
 
 
 def run(options: argparse.Namespace, manifest: VideoManifest) -> Report:
@@ -133,7 +133,7 @@ def _run(
         prompt = prompts[0].prompt if starts else None
         with (
             artifact.open_pool(steps=options.steps, shift=options.shift) as pool,
-            opened_together(pool, _beginnings(artifact, seeds, prompt, conditioning, inputs)) as sessions,
+            opened_in_lockstep(pool, _beginnings(artifact, seeds, prompt, conditioning, inputs)) as sessions,
             ChunkWriter(
                 options.output,
                 stream,
@@ -167,7 +167,7 @@ class _Job:
     """Writes the chunks of some sessions side by side, and records the time of each chunk."""
 
     artifact: VideoArtifact
-    sessions: Together
+    sessions: Lockstep
     writer: ChunkWriter
     inputs: RunInputs
     chunks: int

@@ -16,15 +16,15 @@ KIND = SEEN_KIND
 _AXES = 3  # axes of a picture: rows, columns, channels
 
 
-def squashed_input(manifest: VideoManifest) -> InputSpec | None:
+def clip_input(manifest: VideoManifest) -> InputSpec | None:
     """Return the input for the image encoder's pictures; None if the artifact has no image encoder."""
     return next((spec for spec in manifest.caller_inputs if spec.kind == KIND), None)
 
 
-def with_squashed(manifest: VideoManifest, inputs: Inputs | None, image: object) -> Inputs:
+def with_clip_pictures(manifest: VideoManifest, inputs: Inputs | None, image: object) -> Inputs:
     """Return the caller's inputs; if the image encoder's pictures are missing, add them from ``image``, the start
     pictures of a session."""
-    by_name, spec = mapping_of(inputs, "inputs"), squashed_input(manifest)
+    by_name, spec = mapping_of(inputs, "inputs"), clip_input(manifest)
     if spec is None or image is None or spec.name in by_name:
         return by_name
     array, count = as_array(image, "image"), spec.shape[0]

@@ -82,8 +82,8 @@ class VideoFile:
             self._hidden.unlink(missing_ok=True)
 
 
-class VideoBehind:
-    """A video that is made and written behind the live sessions; the device's thread runs it as its `Behind`.
+class BackgroundVideo:
+    """A video that is made and written in the background; the device's thread runs it as its `BackgroundStream`.
 
     Parameters
     ----------

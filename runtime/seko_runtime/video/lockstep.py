@@ -34,7 +34,7 @@ class RowChunks:
 
 
 @dataclass(frozen=True)
-class Together:
+class Lockstep:
     """Sessions of a pool that advance together in one engine call, for `seko-run verify` and `seko-run run`.
 
     Parameters
@@ -80,11 +80,11 @@ class Together:
 
 
 @contextmanager
-def opened_together(pool: Pool, beginnings: Iterable[Mapping[str, Any]]) -> Iterator[Together]:
+def opened_in_lockstep(pool: Pool, beginnings: Iterable[Mapping[str, Any]]) -> Iterator[Lockstep]:
     """Context manager that opens a session of a pool for each of ``beginnings``, the arguments of
     `Pool.open_session`."""
     with ExitStack() as opened:
         sessions = [
             opened.enter_context(pool.open_session(tenant=_TENANT, **beginning)) for beginning in beginnings
         ]
-        yield Together(pool, sessions)
+        yield Lockstep(pool, sessions)
