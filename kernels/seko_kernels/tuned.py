@@ -7,9 +7,7 @@ are compiled into the engine.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 from seko_kernels import hopper_attention as hopper
 from seko_kernels.errors import TilesError
 from seko_kernels.formats import KEY_TILE
+from seko_kernels.measured_table import MeasuredTable
 
 TABLE = Path(__file__).with_name("tuned_attention.json")
 # Upper bounds of the shape classes, in tiles of 128 queries over all heads and rows. An H200 runs 132 tiles at a
@@ -125,63 +124,21 @@ def shape_class(batch: int, heads: int, query_tokens: int) -> str:
 
 @cache
 def tuned_table() -> dict[tuple[str, int, str], AttentionTiles]:
-    """Return the admitted tile sizes by architecture, head_dim and shape class; see `read_table`."""
+    """Return the admitted tile sizes by architecture, head_dim and shape class."""
     return read_table(TABLE)
 
 
-def read_table(file: Path) -> dict[tuple[str, int, str], AttentionTiles]:
-    """Read a table of tile sizes that `write_table` wrote.
-
-    Raises
-    ------
-    TilesError
-        If the file is not a table of tile sizes, or an entry's error exceeds its bound.
-    """
-    with table_faults(file):
-        return {
-            (row["arch"], int(row["head_dim"]), row["shape_class"]): AttentionTiles(**row["tiles"])
-            for row in admitted_rows(file)
-        }
+def class_of(row: Mapping[str, Any]) -> str:
+    """Return the shape class of a table's row; TilesError if there is no such class."""
+    if row["shape_class"] not in (*CLASS_ENDS, LAST_CLASS):
+        raise TilesError(f"no shape class {row['shape_class']!r}")
+    return str(row["shape_class"])
 
 
-def admitted_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table of tile sizes; raises a `TilesError` at a row that was not admitted or has no known
-    shape class."""
-    for row in json.loads(file.read_text(encoding="utf-8")):
-        if not row["error"] <= row["bound"]:  # NaN too
-            raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
-        if row["shape_class"] not in (*CLASS_ENDS, LAST_CLASS):
-            raise TilesError(f"{file.name}: no shape class {row['shape_class']!r}")
-        yield row
+def attention_key(row: Mapping[str, Any]) -> tuple[str, int, str]:
+    """Return the architecture, head_dim and shape class of a table's row."""
+    return str(row["arch"]), int(row["head_dim"]), class_of(row)
 
 
-@contextmanager
-def table_faults(file: Path) -> Iterator[None]:
-    """Context manager that turns the errors of reading a malformed table into a `TilesError`."""
-    try:
-        yield
-    except TilesError:
-        raise
-    except (KeyError, TypeError, ValueError) as fault:
-        raise TilesError(f"{file.name} is no table of measured kernels: {fault!r}") from fault
-
-
-def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Add tile sizes (`rows`) to the JSON table; entries of the same architecture, head_dim and shape class are
-    replaced."""
-    merge_rows(file, rows)
-    read_table(file)
-
-
-def merge_rows(
-    file: Path, rows: list[dict[str, Any]], fields: tuple[str, ...] = ("arch", "head_dim", "shape_class")
-) -> None:
-    """Merge `rows` into the table's JSON list. A row replaces an entry with the same values of `fields`."""
-
-    def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[field] for field in fields)
-
-    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    merged = {key(row): row for row in [*old, *rows]}
-    lines = ",\n".join(json.dumps(merged[place], sort_keys=True) for place in sorted(merged))
-    file.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")
+_FORM = MeasuredTable(lambda row: (attention_key(row), AttentionTiles(**row["tiles"])))
+read_table, write_table = _FORM.read, _FORM.write

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from seko_kernels.errors import TilesError
+from seko_kernels.measured_table import MeasuredTable, Rival
 from seko_kernels.outlines import gluon_fault
-from seko_kernels.tuned import admitted_rows, merge_rows, table_faults
+from seko_kernels.tuned import attention_key
 
 TABLE = Path(__file__).with_name("tuned_attention_bf16.json")
 
@@ -27,29 +26,9 @@ def is_faster(arch: str, head_dim: int, shape: str) -> bool:
 
 @cache
 def faster_table() -> frozenset[tuple[str, int, str]]:
-    """Return the architecture, head_dim and shape class of each row; see `read_table`."""
-    return read_table(TABLE)
+    """Return the architecture, head_dim and shape class of each row."""
+    return frozenset(read_table(TABLE))
 
 
-def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
-    """Read a table that `write_table` wrote.
-
-    Raises
-    ------
-    TilesError
-        If the file is not a table of sizes, or an entry was not admitted or was not faster than torch's attention.
-    """
-    rows = set()
-    with table_faults(file):
-        for row in admitted_rows(file):
-            if not row["ms"] < row["torch_ms"]:
-                raise TilesError(f"{file.name}: {row['ms']} ms is no less than torch's {row['torch_ms']}")
-            rows.add((str(row["arch"]), int(row["head_dim"]), str(row["shape_class"])))
-    return frozenset(rows)
-
-
-def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Add sizes (`rows`) to the JSON table; entries of the same architecture, head_dim and shape class are
-    replaced."""
-    merge_rows(file, rows)
-    read_table(file)
+_FORM = MeasuredTable(lambda row: (attention_key(row), None), Rival("ms", "torch_ms", "torch's"))
+read_table, write_table = _FORM.read, _FORM.write

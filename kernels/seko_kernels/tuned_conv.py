@@ -7,8 +7,7 @@ table of convolutions; opening an artifact does not read the table.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any, NamedTuple
 
 from seko_kernels import hopper_conv
 from seko_kernels.errors import TilesError
+from seko_kernels.measured_table import MeasuredTable, Rival
 from seko_kernels.outlines import gluon_fault
-from seko_kernels.tuned import admitted_rows, shape_class, table_faults
+from seko_kernels.tuned import class_of, shape_class
 
 TABLE = Path(__file__).with_name("tuned_conv.json")
 # Shared memory of a Hopper multiprocessor that a program can use, in bytes.
@@ -157,48 +157,21 @@ def measured_tiles(arch: str, convolution: Convolution) -> ConvTiles | None:
 
 @cache
 def faster_table() -> dict[tuple[str, Convolution], ConvTiles]:
-    """Return the tile sizes by architecture and convolution; see `read_table`."""
+    """Return the tile sizes by architecture and convolution."""
     return read_table(TABLE)
 
 
-def read_table(file: Path) -> dict[tuple[str, Convolution], ConvTiles]:
-    """Read a table that `write_table` wrote.
-
-    Raises
-    ------
-    TilesError
-        If the file is not a table of tile sizes, or an entry was not admitted or was not faster than torch's
-        convolution.
-    """
-    table = {}
-    with table_faults(file):
-        for row in admitted_rows(file):
-            if not row["ms"] < row["torch_ms"]:
-                raise TilesError(f"{file.name}: {row['ms']} ms is no less than torch's {row['torch_ms']}")
-            table[_key(row)] = ConvTiles(**row["tiles"])
-    return table
-
-
-def write_table(
-    file: Path, rows: Sequence[dict[str, Any]], dropped: Collection[tuple[str, Convolution]] = ()
-) -> None:
-    """Add `rows` to the JSON table; a row replaces an older row of the same architecture and convolution. Then remove
-    the rows of the pairs (architecture, convolution) in `dropped`."""
-    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    merged = {_key(row): row for row in [*old, *rows]}
-    merged = {key: row for key, row in merged.items() if key not in dropped}
-    lines = ",\n".join(json.dumps(merged[key], sort_keys=True) for key in sorted(merged))
-    file.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")
-    read_table(file)
-
-
-def _key(row: dict[str, Any]) -> tuple[str, Convolution]:
+def _entry(row: dict[str, Any]) -> tuple[tuple[str, Convolution], ConvTiles]:
     taps = tuple(map(int, row["taps"]))
     if len(taps) != 3:
         raise ValueError(f"taps {taps}")
     sides = int(row["channels"]), int(row["filters"])
-    convolution = Convolution(*sides, (taps[0], taps[1], taps[2]), str(row["shape_class"]), bool(row["fp8"]))
-    return str(row["arch"]), convolution
+    convolution = Convolution(*sides, (taps[0], taps[1], taps[2]), class_of(row), bool(row["fp8"]))
+    return (str(row["arch"]), convolution), ConvTiles(**row["tiles"])
+
+
+_FORM = MeasuredTable(_entry, Rival("ms", "torch_ms", "torch's"))
+read_table, write_table = _FORM.read, _FORM.write
 
 
 def _expect_power(name: str, value: int, least: int) -> None:

@@ -7,7 +7,6 @@ without a row of the table. Builds read the table; opening an artifact does not 
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +14,13 @@ from typing import Any, NamedTuple
 import triton
 
 from seko_kernels.errors import TilesError
-from seko_kernels.tuned import merge_rows, table_faults
+from seko_kernels.measured_table import MeasuredTable, Rival
 
 TABLE = Path(__file__).with_name("tuned_rows.json")
 NORM, GATED, ADDED = "norm", "gated", "added"
 FORMS = (NORM, GATED, ADDED)
 WEIGHTS = ("bf16", "e4m3")
 LEAST_ROWS, MOST_ROWS = 8, 64  # of a class
-_OF_PRODUCT = ("rows", "channels", "products", "form", "weights")
 _PROGRAMS = 132  # multiprocessors of a large GPU
 _CHANNELS, _PRODUCTS = 16, 256  # of a program, and of a turn
 
@@ -107,37 +105,18 @@ def measured_tiles(arch: str, product: Product) -> RowTiles | None:
 
 @cache
 def tuned_table() -> dict[tuple[str, Product], RowTiles]:
-    """Return the admitted tile sizes by architecture and linear layer; see `read_table`."""
+    """Return the admitted tile sizes by architecture and linear layer."""
     return read_table(TABLE)
 
 
-def read_table(file: Path) -> dict[tuple[str, Product], RowTiles]:
-    """Read a table of tile sizes that `write_table` wrote.
-
-    Raises
-    ------
-    TilesError
-        If the file is not a table of tile sizes, or an entry's error exceeds its bound, or an entry was not faster than
-        the tile sizes that are used without the entry, or the tile sizes of an entry do not fit its linear layer.
-    """
-    table = {}
-    with table_faults(file):
-        for row in json.loads(file.read_text(encoding="utf-8")):
-            product = Product(*(row[name] for name in _OF_PRODUCT))
-            tiles = RowTiles(**row["tiles"])
-            if not row["error"] <= row["bound"]:  # NaN too
-                raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
-            if not row["us"] < row["usual_us"]:
-                raise TilesError(f"{file.name}: {row['us']} us is no less than the usual {row['usual_us']}")
-            if product.form not in FORMS or product.weights not in WEIGHTS:
-                raise TilesError(f"{file.name}: no linear layer {product.form!r} of {product.weights!r}")
-            if tiles.splits > 1 and product.form != ADDED:
-                raise TilesError(f"{file.name}: {tiles.splits} programs share sums behind a norm")
-            table[str(row["arch"]), product] = tiles
-    return table
+def _entry(row: dict[str, Any]) -> tuple[tuple[str, Product], RowTiles]:
+    product, tiles = Product(*(row[name] for name in Product._fields)), RowTiles(**row["tiles"])
+    if product.form not in FORMS or product.weights not in WEIGHTS:
+        raise TilesError(f"no linear layer {product.form!r} of {product.weights!r}")
+    if tiles.splits > 1 and product.form != ADDED:
+        raise TilesError(f"{tiles.splits} programs share sums behind a norm")
+    return (str(row["arch"]), product), tiles
 
 
-def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Add tile sizes (`rows`) to the JSON table; entries of the same architecture and linear layer are replaced."""
-    merge_rows(file, rows, ("arch", *_OF_PRODUCT))
-    read_table(file)
+_FORM = MeasuredTable(_entry, Rival("us", "usual_us", "the usual"))
+read_table, write_table = _FORM.read, _FORM.write
