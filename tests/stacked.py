@@ -74,8 +74,8 @@ class Stacked:
         return self.pool.stats
 
     @property
-    def decodes_beside(self) -> bool:
-        return self._rows.decodes_beside
+    def overlaps_decoding(self) -> bool:
+        return self._rows.overlaps_decoding
 
     @property
     def closed(self) -> bool:
@@ -102,7 +102,7 @@ class Stacked:
         """Yield the frames of all rows, uint8 [B, T, H, W, 3]."""
         if len(self.sessions) == 1 and not self._ahead:
             return self.sessions[0].stream(prompt, chunks=chunks, recache=recache, inputs=inputs)
-        ahead = int(self._rows.decodes_beside)
+        ahead = int(self._rows.overlaps_decoding)
         if prompt is not None:
             self.set_prompt(prompt, recache=recache)
         return VideoStream(self.run_chunk, self._ahead, ahead, chunks, inputs)  # type: ignore[arg-type]

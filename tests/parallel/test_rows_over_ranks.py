@@ -268,7 +268,7 @@ def video_calls(alone: VideoRows) -> Iterator[Call]:
     yield call("cache_sample", 2)
     yield call("forget", 1)
     yield call("store", 1)
-    for name in ("free_bytes", "stats", "decodes_beside", "closed", "check_open"):
+    for name in ("free_bytes", "stats", "overlaps_decoding", "closed", "check_open"):
         yield call(name)
 
 

@@ -110,7 +110,7 @@ def in_order(built_cuda_whole: Path) -> list[bytes]:
         open_artifact(built_cuda_whole) as artifact,
         open_stacked(artifact, text=TEXTS[0], overlap=False) as session,
     ):
-        assert not session.decodes_beside
+        assert not session.overlaps_decoding
         return run_ahead(session, 0)
 
 
@@ -126,7 +126,7 @@ def test_overlap_gives_the_bytes_of_decoding_in_order(
         slow_lane(every, main),
         open_stacked(artifact, text=TEXTS[0]) as session,
     ):
-        assert session.decodes_beside == captures(artifact)
+        assert session.overlaps_decoding == captures(artifact)
         got = run_ahead(session, ahead)
     assert got == in_order
 
@@ -264,6 +264,6 @@ def test_uncaptured_modules_on_the_device_decode_in_order() -> None:
         ) as session,
         open_whole(2, text=TEXTS[0]) as eager,
     ):
-        assert not session.decodes_beside
+        assert not session.overlaps_decoding
         for _ in range(6):
             assert levels_apart(session.run_chunk().video(), eager.run_chunk().video()) <= 1

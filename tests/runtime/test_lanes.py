@@ -244,7 +244,7 @@ def moved_about(world: World, path: Path, *, waits: bool = True) -> None:
     """A session goes to the host and back, each time to another row, and right behind it another comes from a file."""
     memory = FakeMemory(world)
     if not waits:
-        memory._beside().stream.synchronize = lambda: None  # type: ignore[method-assign]
+        memory._copies_of_moves().stream.synchronize = lambda: None  # type: ignore[method-assign]
     with Watch(world):
         pool = open_pool(sessions=3, buckets=(1, 2), memory=memory)
         with pool.open_session(seed=1, prompt="a red disc") as session:

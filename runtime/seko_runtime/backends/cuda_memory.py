@@ -131,7 +131,7 @@ class CudaMemory(CpuMemory):
 
     def park(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Parked, object]:
         parked = self._pinned_copies({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
-        moves = self._beside()
+        moves = self._copies_of_moves()
         with moves.forked():
             for name, source in tensors.items():
                 _copy_parts(parked.tensors[name], source)
@@ -141,7 +141,7 @@ class CudaMemory(CpuMemory):
     def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> object:
         if not isinstance(parked, PinnedCopies):
             parked = self._in_pinned_memory(parked.arrays(), tensors)
-        moves = self._beside()
+        moves = self._copies_of_moves()
         with moves.forked():
             for name, target in tensors.items():
                 _copy_parts(target, parked.tensors[name])
@@ -159,7 +159,7 @@ class CudaMemory(CpuMemory):
         self._copies.append(CudaCopies(self.device, self.stream))
         return self._copies[-1]
 
-    def _beside(self) -> CudaCopies:
+    def _copies_of_moves(self) -> CudaCopies:
         if self._moves is None:
             self._moves = CudaCopies(self.device, self.stream)
             self._copies.append(self._moves)
@@ -170,7 +170,7 @@ class CudaMemory(CpuMemory):
     ) -> PinnedCopies:
         """Write bytes into a pinned block on the host."""
         copies = self._pinned_copies({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
-        self._beside().stream.synchronize()  # copies out of this block may still run
+        self._copies_of_moves().stream.synchronize()  # copies out of this block may still run
         # Without a torch tensor between: its fresh pages take several times as long as the copy, and calls wait.
         for name, target in copies.parts().items():
             target[:] = arrays[name]
@@ -191,8 +191,8 @@ class CudaMemory(CpuMemory):
         weakref.finalize(copies, idle.append, block)
         return copies
 
-    def lane(self, *, beside: bool) -> Lane:
-        return CudaLane(self, beside=beside)
+    def lane(self, *, overlaps: bool) -> Lane:
+        return CudaLane(self, overlaps=overlaps)
 
     def wait(self) -> None:
         _cuda.synchronize(self.device)
@@ -218,7 +218,7 @@ class CudaMemory(CpuMemory):
 
 
 class CudaLane:
-    """A `seko_runtime.backends.memory.Lane` on a CUDA device. If ``beside``, the lane's work runs on its own CUDA
+    """A `seko_runtime.backends.memory.Lane` on a CUDA device. If ``overlaps``, the lane's work runs on its own CUDA
     stream, in parallel to engine calls; otherwise on the memory's CUDA stream.
 
     In each call the memory's CUDA stream waits for the event `_read`, copies, and records `_fed`; the lane's CUDA
@@ -227,10 +227,10 @@ class CudaLane:
     streams use are allocated once, and freed after both streams were waited for.
     """
 
-    def __init__(self, memory: CudaMemory, *, beside: bool) -> None:
+    def __init__(self, memory: CudaMemory, *, overlaps: bool) -> None:
         self._memory = memory
-        self._beside = beside
-        self._stream: Any = borrow_stream(memory.device) if beside else memory.stream
+        self._overlaps = overlaps
+        self._stream: Any = borrow_stream(memory.device) if overlaps else memory.stream
         self._fed, self._read = _cuda.Event(), _cuda.Event()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
@@ -256,7 +256,7 @@ class CudaLane:
         self._read.record(self._stream)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        if not self._beside:
+        if not self._overlaps:
             return self._memory.capture(work)
         # a memory pool of its own, because graphs that run at the same time must not share memory
         if self._pool is None:
@@ -270,7 +270,7 @@ class CudaLane:
         return _PinnedResults(tensors, depth, self._stream)
 
     def close(self) -> None:
-        graphs, stream = self._graphs, self._stream if self._beside else None
+        graphs, stream = self._graphs, self._stream if self._overlaps else None
         self._graphs, self._pool, self._stream = [], None, None
         release_all(
             *(graph.reset for graph in graphs),

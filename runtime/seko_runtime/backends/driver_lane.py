@@ -26,8 +26,8 @@ from seko_runtime.host.releasing import release_all
 
 
 class DriverLane:
-    """A `seko_runtime.backends.memory.Lane` over the CUDA driver. If ``beside``, the lane's work runs in its own queue,
-    in parallel to engine calls; otherwise in the queue of the memory.
+    """A `seko_runtime.backends.memory.Lane` over the CUDA driver. If ``overlaps``, the lane's work runs in its own
+    queue, in parallel to engine calls; otherwise in the queue of the memory.
 
     The two queues wait for each other as in `seko_runtime.backends.cuda_memory.CudaLane`.
     """
@@ -38,10 +38,10 @@ class DriverLane:
         main: Queue,
         main_capture: Callable[..., Callable[[], None]],
         *,
-        beside: bool,
+        overlaps: bool,
     ) -> None:
-        self._driver, self._main, self._main_capture, self._beside = driver, main, main_capture, beside
-        self.queue = Queue(driver) if beside else main
+        self._driver, self._main, self._main_capture, self._overlaps = driver, main, main_capture, overlaps
+        self.queue = Queue(driver) if overlaps else main
         self._fed, self._read = Event(driver), Event(driver)
         self._graphs: list[int] = []
         # the lane's work runs after all allocations and zeros that are queued so far
@@ -66,7 +66,7 @@ class DriverLane:
         self._driver.record(self._read.handle, self.queue.stream)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        if not self._beside:
+        if not self._overlaps:
             return self._main_capture(work)
         graph = captured(self.queue, work)
         self._graphs.append(graph)
@@ -77,10 +77,10 @@ class DriverLane:
 
     def close(self) -> None:
         graphs, self._graphs = self._graphs, []
-        beside, self._beside = self._beside, False
+        overlaps, self._overlaps = self._overlaps, False
         release_all(
             *(partial(self._driver.destroy_graph, graph) for graph in graphs),
-            self.queue.close if beside else None,
+            self.queue.close if overlaps else None,
         )
 
 

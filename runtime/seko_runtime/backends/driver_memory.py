@@ -161,7 +161,7 @@ class DriverMemory:
 
     def park(self, tensors: Mapping[str, DeviceTensor]) -> tuple[Parked, object]:
         parked = self._pinned_copies({name: tensor.nbytes for name, tensor in tensors.items()})
-        stream = self._beside()
+        stream = self._copy_stream()
         for name, source in tensors.items():
             to_host(self.driver, parked.address(name), source, stream)
         self.driver.record(parked.done.handle, stream)
@@ -172,11 +172,11 @@ class DriverMemory:
             arrays = parked.arrays()
             parked = self._pinned_copies({name: tensor.nbytes for name, tensor in tensors.items()})
             self.driver.synchronize(
-                self._beside()
+                self._copy_stream()
             )  # wait, because copies out of this block may still run while the host writes to it
             for name, target in parked.parts().items():
                 target[:] = arrays[name]
-        stream = self._beside()
+        stream = self._copy_stream()
         for name, tensor in tensors.items():
             from_host(self.driver, tensor, parked.address(name), stream)
         self.driver.record(parked.done.handle, stream)
@@ -192,8 +192,8 @@ class DriverMemory:
     def free_bytes(self) -> int:
         return self.driver.free_bytes()
 
-    def lane(self, *, beside: bool) -> Lane:
-        return DriverLane(self.driver, self.queue, self.capture, beside=beside)
+    def lane(self, *, overlaps: bool) -> Lane:
+        return DriverLane(self.driver, self.queue, self.capture, overlaps=overlaps)
 
     def wait(self) -> None:
         self.driver.synchronize()
@@ -216,7 +216,7 @@ class DriverMemory:
         memory's."""
         return queue_of(self.queue).stream
 
-    def _beside(self) -> int:
+    def _copy_stream(self) -> int:
         """Return the CUDA stream for copies, after making it wait for all work of the memory so far."""
         if self._copies is None:
             self._copies = self.driver.create_stream()

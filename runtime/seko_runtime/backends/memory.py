@@ -250,8 +250,8 @@ class Memory(Protocol):
     def free_bytes(self) -> int:
         """Approximate number of bytes of device memory that could be allocated now."""
 
-    def lane(self, *, beside: bool) -> Lane:
-        """Return a lane for work beside calls. On a device with parallel queues the lane is a queue of its own,
+    def lane(self, *, overlaps: bool) -> Lane:
+        """Return a lane. If it overlaps calls, and the device has parallel queues, the lane is a queue of its own,
         otherwise the queue of the memory."""
 
     def wait(self) -> None:

@@ -117,7 +117,7 @@ class NumpyMemory:
     def free_bytes(self) -> int:
         return free_host_bytes()
 
-    def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
+    def lane(self, *, overlaps: bool) -> Lane:  # noqa: ARG002 - work runs at once, and overlaps nothing
         return InOrderLane(self, _NumpyResults)
 
     def wait(self) -> None:

@@ -62,7 +62,7 @@ class Decoder:
         }
         self._latents = buffers[DECODE_LATENTS]
         self._buffers = {name: buffers[name] for name in decode_buffers}
-        self._lane = memory.lane(beside=self.overlaps)
+        self._lane = memory.lane(overlaps=self.overlaps)
         self._blocks = self._lane.result_blocks(
             {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS
         )

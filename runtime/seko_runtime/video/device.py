@@ -287,8 +287,8 @@ class VideoDevice(Device):
                 partial(self._load_kept, called, entries),
                 self._inputs.of_kept_chunks(called, entries),
             )
-        beside = [row for row in called if row not in rows and not clocks.chunks_made(row)]
-        empty = [*clocks.rebuilt(rows), *beside] if steps else []
+        unstarted = [row for row in called if row not in rows and not clocks.chunks_made(row)]
+        empty = [*clocks.rebuilt(rows), *unstarted] if steps else []
         for row in empty:
             self.clear_cache(row)
         if empty:

@@ -402,7 +402,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         )
 
     @property
-    def decodes_beside(self) -> bool:
+    def overlaps_decoding(self) -> bool:
         """Whether a chunk is decoded while the next one is computed."""
         decoder = None if self._device is None else self._device.decoder
         return decoder is not None and decoder.overlaps

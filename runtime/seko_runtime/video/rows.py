@@ -85,7 +85,7 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
 
     @property
     @OverRanks(fixed=True)
-    def decodes_beside(self) -> bool:
+    def overlaps_decoding(self) -> bool:
         """Whether a chunk is decoded while the next one is computed."""
 
     @OverRanks(join=_made_here)

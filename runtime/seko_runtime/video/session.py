@@ -234,7 +234,7 @@ class Session(RowSession):
             self._pool._rows.check_open()
             if self.manifest.workload.video is None:
                 raise UsageError(NO_VIDEO)
-            ahead = int(self.decodes_beside)
+            ahead = int(self.overlaps_decoding)
             if prompt is not None:
                 self.set_prompt(prompt, recache=recache)
             elif recache:
@@ -431,9 +431,9 @@ class Session(RowSession):
         return self._pool._rows.stats
 
     @property
-    def decodes_beside(self) -> bool:
+    def overlaps_decoding(self) -> bool:
         """Whether a chunk is decoded while the next one is computed."""
-        return self._pool._rows.decodes_beside
+        return self._pool._rows.overlaps_decoding
 
     def _check_idle(self) -> None:
         if self._ahead:

@@ -232,8 +232,8 @@ class Device:
             self._desk.notify()
         return await asyncio.wrap_future(done)
 
-    async def beside(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
-        """Run a function in a separate thread while the pool makes chunks. The method `beside` is for large reads and
+    async def in_background(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
+        """Run a function in a separate thread while the pool makes chunks. The method is for large reads and
         copies. If the function finds that the device is lost, the device's thread ends, as after `call`."""
         pool = self._pool
         if pool is None:

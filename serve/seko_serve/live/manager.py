@@ -385,7 +385,7 @@ class SessionManager:
                 record = await self._taken_over(record)
                 began = time.monotonic()
                 saved = await self.saving.read(record)
-                session = await self.device.beside(lambda pool: self._restored(pool, record, saved))
+                session = await self.device.in_background(lambda pool: self._restored(pool, record, saved))
             self.device.metrics.snapshot.labels("read").observe(time.monotonic() - began)
             session.tokens = tokens
             await self.device.call(lambda _: self.device.add(session))

@@ -117,7 +117,7 @@ class SpeechRoutes(WorkloadRoutes):
             pool.check_text(text, voice_text=opening.voice_text, **of_voice)
 
         try:
-            await self._manager.device.beside(check)
+            await self._manager.device.in_background(check)
         except UsageError as error:
             raise ServeError("bad_request", str(error)) from None
 

@@ -55,7 +55,7 @@ class VideoContent:
         self._recording: Recording | None = None
         self.frames: video.VideoEncoder | None = None
         self.sound: SoundTrack | None = None
-        self._beside = True  # whether chunks are decoded beside the next call
+        self._overlaps_decoding = True  # whether chunks are decoded while the next call runs
 
     @property
     def rate(self) -> float:
@@ -149,7 +149,7 @@ class VideoContent:
             reference=opening.image if place == "reference" else None,
             controls=self._controls,
         )
-        self._beside = row.decodes_beside
+        self._overlaps_decoding = row.overlaps_decoding
         if opening.record:
             self._recording = row.record(fps=opening.fps)
         return row
@@ -202,7 +202,7 @@ class VideoContent:
         """Accept a finished chunk of video, and return it with the sound that is played with it."""
         heard = None if self._sounding is None else self._sounding.sound(int(result.frames[0, 0]))
         piece = VideoPiece(self, result, heard)
-        if not self._beside:
+        if not self._overlaps_decoding:
             piece.read()  # the frames are there: a worker would wait until the next call is queued, here made
         return piece
 
@@ -215,7 +215,7 @@ class VideoContent:
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
         """Continue from a value that `state` returned, with a session of the pool that was restored."""
-        self._beside = row.decodes_beside
+        self._overlaps_decoding = row.overlaps_decoding
         self._controls.load(state["controls"])
         row.controls = self._controls
 

@@ -185,7 +185,7 @@ class _Job:
         """
         stream = self.artifact.manifest.workload.stream
         queued: deque[RowChunks] = deque()
-        ahead = int(self.writer.takes_frames and self.sessions.sessions[0].decodes_beside)
+        ahead = int(self.writer.takes_frames and self.sessions.sessions[0].overlaps_decoding)
         frames, entries = 0, deque(self.inputs.entries[1:])  # the controls have the first one's
         for number in range(self.chunks):
             while entries and entries[0].chunk == number:
