@@ -11,13 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from seko_runtime.speech.voice import NO_VOICE
 from tests.runtime import toy_whole
+from tests.speech.toy_speech import VOICE, open_pool
 
 from .conftest import Running, Starter
 from .outside_clients import sglang_benchmark, vllm_omni_benchmark
+from .test_controls import noise, wav
 from .test_server import PROMPT
+from .test_speech import levels, said_alone
+from .test_speech import opener as speech_opener
 from .test_videos import FPS, SIZE, STEPS, picture, shape_of
 
 __all__ = ["picture"]
@@ -93,6 +99,30 @@ def test_openais_client_understands_refusals(start: Starter) -> None:
         assert (refused.value.status_code, refused.value.code) == (415, "unsupported")
 
 
+def test_openais_client_speaks(start: Starter) -> None:
+    client = openai_client(start(speech_opener))
+    plain = client.audio.speech.create(
+        model="toy-speech", voice="default", input="abc", response_format="pcm"
+    )
+    assert np.array_equal(np.frombuffer(plain.content, "<i2"), levels(said_alone("abc")))
+    stock = {
+        "model": "gpt-4o-mini-tts",
+        "voice": "alloy",
+        "input": "abc",
+        "response_format": "pcm",
+        "speed": 1.0,
+    }
+    with client.audio.speech.with_streaming_response.create(**stock) as answer:
+        assert answer.headers["seko-note"].startswith("model gpt-4o-mini-tts is toy-speech")
+        assert b"".join(answer.iter_bytes()) == plain.content
+    recording = ("a.wav", wav(noise(4 * VOICE.samples), VOICE.sample_rate), "audio/wav")
+    voice = client.audio.voices.create(name="mine", audio_sample=recording, consent="cons_1")
+    kept = client.audio.speech.create(**{**stock, "voice": {"id": voice.id}})
+    assert kept.content != plain.content
+    assert kept.content == client.audio.speech.create(**{**stock, "voice": "mine"}).content
+    assert client.audio.voices.delete(voice.id).deleted
+
+
 LITELLM = """
     import sys, time, warnings
     warnings.simplefilter("ignore")
@@ -119,6 +149,24 @@ def test_litellm_makes_videos(start: Starter) -> None:
     model = server.manager.device.manifest.name
     told = in_own_process(LITELLM, server.url, PROMPT, SIZE, model)
     assert told.splitlines() == [f"{name} completed 1 b'ftyp'" for name in ("openai", "hosted_vllm")]
+
+
+LITELLM_SPEECH = """
+    import sys, warnings
+    warnings.simplefilter("ignore")
+    import litellm
+
+    where = {"api_base": sys.argv[1] + "/v1", "api_key": "none"}
+    answer = litellm.speech(model="openai/tts-1", voice="alloy", input="abc", response_format="pcm", **where)
+    print(answer.content.hex())
+"""
+
+
+@pytest.mark.slow
+def test_litellm_speaks(start: Starter) -> None:
+    pytest.importorskip("tiktoken", reason="needs litellm, of the extra clients")
+    heard = bytes.fromhex(in_own_process(LITELLM_SPEECH, start(speech_opener).url).strip())
+    assert np.array_equal(np.frombuffer(heard, "<i2"), levels(said_alone("abc")))
 
 
 VLLM_OMNI = """
@@ -161,6 +209,44 @@ def test_vllm_omnis_benchmark_makes_videos(
     assert made == [[True, 8, 8 / FPS, ""]] * 3
     assert not refused[0]
     assert "image_reference is a web address" in refused[3]
+
+
+VLLM_OMNI_SPEECH = """
+    import asyncio, json, sys, warnings
+    warnings.simplefilter("ignore")
+    import aiohttp
+    from vllm_omni.benchmarks.patch.patch import async_request_openai_audio_speech
+    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncInput
+
+    url, model, requests = sys.argv[1:]
+
+    async def main():
+        async with aiohttp.ClientSession() as session:
+            for extra in json.loads(requests):
+                asked = RequestFuncInput("abc", url + "/v1/audio/speech", 1, 2048, model, extra_body=extra)
+                told = await async_request_openai_audio_speech(asked, session)
+                print(json.dumps([told.success, told.audio_frames, told.error]))
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_vllm_omnis_benchmark_speaks(start: Starter, cached: Path) -> None:
+    """With the fields that its data sets seed-tts, seed-tts-text and seed-tts-design send."""
+    server, path = start(speech_opener), vllm_omni_benchmark(cached)
+    recording = noise(4 * VOICE.samples)
+    address = f"data:audio/wav;base64,{b64encode(wav(recording, VOICE.sample_rate)).decode()}"
+    cloned = {"ref_audio": address, "ref_text": "yes", "task_type": "Base", "language": "English"}
+    designed = {"instructions": "a glad voice", "task_type": "VoiceDesign"}
+    requests = [{**cloned, "max_new_tokens": 2048}, {"voice": "alloy"}, designed]
+    told = in_own_process(VLLM_OMNI_SPEECH, server.url, "toy-speech", json.dumps(requests), path=path)
+    with open_pool() as pool:
+        voice = pool.encode_voice(continued=recording.astype(np.float32) / 32768, text="yes")
+    frames = [len(levels(said_alone("abc", of_voice))) for of_voice in (voice, NO_VOICE)]
+    *made, refused = map(json.loads, told.splitlines())
+    assert made == [[True, count, ""] for count in frames]
+    assert not refused[0]
 
 
 SGLANG = """

@@ -184,6 +184,7 @@ def test_speech_is_answered_by_a_box_to_which_the_client_is_sent(tmp_path: Path)
             ("/v1/videos", {"model": "toy-speech"}, 415),
             (SPEECH, {"input": "abc", "model": "another"}, 404),
             (SPEECH, {"response_format": "pcm"}, 400),
+            (SPEECH, {"input": "abc", "model": "tts-1"}, 200),
         ):
             key = {"authorization": f"Bearer {KEYS[0]}"}
             async with (

@@ -19,7 +19,8 @@ from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
 from seko_serve.speech import opening as speech_opening
-from seko_serve.speech import routes as speech
+from seko_serve.speech.fields import FIELDS as SPEECH_FIELDS
+from seko_serve.speech.fields import VOICE_FIELDS
 from seko_serve.video import opening as video_opening
 from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
 
@@ -74,7 +75,8 @@ def test_it_has_every_route_and_no_other(tmp_path: Any) -> None:
     [
         ("SessionRequest", {*video_opening.FIELDS, *speech_opening.FIELDS}),
         ("VideoRequest", {*VIDEO_FIELDS}),
-        ("SpeechRequest", speech.FIELDS),
+        ("SpeechRequest", {*SPEECH_FIELDS}),
+        ("VoiceRequest", {*VOICE_FIELDS}),
     ],
 )
 def test_requests_have_the_fields_that_are_taken(schema: str, fields: set[str]) -> None:

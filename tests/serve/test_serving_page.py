@@ -11,6 +11,8 @@ from seko_serve.errors import table
 from seko_serve.http.fields import Fields
 from seko_serve.live.manager import CLOSING_S, DRAIN_S
 from seko_serve.run import SERVER_LIMITS
+from seko_serve.speech.fields import FIELDS as SPEECH_FIELDS
+from seko_serve.speech.fields import VOICE_FIELDS
 from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
 
 from .conftest import Starter, toy_opener
@@ -24,7 +26,7 @@ def test_the_table_of_errors_is_that_of_the_code() -> None:
     assert table() in PAGE, f"write this into docs/serving.md:\n{table()}"
 
 
-@pytest.mark.parametrize("fields", [VIDEO_FIELDS])
+@pytest.mark.parametrize("fields", [VIDEO_FIELDS, SPEECH_FIELDS, VOICE_FIELDS])
 def test_the_tables_of_fields_are_those_of_the_code(fields: Fields) -> None:
     assert fields.table() in PAGE, f"write this into docs/serving.md:\n{fields.table()}"
 

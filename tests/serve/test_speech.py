@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from itertools import pairwise
@@ -31,13 +32,14 @@ from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import assemble
 from seko_runtime.speech.voice import NO_VOICE, Voice
-from seko_serve.client import AsyncClient
+from seko_serve.client import AsyncClient, Client
 from seko_serve.errors import ServeError
 from seko_serve.http.connections import HttpConnection
 from seko_serve.live.device import pool_of
 from seko_serve.live.pace import CREDIT
 from seko_serve.media.sound_files import FORMS, sound_file
 from seko_serve.protocol import Media
+from seko_serve.speech import voices
 from tests.speech.texts import said_in_turn
 from tests.speech.toy_speech import (
     MARKS,
@@ -49,6 +51,7 @@ from tests.speech.toy_speech import (
     P,
     Tokens,
     ToyBackend,
+    all_alone,
     alone,
     manifest,
     open_pool,
@@ -108,9 +111,196 @@ def test_events_carry_the_same_file(start: Starter) -> None:
     content, headers = spoken(server.url, input="abc", response_format="pcm", stream_format="sse")
     assert headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line]
-    assert events.pop() == {"type": "speech.audio.done"}
+    patches = len(said_alone("abc"))
+    usage = {"input_tokens": 3, "output_tokens": patches, "total_tokens": 3 + patches}
+    done = events.pop()
+    assert (done["type"], done["usage"]) == ("speech.audio.done", usage)
     assert {event["type"] for event in events} == {"speech.audio.delta"}
     assert b"".join(base64.b64decode(event["audio"]) for event in events) == plain
+
+
+def events_of(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line]
+
+
+def test_names_of_openai_stand_for_the_model_and_its_voice_and_the_answer_says_so(start: Starter) -> None:
+    server = start(opener)
+    plain, headers = spoken(
+        server.url, input="abc", response_format="pcm", model=None, voice=None, ref_text=None
+    )
+    assert "seko-note" not in headers
+    table = {
+        "model": "tts-1",
+        "voice": "alloy",
+        "language": "English",
+        "instructions": "",
+        "speed": 1.0,
+        "stream": True,
+    }
+    content, headers = spoken(server.url, input="abc", response_format="pcm", **table)
+    assert content == plain
+    assert (
+        headers["seko-note"] == "model tts-1 is toy-speech; voice alloy is default; language follows the text"
+    )
+
+
+def test_guidance_and_temperature_are_those_of_the_request(start: Starter) -> None:
+    server = start(opener)
+    every: list[dict[str, Any]] = [
+        {"guidance": 1.5},
+        {"temperature": 0.5},
+        {"guidance": 3.0, "temperature": 0.0},
+    ]
+    for settings in every:
+        content, _ = spoken(server.url, input="abc", seed=3, response_format="pcm", **settings)
+        wanted = levels(said_alone("abc", seed=3, **settings))
+        assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
+
+
+def test_a_file_that_is_not_streamed_comes_as_a_whole(start: Starter) -> None:
+    server = start(opener)
+    plain, _ = spoken(server.url, input="abc", response_format="wav")
+    content, headers = spoken(server.url, input="abc", response_format="wav", stream=False)
+    assert (content, headers["content-length"]) == (plain, str(len(plain)))
+
+
+def test_a_speech_ends_at_its_largest_number_of_patches_and_says_so(start: Starter) -> None:
+    server = start(opener)
+    whole, _ = spoken(server.url, input="hallo.\nzzzz", seed=3, response_format="pcm")
+    for most in (1, 3, 100):
+        table = {"input": "hallo.\nzzzz", "seed": 3, "response_format": "pcm", "max_new_tokens": most}
+        content, _ = spoken(server.url, **table)
+        assert content == whole[: most * 2 * PATCH.samples]
+        done = events_of(spoken(server.url, **table, stream_format="sse")[0])[-1]
+        assert done["usage"]["output_tokens"] == len(content) // 2 // PATCH.samples
+        if len(content) < len(whole):
+            assert done["cut"]
+    while server.manager.sessions:
+        time.sleep(0.01)
+
+
+def test_a_sentence_that_its_limit_ends_is_told(start: Starter) -> None:
+    """Of texts that the toy ends itself, and of those that it does not."""
+    server, found = start(opener), set()
+    for seed in range(40):
+        prompt = assemble(Tokens().ids("zz"), (P, C), marks=MARKS)
+        limit = min(manifest().workload.limits.patches(2), (PLACES - 1) // SESSIONS - len(prompt.ids))
+        ended = all_alone(prompt, limit, seed=seed)[1]
+        if ended in found:
+            continue
+        found.add(ended)
+        content, _ = spoken(server.url, input="zz", seed=seed, response_format="pcm", stream_format="sse")
+        assert events_of(content)[-1]["cut"] is not ended
+    assert found == {True, False}
+
+
+def test_a_request_waits_for_a_row_in_the_queue(start: Starter) -> None:
+    server = start(opener, max_sessions=1, queue=1)
+    with Client(server.url) as client:
+        client.open(audio=["pcm"])
+        with ThreadPoolExecutor(2) as threads:
+            waiting = threads.submit(spoken, server.url, input="abc", seed=2, response_format="pcm")
+            while not server.manager.admission.waiting:
+                time.sleep(0.01)
+            code, answer = http(f"{server.url}/v1/audio/speech", "POST", {"input": "abc"})
+            assert (code, answer["error"]["code"]) == (503, "full")
+            assert not waiting.done()
+            client.close()
+            content, _ = waiting.result(30)
+    assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("abc", seed=2)))
+    assert not server.manager.admission.waiting
+
+
+def test_a_request_that_leaves_the_queue_frees_its_place(start: Starter) -> None:
+    server = start(opener, max_sessions=1)
+    body = json.dumps({"input": "abc"}).encode()
+    parts = urlsplit(server.url)
+    with Client(server.url) as client:
+        client.open(audio=["pcm"])
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as listener:
+            head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-length: {len(body)}\r\n\r\n"
+            listener.sendall(head.encode() + body)
+            while not server.manager.admission.waiting:
+                time.sleep(0.01)
+        while server.manager.admission.waiting:
+            time.sleep(0.01)
+
+
+KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
+
+
+@pytest.mark.parametrize("words", [None, "yes"])
+def test_a_kept_voice_is_encoded_once_and_speaks_as_the_recording_would(
+    start: Starter, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, recording = start(opener), noise(4 * VOICE.samples)
+    sound = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
+    sound |= {} if words is None else {"ref_text": words}
+    wanted, _ = spoken(server.url, input="abc", seed=2, response_format="pcm", **sound)
+    status, voice = http(
+        f"{server.url}/v1/audio/voices", "POST", {"name": "alloy", "consent": "mine", **sound}
+    )
+    assert (status, voice["object"], voice["name"], voice["type"]) == (
+        200,
+        "audio.voice",
+        "alloy",
+        "audio_sample",
+    )
+
+    def encoded(*_: object, **__: object) -> None:
+        raise AssertionError("the voice is encoded again")
+
+    monkeypatch.setattr(SpeechPool, "encode_voice_in_parts", encoded)
+    for name in ("alloy", voice["id"], {"id": voice["id"]}):
+        content, headers = spoken(server.url, input="abc", seed=2, response_format="pcm", voice=name)
+        assert (content, "seko-note" in headers) == (wanted, False)
+    code, answer = http(f"{server.url}/v1/audio/speech", "POST", {"input": "a", "voice": "alloy", **sound})
+    assert (code, answer["error"]["param"]) == (400, "voice")
+
+
+def test_voices_are_kept_for_their_key_alone(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voices, "MAX_VOICES", 2)
+    server, recording = start(opener, keys=(KEY, OTHER)), noise(VOICE.samples)
+    url = f"{server.url}/v1/audio/voices"
+    sound = {"audio_sample": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
+
+    def kept(name: str, key: str = KEY) -> Any:
+        return http(url, "POST", {"name": name, **sound}, key)
+
+    first = kept("a")[1]
+    assert [kept(name)[0] for name in ("b", "c", "a")] == [200, 503, 200]
+    assert kept("c", OTHER)[0] == 200
+    assert [voice["name"] for voice in http(url, key=KEY)[1]["data"]] == ["a", "b"]
+    assert http(f"{url}/{first['id']}", key=KEY)[0] == 404  # it was replaced
+    for method in ("GET", "DELETE"):
+        assert http(f"{url}/a", method, key=OTHER)[0] == 404
+        assert http(f"{url}/a", method)[0] == 401
+    code, _ = http(f"{server.url}/v1/audio/speech", "POST", {"input": "a", "voice": "a"}, OTHER)
+    assert code == 404
+    gone = http(f"{url}/a", "DELETE", key=KEY)[1]
+    assert (gone["object"], gone["deleted"]) == ("audio.voice.deleted", True)
+    assert http(f"{url}/a", key=KEY)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("table", "status", "words"),
+    [
+        ({"audio_sample": "AAAA"}, 400, "name is missing"),
+        ({"name": "a"}, 400, "expected one recording"),
+        ({"name": " "}, 400, "name is no name"),
+        ({"name": "default", "audio_sample": "AAAA"}, 400, "the model's own voice"),
+        ({"name": "a", "audio_sample": "AAAA"}, 400, "audio_sample is no sound"),
+        ({"name": "a", "audio_sample": "AAAA", "ref_audio": "AAAA"}, 400, "expected one recording"),
+        ({"name": "a", "prompt": "deep", "type": "prompt"}, 400, "unknown field 'prompt'"),
+    ],
+)
+def test_what_is_no_voice_is_refused(
+    start: Starter, table: dict[str, object], status: int, words: str
+) -> None:
+    server = start(opener)
+    code, answer = http(f"{server.url}/v1/audio/voices", "POST", table)
+    assert (code, words in answer["error"]["message"]) == (status, True), answer
+    assert http(f"{server.url}/v1/audio/voices")[1]["data"] == []
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
@@ -411,9 +601,18 @@ def test_a_voice_that_leaves_no_room_is_refused_before_it_is_encoded(
         ({"input": " ... "}, 400, "with words"),
         ({"input": "😄"}, 400, "input has nothing to say"),
         ({"input": "a" * 5_000}, 413, "5000 letters"),
-        ({"input": "a", "voice": "alloy"}, 415, "ref_audio"),
-        ({"input": "a", "speed": 2}, 415, "leave speed out"),
-        ({"input": "a", "response_format": "ape"}, 415, "mp3"),
+        ({"input": "a", "voice": "mine"}, 404, "ref_audio"),
+        ({"input": "a", "voice": ["alloy"]}, 400, "voice is "),
+        ({"input": "a", "speed": 2}, 400, "leave speed out"),
+        ({"input": "a", "response_format": "ape"}, 400, "mp3"),
+        ({"input": "a", "instructions": "be glad"}, 415, "leave instructions out"),
+        ({"input": "a", "max_new_tokens": 0}, 400, "max_new_tokens is 0"),
+        ({"input": "a", "guidance": 1e9}, 400, "guidance"),
+        ({"input": "a", "temperature": "hot"}, 400, "temperature is 'hot'"),
+        ({"input": "a", "task_type": "Base"}, 400, "task_type"),
+        ({"input": "a", "task_type": "VoiceDesign"}, 400, "task_type"),
+        ({"input": "a", "stream": False, "stream_format": "sse"}, 400, "stream is false"),
+        ({"input": "a", "stream": "maybe"}, 400, "stream is 'maybe'"),
         ({"input": "a", "stream_format": "x"}, 400, "sse"),
         ({"input": "a", "model": "other"}, 404, "toy-speech"),
         ({"input": "a", "seed": -1}, 400, "expected 0 or more"),
@@ -421,7 +620,7 @@ def test_a_voice_that_leaves_no_room_is_refused_before_it_is_encoded(
         ({"input": "a", "ref_text": 1, "ref_audio": "AAAA"}, 400, "ref_text is no text"),
         ({"input": "a", "ref_audio": 1}, 400, "ref_audio is of type int"),
         ({"input": "a", "ref_audio": "AAAA"}, 400, "ref_audio is no sound"),
-        ({"input": "a", "response_format": []}, 415, "response_format"),
+        ({"input": "a", "response_format": []}, 400, "response_format"),
         ({"input": "a", "more": 1}, 400, "unknown field 'more'"),
     ],
 )

@@ -226,6 +226,11 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             count = len(self._rows.token_ids(checked_text(voice_text, "the voice's text") + sentence))
             check_room(prompt_tokens(count, reference=reference, continued=continued), own, most)
 
+    def text_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text's sentences. Any thread may call this; it does not wait for engine
+        calls."""
+        return sum(len(self._rows.token_ids(sentence)) for sentence in sentences_of(text))
+
     def step(self, sessions: Sequence[SpeechSession]) -> list[Floats | None]:
         """Make the next patch of some sessions in one engine call, and wait for it. If the prompt of a session is not
         yet in the cache, the model runs over the prompt first.

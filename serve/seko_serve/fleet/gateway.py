@@ -39,7 +39,7 @@ from seko_serve.http.guard import BOXES, guarded
 from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.pages import composed, page_files
-from seko_serve.http.workload import served_workloads
+from seko_serve.http.workload import ServedWorkload, served_workloads
 from seko_serve.metrics import PREFIX, Metrics
 from seko_serve.protocol import JOIN, QUEUE_HEADER
 from seko_serve.settings import Settings
@@ -119,7 +119,7 @@ class Gateway:
             Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
             Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
             *(
-                Route(path, partial(self._to_free_row, workload.kind, path), methods=["POST"])
+                Route(path, partial(self._to_free_row, workload, path), methods=["POST"])
                 for workload in served_workloads()
                 for path in workload.row_paths
             ),
@@ -373,11 +373,13 @@ class Gateway:
             raise ServeError("not_found", "there is no such video, or its box has ended")
         return box
 
-    async def _to_free_row(self, kind: str, path: str, request: Request) -> Response:
+    async def _to_free_row(self, workload: ServedWorkload[Any], path: str, request: Request) -> Response:
         """Redirect the client to a box with a free row, so that no sound passes the gateway; see
         `ServedWorkload.row_paths`."""
         self._access.opener(request)
-        boxes = await self._with_model(model_of(await raw_body(request, MAX_OPENING_BYTES)), kind)
+        body = await raw_body(request, MAX_OPENING_BYTES)
+        model = model_of(body, request.headers.get("content-type", ""))
+        boxes = await self._with_model(None if workload.stands_for(model) else model, workload.kind)
         box, answer = await self._first(boxes, "POST", f"{path}/link", headers_of(request))
         if answer.status < 400:
             self._rows.sent(box.name, time.monotonic())

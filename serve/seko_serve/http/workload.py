@@ -119,6 +119,12 @@ class ServedWorkload(LiveWorkload[ManifestT]):
     def api(self) -> ApiParts:
         """Return the workload's part of the OpenAPI document."""
 
+    def stands_for(self, model: object) -> bool:
+        """Return whether any artifact of the workload serves requests of `row_paths` that name another model, such as
+        one of OpenAI's."""
+        del model
+        return False
+
     def routes(self, settings: Settings, manager: SessionManager, access: Access) -> Sequence[WorkloadRoutes]:
         """Return the routes that the workload adds."""
         del settings, manager, access

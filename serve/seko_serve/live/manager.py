@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -228,6 +228,12 @@ class SessionManager:
         It waits until the pool's current engine call has ended."""
         with _refusals():
             return await self.device.call(work)
+
+    async def call_in_parts(self, work: Callable[[Any], Generator[None, None, ResultT]]) -> ResultT:
+        """Run a generator on the device's thread, between the chunks of live sessions; ServeError for what the runtime
+        refuses. See `Device.in_parts`."""
+        with _refusals():
+            return await self.device.in_parts(work)
 
     async def check_control(self, session: LiveSession, control: Control) -> None:
         """Raise the ServeError that a session would raise for a control, as far as the error can be known before the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from seko_serve.http.access import TICKET
+from seko_serve.http.forms import WITH_FILES
 from seko_serve.http.schemas import (
     BINARY,
     NUMBER,
@@ -10,16 +11,20 @@ from seko_serve.http.schemas import (
     SEED,
     TEXT,
     UPLOAD,
+    WHOLE,
     Table,
     body,
     json_of,
+    list_of,
+    named,
     object_of,
     operation,
     parameter,
+    path_parameter,
 )
 from seko_serve.http.workload import ApiParts
 from seko_serve.media.sound_files import FORMS
-from seko_serve.speech.routes import MAX_INPUT_LETTERS
+from seko_serve.speech.fields import FIELDS, VOICE_FIELDS
 
 
 def api() -> ApiParts:
@@ -42,20 +47,37 @@ def api() -> ApiParts:
                 status=201,
             )
         },
+        "/v1/audio/voices": {
+            "get": operation("The key's own voices.", json_of("Voices"), ("unauthorized",)),
+            "post": {
+                **operation("Keeps a recording as a voice.", json_of("Voice"), OPENING),
+                "requestBody": body(
+                    {**json_of("VoiceRequest"), WITH_FILES: {"schema": named("VoiceRequest")}}
+                ),
+            },
+        },
+        "/v1/audio/voices/{name}": {
+            "parameters": [path_parameter("name")],
+            "get": operation("A voice, by name or id.", json_of("Voice"), ("unauthorized", "not_found")),
+            "delete": operation(
+                "Removes a voice.", json_of("RemovedVoice"), ("unauthorized", "forbidden", "not_found")
+            ),
+        },
+    }
+    voice: Table = {
+        "id": TEXT,
+        "object": {"const": "audio.voice"},
+        "name": TEXT,
+        "type": {"const": "audio_sample"},
+        "created_at": WHOLE,
     }
     schemas: Table = {
-        "SpeechRequest": object_of(
-            {"input": {"type": "string", "maxLength": MAX_INPUT_LETTERS}},
-            {
-                "model": TEXT,
-                "voice": {"enum": ["default"]},
-                "response_format": {"enum": list(FORMS), "default": "mp3"},
-                "speed": {"const": 1},
-                "stream_format": {"enum": ["audio", "sse"], "default": "audio"},
-                "ref_audio": UPLOAD,
-                "ref_text": TEXT,
-                "seed": SEED,
-            },
+        "SpeechRequest": FIELDS.schema(["input"]),
+        "VoiceRequest": VOICE_FIELDS.schema(["name"]),
+        "Voice": object_of(voice),
+        "Voices": list_of(named("Voice")),
+        "RemovedVoice": object_of(
+            {"id": TEXT, "object": {"const": "audio.voice.deleted"}, "deleted": {"const": True}}
         ),
     }
     session = {"seed": SEED, "voice": UPLOAD, "voice_text": TEXT, "guidance": NUMBER, "temperature": NUMBER}

@@ -36,6 +36,14 @@ def described_speech(manifest: SpeechManifest) -> dict[str, object]:
     }
 
 
+def encoded_in_parts(pool: SpeechPool, opening: SpeechOpening) -> Generator[None, None, Voice]:
+    """Return the encoded voice of an opening, one call of the voice encoder for each part."""
+    sound, words = opening.voice, opening.voice_text
+    if words:
+        return (yield from pool.encode_voice_in_parts(continued=sound, text=words))
+    return (yield from pool.encode_voice_in_parts(sound))
+
+
 class SpeechContent:
     """The speech of one session; see `Content` for its methods.
 
@@ -51,9 +59,10 @@ class SpeechContent:
         self.manifest, self.opening = manifest, opening
         self.sound: SoundTrack | None = None
         self._text = Sentences()
-        self._voice = NO_VOICE
+        self._voice = opening.encoded
         self._row: SpeechSession | None = None
         self._speaking = False  # whether patches of a sentence are still to come
+        self.cut = False  # whether a limit has ended a sentence
 
     @property
     def rate(self) -> float:
@@ -111,11 +120,7 @@ class SpeechContent:
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def _encode_voice(self, pool: SpeechPool) -> Generator[None, None, None]:
-        sound, words = self.opening.voice, self.opening.voice_text
-        if words:
-            self._voice = yield from pool.encode_voice_in_parts(continued=sound, text=words)
-        else:
-            self._voice = yield from pool.encode_voice_in_parts(sound)
+        self._voice = yield from encoded_in_parts(pool, self.opening)
 
     def open(self, pool: SpeechPool, name: str, tenant: str) -> SpeechSession:
         """Open a session of the pool with the voice that `preparation` encoded."""
@@ -165,6 +170,8 @@ class SpeechContent:
         """Accept a finished patch of sound, and record whether the patch's sentence is over."""
         surplus = result.surplus()
         self._speaking = not surplus and self._row is not None and self._row.speaks
+        if not surplus and not self._speaking and self._row is not None:
+            self.cut |= self._row.cut
         return SpeechPiece(self, None if surplus else result, last=self.starved())
 
     def state(self) -> dict[str, Any]:

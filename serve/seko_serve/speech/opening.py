@@ -12,6 +12,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import MAX_GUIDANCE, MAX_TEMPERATURE, SpeechManifest
 from seko_runtime.speech.prompts import prompt_tokens
 from seko_runtime.speech.texts import checked_text
+from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.errors import ServeError
 from seko_serve.http.openings import check_opening
 from seko_serve.media import uploads
@@ -35,6 +36,8 @@ class SpeechOpening:
         The voice to imitate: samples [N] float32 in -1..1, at the rate of the artifact's voice encoder.
     voice_text : str
         The words that are spoken in ``voice``, if the speech continues this recording; otherwise empty.
+    encoded : Voice
+        A voice that was encoded before, instead of ``voice``.
     """
 
     seed: int = 0
@@ -42,9 +45,13 @@ class SpeechOpening:
     temperature: float | None = None
     voice: NDArray[np.float32] | None = None
     voice_text: str = ""
+    encoded: Voice = NO_VOICE
 
     def voice_patches(self, manifest: SpeechManifest) -> int:
         """Return the number of patches that ``voice`` has when it is encoded; 0 without a voice."""
+        encoded = self.encoded.reference if self.encoded.continued is None else self.encoded.continued
+        if encoded is not None:
+            return len(encoded)
         size = manifest.workload.voice.patch_samples
         return 0 if self.voice is None else -(-len(self.voice) // size)
 

@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
-from prometheus_client import Counter
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from seko_runtime.errors import UsageError
 from seko_runtime.speech.manifest import SpeechManifest
-from seko_runtime.speech.texts import spoken_text
-from seko_serve.errors import ServeError, check_fields
+from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.http.bodies import json_body, link_to
+from seko_serve.http.bodies import link_to
+from seko_serve.http.forms import body_fields
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.workload import WorkloadRoutes
 from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
-from seko_serve.protocol import Codec, Control, Media
+from seko_serve.protocol import JOIN, Codec, Control, Media
+from seko_serve.speech.answers import SoundResponse, events, sound, whole
+from seko_serve.speech.content import SpeechContent, encoded_in_parts
+from seko_serve.speech.fields import DEFAULT_VOICE, FIELDS, STOCK_VOICES, VOICE_FIELDS, is_stock_model
 from seko_serve.speech.opening import SpeechOpening, speech_opening_of
+from seko_serve.speech.voices import KeptVoice, KeptVoices
 
-PATH = "/v1/audio/speech"
+PATH, VOICES_PATH = "/v1/audio/speech", "/v1/audio/voices"
 AGAIN_S = 1.0  # seconds after which a refused client asks again
-MAX_INPUT_LETTERS = 4096
+LOOK_S = 0.05  # between two looks whether a request that waits gets a row
 AHEAD = 8  # patches that are made before they are sent
-FIELDS = frozenset(
-    {"model", "input", "voice", "response_format", "speed", "stream_format", "ref_audio", "ref_text", "seed"}
-)
-VOICES = (None, "default")
+NOTE = "seko-note"  # header that says what stands for what the client named
 
 
 class SpeechRoutes(WorkloadRoutes):
-    """The routes ``/v1/audio/speech``, which speaks a text, and ``/v1/audio/speech/link``.
+    """The routes below ``/v1/audio``: ``speech``, which speaks a text, and ``voices``, which keeps recordings.
 
     Parameters
     ----------
@@ -54,14 +51,51 @@ class SpeechRoutes(WorkloadRoutes):
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
         self._manager, self._access = manager, access
+        self._voices = KeptVoices()
         self._closing: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes ``/v1/audio/speech`` and ``/v1/audio/speech/link``."""
+        """Return the routes below ``/v1/audio``."""
         return [
             Route(PATH, self._speak, methods=["POST"]),
             Route(f"{PATH}/link", self._link, methods=["POST"]),
+            Route(VOICES_PATH, self._list_voices, methods=["GET"]),
+            Route(VOICES_PATH, self._keep_voice, methods=["POST"]),
+            Route(f"{VOICES_PATH}/{{name}}", self._voice, methods=["GET", "DELETE"]),
         ]
+
+    # -- voices ------------------------------------------------------------------------------------------------
+
+    async def _list_voices(self, request: Request) -> Response:
+        voices = self._voices.of(self._access.tenant(request))
+        return JSONResponse({"object": "list", "data": [voice.facts() for voice in voices]})
+
+    async def _voice(self, request: Request) -> Response:
+        tenant = self._access.tenant(request)
+        voice = self._voices.find(tenant, request.path_params["name"])
+        if request.method == "DELETE":
+            self._voices.remove(tenant, voice)
+            return JSONResponse({"id": voice.id, "object": "audio.voice.deleted", "deleted": True})
+        return JSONResponse(voice.facts())
+
+    async def _keep_voice(self, request: Request) -> Response:
+        tenant, manifest = self._access.opener(request), self._speaking()
+        values = VOICE_FIELDS.read(await body_fields(request, MAX_OPENING_BYTES), manifest)
+        if "name" not in values:
+            raise ServeError("bad_request", "name is missing", field="name")
+        named = [name for name in ("audio_sample", "ref_audio") if name in values] or ["audio_sample"]
+        if len(named) > 1 or named[0] not in values:
+            raise ServeError("bad_request", "expected one recording, as audio_sample or ref_audio")
+        self._voices.check_room(tenant, values["name"])
+        self._manager.check_takes()
+        opened = {"voice": values[named[0]], "voice_text": values.get("ref_text", "")}
+        opening = await asyncio.to_thread(speech_opening_of, opened, manifest, named[0], "ref_text")
+        encoded = await self._manager.call_in_parts(lambda pool: encoded_in_parts(pool, opening))
+        voice = KeptVoice(values["name"], encoded)
+        self._voices.keep(tenant, voice)
+        return JSONResponse(voice.facts())
+
+    # -- speech ------------------------------------------------------------------------------------------------
 
     async def _link(self, request: Request) -> Response:
         """Return an address that takes one request without a key; ServeError if no row is free for it."""
@@ -81,32 +115,90 @@ class SpeechRoutes(WorkloadRoutes):
 
     async def _speak(self, request: Request) -> Response:
         tenant, manifest = self._access.opener(request, PATH), self._speaking()
-        table = await json_body(request, MAX_OPENING_BYTES)
-        text, form, events = _checked(table)
-        rate = manifest.workload.patch.sample_rate
-        file = sound_file(form, rate)
-        opened = {
-            name: table[field]
-            for name, field in (
-                ("model", "model"), ("seed", "seed"), ("voice", "ref_audio"), ("voice_text", "ref_text"),
+        values = FIELDS.read(await body_fields(request, MAX_OPENING_BYTES), manifest)
+        if "input" not in values:
+            raise ServeError("bad_request", "input is missing, expected a text with words", field="input")
+        kept, notes = self._named(values, tenant, manifest)
+        in_events, at_once = values.get("stream_format") == "sse", values.get("stream", True)
+        if in_events and not at_once:
+            raise ServeError(
+                "bad_request", "stream is false, and stream_format sse is a stream", field="stream"
             )
-            if field in table
-        }  # fmt: skip
-        await self._check_text(text, SpeechOpening())  # before the sound of a voice is decoded
-        opening = await asyncio.to_thread(speech_opening_of, opened, manifest, "ref_audio", "ref_text")
-        if opening.voice is not None:
-            await self._check_text(text, opening)
-        session = await self._manager.open(tenant, opening, resumable=False)
-        parts = self._parts(session, text, file)
+        form, rate = values.get("response_format", "mp3"), manifest.workload.patch.sample_rate
+        opening = await self._opening(values, kept, manifest)
+        speech = Speech(values["input"], sound_file(form, rate), manifest, values.get("max_new_tokens"))
+        if in_events:
+            speech.text_tokens = await self._manager.device.beside(speech.tokens_in)
+        session = await self._opened(request, tenant, opening)
+        parts = self._parts(session, speech)
         first = await anext(parts, b"")  # an error before the first sound is answered with its own status
-        refused = self._manager.device.metrics.refused
-        if events:
-            return SoundResponse(_events(first, parts, refused), parts, media_type="text/event-stream")
-        kind: dict[str, Any] = {"media_type": FORMS[form][0], "headers": {"x-sample-rate": str(rate)}}
-        if request.scope["http_version"] == "1.0":
+        refused, headers = self._manager.device.metrics.refused, {NOTE: "; ".join(notes)} if notes else {}
+        if in_events:
+            answer = events(first, parts, refused, speech.told)
+            return SoundResponse(answer, parts, media_type="text/event-stream", headers=headers)
+        kind: dict[str, Any] = {
+            "media_type": FORMS[form][0],
+            "headers": {"x-sample-rate": str(rate), **headers},
+        }
+        if not at_once or request.scope["http_version"] == "1.0":
             # A body of HTTP/1.0 ends with the connection, also after an error.
-            return Response(await _whole(first, parts, request), **kind)
-        return SoundResponse(_sound(first, parts, refused), parts, **kind)
+            return Response(await whole(first, parts, request), **kind)
+        return SoundResponse(sound(first, parts, refused), parts, **kind)
+
+    def _named(
+        self, values: dict[str, Any], tenant: str, manifest: SpeechManifest
+    ) -> tuple[KeptVoice | None, list[str]]:
+        """Return the kept voice that a request names, if any, and what the client is told of names that stand for
+        others."""
+        notes, name = [], values.get("voice", DEFAULT_VOICE)
+        if is_stock_model(values.get("model")):
+            notes.append(f"model {values.pop('model')} is {manifest.name}")
+        kept = self._voices.look(tenant, name)
+        if kept is None and name in STOCK_VOICES:
+            notes.append(f"voice {name} is {'ref_audio' if 'ref_audio' in values else DEFAULT_VOICE}")
+        elif kept is None and name != DEFAULT_VOICE:
+            raise ServeError(
+                "not_found",
+                f"voice is not known, expected {DEFAULT_VOICE}, one of {', '.join(STOCK_VOICES)}, or one that "
+                f"was sent to {VOICES_PATH}; a recording may also be sent as ref_audio",
+                field="voice",
+            )
+        elif kept is not None and "ref_audio" in values:
+            raise ServeError(
+                "bad_request", "voice and ref_audio are both recordings: give one", field="voice"
+            )
+        if "language" in values:
+            notes.append("language follows the text")
+        heard = kept is not None or "ref_audio" in values
+        if values.get("task_type", "Base" if heard else "CustomVoice") != (
+            "Base" if heard else "CustomVoice"
+        ):
+            raise ServeError(
+                "bad_request",
+                "task_type is Base for a recording or a kept voice, and CustomVoice without",
+                field="task_type",
+            )
+        return kept, notes
+
+    async def _opening(
+        self, values: dict[str, Any], kept: KeptVoice | None, manifest: SpeechManifest
+    ) -> SpeechOpening:
+        """Return the conditions with which a request's session begins; ServeError if a sentence would not fit."""
+        opened = {
+            name: values[field]
+            for name, field in (
+                ("model", "model"), ("seed", "seed"), ("guidance", "guidance"), ("temperature", "temperature"),
+                ("voice", "ref_audio"), ("voice_text", "ref_text"),
+            )
+            if field in values
+        }  # fmt: skip
+        await self._check_text(values["input"], SpeechOpening())  # before the sound of a voice is decoded
+        opening = await asyncio.to_thread(speech_opening_of, opened, manifest, "ref_audio", "ref_text")
+        if kept is not None:
+            opening = replace(opening, encoded=kept.voice, voice_text=kept.voice.text)
+        if opening.voice_patches(manifest):
+            await self._check_text(values["input"], opening)
+        return opening
 
     async def _check_text(self, text: str, opening: SpeechOpening) -> None:
         """Raise the ServeError with which a sentence of the text would end the speech."""
@@ -121,26 +213,100 @@ class SpeechRoutes(WorkloadRoutes):
         except UsageError as error:
             raise ServeError("bad_request", str(error)) from None
 
-    async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncGenerator[bytes]:
+    async def _opened(self, request: Request, tenant: str, opening: SpeechOpening) -> LiveSession:
+        """Return a session, which a request waits for in the queue; ServeError if the queue is full."""
+        token = JOIN
+        try:
+            while True:
+                try:
+                    return await self._manager.open(tenant, opening, token, resumable=False)
+                except ServeError as refused:
+                    token = str(refused.facts.get("queue_token", ""))
+                    if not token:
+                        raise
+                while not self._manager.place(tenant, token)["admitted"]:
+                    if await request.is_disconnected():
+                        raise ServeError("bad_request", "the client left before its text was spoken")
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            self._manager.leave_queue(tenant, token)
+
+    async def _parts(self, session: LiveSession, speech: Speech) -> AsyncGenerator[bytes]:
         """Yield the parts of the sound file while the text is spoken, then end the session."""
         try:
             connection = session.viewer.enter()
             session.attach(connection, lambda: "", None, AHEAD, (Codec.PCM,))
-            session.control(Control("text", "", {"text": text, "last": True}))
+            session.control(Control("text", "", {"text": speech.text, "last": True}))
             async for media in _heard(connection):
-                part = file.write(np.frombuffer(media.payload, "<i2"))
-                if part:
+                if part := speech.take(np.frombuffer(media.payload, "<i2")):
                     yield part
                 if media.last:
                     break
+                if speech.over:
+                    speech.cut = True
+                    break
                 session.control(Control("ack", "", {"chunk": media.chunk}))
-            if part := file.close():
+            speech.cut |= cast(SpeechContent, session.content).cut
+            if part := speech.file.close():
                 yield part
         finally:  # in a task of its own: a client that leaves cancels this one, at each of its waits
             closing = asyncio.create_task(self._manager.close(session))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
+
+
+class Speech:
+    """A text that is spoken into a file.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    file : SoundFile
+        The file.
+    manifest : SpeechManifest
+        The artifact's manifest.
+    most_patches : int, optional
+        Largest number of patches.
+
+    Attributes
+    ----------
+    text_tokens : int
+        Number of tokens of the text.
+    cut : bool
+        Whether a limit ended the text, or a sentence of it.
+    """
+
+    def __init__(
+        self, text: str, file: SoundFile, manifest: SpeechManifest, most_patches: int | None = None
+    ) -> None:
+        self.text, self.file, self.text_tokens, self.cut = text, file, 0, False
+        self._patch = manifest.workload.patch.samples
+        self._most = None if most_patches is None else most_patches * self._patch
+        self._made = 0
+
+    def tokens_in(self, pool: Any) -> int:
+        """Return the number of tokens that the text has in a pool."""
+        return int(pool.text_tokens(self.text))
+
+    @property
+    def over(self) -> bool:
+        """Whether the text has its largest number of patches."""
+        return self._most is not None and self._made >= self._most
+
+    def take(self, samples: Any) -> bytes:
+        """Return the next part of the file, from samples [n] int16."""
+        kept = samples if self._most is None else samples[: self._most - self._made]
+        self._made += len(kept)
+        self.cut |= len(kept) < len(samples)
+        return self.file.write(kept)
+
+    def told(self) -> dict[str, object]:
+        """Return what the client is told at the end."""
+        patches = -(-self._made // self._patch)
+        usage = {"input_tokens": self.text_tokens, "output_tokens": patches}
+        return {"usage": {**usage, "total_tokens": self.text_tokens + patches}, "cut": self.cut}
 
 
 async def _heard(connection: Connection) -> AsyncIterator[Media]:
@@ -151,94 +317,3 @@ async def _heard(connection: Connection) -> AsyncIterator[Media]:
             if isinstance(waiting, bytes):
                 yield Media.parse(waiting)
     raise connection.end
-
-
-class SoundResponse(StreamingResponse):
-    """An answer with sound that is made while the answer is sent; afterwards the maker of the sound is closed.
-
-    Parameters
-    ----------
-    content : async iterator of bytes
-        The answer's body. If the iterator raises a ServeError, the connection is closed before the end of the chunked
-        body, so that a client does not take the part for the whole.
-    parts : async generator
-        The maker of the sound.
-    **options
-        Status, headers and type of the answer.
-    """
-
-    def __init__(self, content: AsyncIterator[bytes], parts: AsyncGenerator[bytes], **options: Any) -> None:
-        super().__init__(content, **options)
-        self._parts = parts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer."""
-        try:
-            with suppress(ServeError):  # an answer that is not complete: the connection is closed
-                await super().__call__(scope, receive, send)
-        finally:
-            await self._parts.aclose()
-
-
-async def _whole(first: bytes, parts: AsyncGenerator[bytes], request: Request) -> bytes:
-    """Return the whole sound file, or its beginning if the client leaves."""
-    content = bytearray(first)
-    async with aclosing(parts):
-        async for part in parts:
-            content += part
-            if await request.is_disconnected():
-                break
-    return bytes(content)
-
-
-async def _sound(first: bytes, parts: AsyncIterator[bytes], refused: Counter) -> AsyncIterator[bytes]:
-    """Yield the parts of the sound file. Count a ServeError that ends the sound file too early."""
-    yield first
-    try:
-        async for part in parts:
-            yield part
-    except ServeError as error:
-        refused.labels(error.kind.code).inc()
-        raise
-
-
-async def _events(first: bytes, parts: AsyncIterator[bytes], refused: Counter) -> AsyncIterator[bytes]:
-    """Yield the parts of the sound as server-sent events with OpenAI's field names; an error is the last event."""
-    try:
-        async for part in _sound(first, parts, refused):
-            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
-        yield _event({"type": "speech.audio.done"})
-    except ServeError as error:
-        yield _event({"type": "error", "error": error.body()})
-
-
-def _event(table: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(table)}\n\n".encode()
-
-
-def _checked(table: dict[str, Any]) -> tuple[str, str, bool]:
-    """Return the text, the file's format, and whether events are requested; ServeError if a field of the request is
-    invalid."""
-    check_fields(table, FIELDS)
-    text = table.get("input")
-    if not isinstance(text, str):
-        raise ServeError("bad_request", "input is missing or no text, expected a text with words")
-    try:
-        spoken_text(text, "input")
-    except UsageError as error:
-        raise ServeError("bad_request", str(error)) from None
-    if len(text) > MAX_INPUT_LETTERS:
-        raise ServeError("too_large", f"input has {len(text)} letters, at most {MAX_INPUT_LETTERS} are taken")
-    if table.get("voice") not in VOICES:
-        raise ServeError(
-            "unsupported",
-            "voice is not known, expected default; to speak as in a recording send that as ref_audio",
-        )
-    if table.get("speed", 1) != 1:
-        raise ServeError("unsupported", "the model has one speed: leave speed out, or give 1")
-    form, streamed = table.get("response_format", "mp3"), table.get("stream_format", "audio")
-    if not isinstance(form, str) or form not in FORMS:
-        raise ServeError("unsupported", f"response_format is none of {', '.join(FORMS)}")
-    if streamed not in ("audio", "sse"):
-        raise ServeError("bad_request", "stream_format is neither audio nor sse")
-    return text, form, streamed == "sse"

@@ -19,6 +19,7 @@ from seko_serve.settings import Settings
 from seko_serve.speech.api import api
 from seko_serve.speech.calibration import measure, one_part_of_a_voice
 from seko_serve.speech.content import MAX_LETTERS_AHEAD, SpeechContent, described_speech
+from seko_serve.speech.fields import is_stock_model
 from seko_serve.speech.opening import SpeechOpening, speech_opening_of
 from seko_serve.speech.routes import PATH, SpeechRoutes
 
@@ -84,6 +85,10 @@ class SpeechWorkload(ServedWorkload[SpeechManifest]):
     def api(self) -> ApiParts:
         """Return the descriptions of the routes below ``/v1/audio/speech``."""
         return api()
+
+    def stands_for(self, model: object) -> bool:
+        """Return whether a name is that of one of OpenAI's models."""
+        return is_stock_model(model)
 
     def routes(self, settings: Settings, manager: SessionManager, access: Access) -> Sequence[WorkloadRoutes]:
         """Return the routes below ``/v1/audio/speech``."""
