@@ -22,6 +22,7 @@ from tests.lone_runtime import lone_python, wheel
 from tests.manifest_schema import check_manifest, check_what_builds_write
 from tests.minutes import Minutes
 from tests.shared import made_once
+from tests.support.skips import Skips
 
 __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
@@ -42,8 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the minutes by folder told after the run.""" ""
+    """Have the minutes by folder and the skipped tests told after the run."""
     config.pluginmanager.register(Minutes())
+    config.pluginmanager.register(Skips())
 
 
 @pytest.hookimpl(trylast=True)
