@@ -1,31 +1,53 @@
 #!/usr/bin/env bash
 # The check before a commit: lint, format, types, import rules, links of the docs, and the tests that are not marked slow.
 # Makes its own venv.
-#     bash scripts/test.sh [--all] [PYTEST ARGUMENTS...]       with --all every test, as CI runs it
+#     bash scripts/test.sh [--smoke | --all] [PYTEST ARGUMENTS...]
+#         --smoke   lint and the files in tests/smoke.txt: a minute, without a compiler or the server
+#         --all     every test, as CI runs it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-all=
-if [ "${1:-}" = --all ]; then
-    all=1
+tier=fast
+case "${1:-}" in
+--smoke | --all)
+    tier=${1#--}
     shift
-fi
+    ;;
+esac
 seko_make_venv dev
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy machine spinning threads stall each other
+"$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check .
+if [ "$tier" = smoke ]; then
+    mapfile -t files < <(grep -v '^#' tests/smoke.txt)
+    exec "$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile -m "not slow and not quiet and not gpu" \
+        "${files[@]}" "$@"
+fi
 seko_add_serve ray,s3,simulate
 seko_try_extra tensorrt-rtx
 seko_try_extra clients
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy machine spinning threads stall each other
+# At home a test skips where a program is missing; CI is to have them all.
+if [ "${CI:-}" = true ]; then
+    missing=
+    for program in g++ chromium-headless-shell nginx redis-server; do
+        command -v "$program" >/dev/null || missing="$missing $program"
+    done
+    if [ -n "$missing" ]; then
+        echo "not installed, and CI=true asks for all:$missing" >&2
+        exit 5
+    fi
+fi
 # Host code of engines is run a few times here, and optimising it takes a tenth of their compilation.
 export AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL=${AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL:-O0}
 # Vector code triples what it takes to generate an engine for a CPU, and each new compiler cache tries ten instruction
 # sets first. Kernels with vector code are compiled in the slow tier (tests/kernels/conftest.py).
 export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
-"$PYTHON" -m ruff check .
-"$PYTHON" -m ruff format --check .
 # Types and import rules take one core for most of a minute, so they are checked beside the tests. What they print comes
 # in one piece, behind the tests.
 said=$(mktemp)
-trap 'rm -f "$said"' EXIT
+SEKO_SKIPS=$(mktemp) # a row for each skipped test of the runs below, for one table
+export SEKO_SKIPS
+trap 'rm -f "$said" "$SEKO_SKIPS"' EXIT
 { "$PYTHON" -m mypy && "$(dirname "$PYTHON")/lint-imports" --no-cache && "$PYTHON" -m mkdocs build --strict --quiet; } >"$said" 2>&1 &
 checks=$!
 end() { # STATUS OF THE TESTS
@@ -33,6 +55,7 @@ end() { # STATUS OF THE TESTS
     wait "$checks" || status=$?
     cat "$said"
     [ "$status" = 0 ] || echo "mypy, lint-imports or mkdocs failed: see above" >&2
+    "$PYTHON" -m tests.support.skips "$SEKO_SKIPS"
     exit $(($1 | status))
 }
 run() { # PROCESSES PYTEST ARGUMENTS...
@@ -42,7 +65,7 @@ run() { # PROCESSES PYTEST ARGUMENTS...
 # together, so that its artifacts are built once.
 # In the order of tests/conftest.py, which puts the longest files first; the plug-in would put them last.
 first=0 last=0
-if [ -z "$all" ]; then
+if [ "$tier" = fast ]; then
     run "${SEKO_TEST_PROCESSES:-3}" -m "not slow" "$@" || first=$?
     end "$first"
 fi
