@@ -140,7 +140,7 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
                 "give all of them, or rebuild with --sessions"
             )
         if inputs is not None and len(inputs) == len(rows):
-            inputs = [inputs[place] for _, place in sorted((row, place) for place, row in enumerate(rows))]
+            inputs = [inputs[index] for _, index in sorted((row, index) for index, row in enumerate(rows))]
         results = self._rows.run(sorted(rows), inputs)
         return [results[row] for row in rows]
 
@@ -298,4 +298,4 @@ class RowPool(RowMembers[SessionT, InputsT, ResultT]):
 
 def _by_row(requests: Sequence[tuple[int, object, object]]) -> list[int]:
     """Return the indices that sort a list of entries, each of which begins with its row number, by row."""
-    return [place for _, place in sorted((row, place) for place, (row, *_) in enumerate(requests))]
+    return [index for _, index in sorted((row, index) for index, (row, *_) in enumerate(requests))]

@@ -125,27 +125,27 @@ def replay(pool: SpeechPool, golden: Golden, recorded: Mapping[str, MappedTensor
         sessions = [
             opened.enter_context(pool.open_session(seed=seed, positions=positions)) for seed in golden.seeds
         ]
-        places = [session._running_row() for session in sessions]
-        for session, row in zip(sessions, places, strict=True):
+        pool_rows = [session._running_row() for session in sessions]
+        for session, row in zip(sessions, pool_rows, strict=True):
             session.begin_prompt(prompt, golden.steps)
             while rows.row(row).pending is not None:
                 rows.run([row])
         of_states = dict.fromkeys(states, bounds.states)
-        values = _states(pool, places)
+        values = _states(pool, pool_rows)
         wanted = {name: array[0] for name, array in states.items()}
         yield StepError("prefill", _errors(values, wanted), of_states)
         allowed = {PATCHES: bounds.patches, STOP_LOGITS: bounds.stop_logits, SAMPLES: bounds.samples}
         for step in range(golden.steps):
             with rows.memory.ordered():
-                for at, row in enumerate(places):
-                    device.set_state(row, {name: array[step, at] for name, array in states.items()})
-            rows.run(places)
+                for batch_index, row in enumerate(pool_rows):
+                    device.set_state(row, {name: array[step, batch_index] for name, array in states.items()})
+            rows.run(pool_rows)
             buffers = device.results(count, *_RESULTS.values())
             values = {name: rows.memory.read(buffers[buffer]) for name, buffer in _RESULTS.items()}
-            values |= _states(pool, places)
+            values |= _states(pool, pool_rows)
             wanted = {name: tensors[name][step] for name in _RESULTS}
             wanted |= {name: array[step + 1] for name, array in states.items()}
-            for row in places:
+            for row in pool_rows:
                 rows.row(row).ending = None  # also steps behind a flag are recorded
             yield StepError(f"step {step}", _errors(values, wanted), {**allowed, **of_states})
     for number, stretch in enumerate(tensors[VOICE_SAMPLES]):

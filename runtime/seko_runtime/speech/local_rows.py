@@ -362,9 +362,9 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
                 launches, buffers = self.device().step(numbers)
             self.launches += launches
             read = self.read_later(buffers)
-            return [self._patch(row, place, read) for place, row in enumerate(speech_rows)]
+            return [self._patch(row, batch_index, read) for batch_index, row in enumerate(speech_rows)]
 
-    def _patch(self, speech_row: SpeechRow, place: int, read: Read) -> Patch:
+    def _patch(self, speech_row: SpeechRow, batch_index: int, read: Read) -> Patch:
         """Count a new patch of a session, and return the `Patch` at one batch index of a call's results."""
         workload, number, before = self.manifest.workload, speech_row.patches, speech_row.ending
         last, said = number + 1 == speech_row.limit, speech_row.said
@@ -373,13 +373,13 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         def stops() -> bool:
             results = read()
             said[number] = to_floats(results[contract.PATCH], dtype, (-1, *workload.patch.shape))[
-                place
+                batch_index
             ].copy()
-            return bool(results[contract.STOP][place]) and number + 1 >= workload.limits.least_patches
+            return bool(results[contract.STOP][batch_index]) and number + 1 >= workload.limits.least_patches
 
         def samples() -> Floats:
             sound: Floats = read()[contract.SAMPLES].view(np.float32).reshape(-1, workload.patch.samples)
-            copy: Floats = sound[place].copy()
+            copy: Floats = sound[batch_index].copy()
             return copy
 
         ending = Ending(stops, before)

@@ -110,9 +110,10 @@ class Decoder:
         if not self._rows_done and list(rows) == list(range(len(self._queued))):
             self._lane.feed(self._latents, latents)
             return
-        for place, row in enumerate(rows):
+        for batch_index, row in enumerate(rows):
             target, source = (
-                self._memory.index(tensor, (at,)) for tensor, at in ((self._latents, row), (latents, place))
+                self._memory.index(tensor, (at,))
+                for tensor, at in ((self._latents, row), (latents, batch_index))
             )
             if row not in self._rows_done:
                 self._lane.feed(target, source)

@@ -219,13 +219,13 @@ class VideoDevice(Device):
         launches = [
             [at for at, kind in enumerate(kinds) if kind == call] for call in sorted({*kinds}, reverse=True)
         ]
-        for places in launches:
-            call = self.send_positions(positions, places, inputs, first=kinds[places[0]].first)
+        for batch_indices in launches:
+            call = self.send_positions(positions, batch_indices, inputs, first=kinds[batch_indices[0]].first)
             graphs += self.launch(call, self.chunk[call].in_order)
-            self._keep(rows, places)
+            self._keep(rows, batch_indices)
         # each launch wrote the spare row's latents at the batch indices of the launches before
-        for places in launches[:-1]:
-            for at in places:
+        for batch_indices in launches[:-1]:
+            for at in batch_indices:
                 kept_latents = self._kept[self._clocks.next_kept_slot(rows[at])]
                 self._memory.copy(self._row(self.latents, at), self._row(kept_latents, rows[at]))
         return graphs
@@ -233,7 +233,7 @@ class VideoDevice(Device):
     def send_positions(
         self,
         positions: Positions,
-        places: Sequence[int] | None = None,
+        batch_indices: Sequence[int] | None = None,
         inputs: Mapping[str, NDArray[Any]] | None = None,
         *,
         first: bool = False,
@@ -244,10 +244,10 @@ class VideoDevice(Device):
         launch runs the passes of a stream's first chunk.
         """
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
-        places = range(len(positions.rows)) if places is None else places
+        batch_indices = range(len(positions.rows)) if batch_indices is None else batch_indices
         host = self.host.acquire()
         stream, spare = self._manifest.workload.stream, self._manifest.state_rows - 1
-        for name, values in positions.values(ring, stream, bucket, places, spare).items():
+        for name, values in positions.values(ring, stream, bucket, batch_indices, spare).items():
             if name in host:
                 host[name][:bucket] = values
         if RANK in host:
@@ -255,7 +255,7 @@ class VideoDevice(Device):
         self._inputs.fill(host, inputs or {})
         self.host.send()
         full = positions.full(ring)
-        return ChunkCall(bucket, self._serves_full(bucket) and all(full[at] for at in places), first)
+        return ChunkCall(bucket, self._serves_full(bucket) and all(full[at] for at in batch_indices), first)
 
     def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
         """Queue context passes over the kept chunks of some streams, oldest first, into empty caches.
@@ -412,18 +412,18 @@ class VideoDevice(Device):
         pool = self._manifest.pool
         return len(rows) if pool is None else pool.bucket(len(rows))
 
-    def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
+    def _keep(self, rows: Sequence[int], batch_indices: Sequence[int]) -> None:
         """Queue copies of the latents at some batch indices of a call to the slots that keep them."""
         slots = [self._clocks.next_kept_slot(row) for row in rows]
-        if self._every_row(rows) and len(places) == len(rows) and len(set(slots)) == 1:
+        if self._every_row(rows) and len(batch_indices) == len(rows) and len(set(slots)) == 1:
             self._memory.copy(self._kept[slots[0]], self.latents)
             return
-        for at in places:
+        for at in batch_indices:
             self._memory.copy(self._row(self._kept[slots[at]], rows[at]), self._row(self.latents, at))
 
     def _load_kept(self, rows: Sequence[int], entries: Sequence[KeptChunk]) -> None:
-        places = {entry.kept_slot for entry in entries}
-        if self._every_row(rows) and len(places) == 1 and None not in places:
+        kept_slots = {entry.kept_slot for entry in entries}
+        if self._every_row(rows) and len(kept_slots) == 1 and None not in kept_slots:
             self._memory.copy(self.latents, self._kept[entries[0].kept_slot or 0])
             return
         for at, (row, entry) in enumerate(zip(rows, entries, strict=True)):
@@ -437,8 +437,8 @@ class VideoDevice(Device):
         """Queue copies of the reference frames from frame ``first`` on into the call's latents; ``written`` has pairs
         of batch index and row."""
         memory, ring = self._memory, self._clocks.ring
-        for place, row in written:
-            target = self._row(self.latents, place)  # [C, F, h, w]
+        for batch_index, row in written:
+            target = self._row(self.latents, batch_index)  # [C, F, h, w]
             reference_latents = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
             memory.zero(target)
             for offset, frame in enumerate(ring.latent_frames(first)):

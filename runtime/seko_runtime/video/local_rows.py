@@ -142,14 +142,14 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return [
             Chunk(
                 index=clocks.chunks_made(row) - 1,
-                frames=frames[place : place + 1],
+                frames=frames[batch_index : batch_index + 1],
                 latents=device.kept_latents(row),
                 maker=self,
                 serial=serial,
                 row=row,
-                picture=pictures[place] if pictures else None,
+                picture=pictures[batch_index] if pictures else None,
             )
-            for place, row in enumerate(rows)
+            for batch_index, row in enumerate(rows)
         ]
 
     def _chunk_inputs(
