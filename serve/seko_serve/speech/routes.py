@@ -128,7 +128,7 @@ class SpeechRoutes(WorkloadRoutes):
         opening = await self._opening(values, kept, manifest)
         speech = Speech(values["input"], sound_file(form, rate), manifest, values.get("max_new_tokens"))
         if in_events:
-            speech.text_tokens = await self._manager.device.beside(speech.tokens_in)
+            speech.text_tokens = await self._manager.device.in_background(speech.tokens_in)
         session = await self._opened(request, tenant, opening)
         parts = self._parts(session, speech)
         first = await anext(parts, b"")  # an error before the first sound is answered with its own status
