@@ -3,8 +3,9 @@
     python scripts/bench/table.py
 
 A block between ``<!-- figures:NAME PATTERN ... -->`` and ``<!-- /figures -->`` gets the newest row of each figure and
-shape of docs/benchmarks/NAME.jsonl whose figure fits one of the patterns (``*`` stands for anything). Each line says
-when its row was measured, at which commit, and whether the measured code has changed since (`measured`).
+shape of docs/benchmarks/NAME.jsonl whose figure fits one of the patterns (``*`` stands for anything; ``FIGURE@SHAPE``
+also chooses shapes, with ``*`` for blanks). Each line says when its row was measured, at which commit, and whether the
+measured code has changed since (`measured`).
 
 A block between ``<!-- plain:NAME -->`` and ``<!-- /plain -->`` gets one of the tables in plain words (`PLAIN`).
 """
@@ -345,8 +346,10 @@ def table(rows: Any, patterns: list[str]) -> str:
     """Return the newest rows of the figures that fit as Markdown, in the order in which they first came."""
     newest: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        if any(fnmatchcase(row["figure"], pattern) for pattern in patterns):
-            newest[row["figure"], measured_on(row)] = row
+        shape = measured_on(row)
+        for figures, _, shapes in (pattern.partition("@") for pattern in patterns):
+            if fnmatchcase(row["figure"], figures) and fnmatchcase(shape, shapes or "*"):
+                newest[row["figure"], shape] = row
     if not newest:
         raise ValueError(f"no row's figure fits {' '.join(patterns)}")
     lines = ["| figure | measured on | value | goal | when |", "|---|---|---|---|---|"]
