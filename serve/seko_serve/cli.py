@@ -59,6 +59,13 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="where their files lie for an hour; it holds nothing else (default: temporary)",
     )
+    much.add_argument(
+        "--picture-hosts",
+        nargs="*",
+        default=[],
+        metavar="HOST",
+        help="from where a picture is fetched that /v1/videos names by its address (default: nowhere)",
+    )
     saved = argument_parser.add_argument_group("what outlives the process")
     saved.add_argument(
         "--snapshots",
@@ -121,6 +128,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
         else private_bytes(arguments.snapshot_key_file, "--snapshot-key-file"),
         videos=arguments.videos,
         video_folder=arguments.video_folder,
+        picture_hosts=frozenset(host.lower() for host in arguments.picture_hosts),
         log_level=arguments.log_level,
     )
 

@@ -60,6 +60,8 @@ class Settings:
         Number of videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
     video_folder : Path or None
         Folder of the video files; default: a temporary folder.
+    picture_hosts : frozenset of str
+        Hosts from which a picture is fetched that a request names by its web address.
     log_level : str
         Lowest level of log lines: debug, info, warning or error.
 
@@ -90,6 +92,7 @@ class Settings:
     snapshot_key: bytes | None = field(default=None, repr=False)
     videos: int = 32
     video_folder: Path | None = None
+    picture_hosts: frozenset[str] = field(default_factory=frozenset)
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -107,6 +110,9 @@ class Settings:
             raise ValueError(f"--videos {self.videos}: expected 0 or more")
         if not 0 < self.lease_s < 86_400:
             raise ValueError(f"--lease {self.lease_s}: expected seconds above 0, at most a day")
+        for host in self.picture_hosts:
+            if not host or urlsplit(f"//{host}").netloc != host or host != host.lower() or "@" in host:
+                raise ValueError(f"--picture-hosts {host}: expected a host such as pictures.example.org")
         if self.queue < 0:
             raise ValueError(f"--queue {self.queue}: expected 0 or more")
         if self.snapshot_every < 0:

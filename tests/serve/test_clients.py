@@ -64,6 +64,8 @@ def in_own_process(script: str, *arguments: str, path: Path | None = None) -> st
 def test_openais_client_makes_videos(start: Starter, picture: bytes) -> None:
     server = start()
     client = openai_client(server)
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id).created == model.created
     video = client.videos.create_and_poll(prompt=PROMPT, seconds="1", size=SIZE, poll_interval_ms=20)
     assert (video.status, video.prompt, video.seconds, video.size) == ("completed", PROMPT, "1", SIZE)
     assert shape_of(client.videos.download_content(video.id).read())[0] == FPS

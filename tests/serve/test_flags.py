@@ -187,6 +187,8 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
         (["--lease", "0"], "--lease"),
         (["--max-sessions", "0"], "--max-sessions"),
         (["--videos", "-1"], "--videos"),
+        (["--picture-hosts", "https://a.example"], "--picture-hosts"),
+        (["--picture-hosts", "a@b.example"], "--picture-hosts"),
         (["--opens-per-second", "0"], "--opens-per-second"),
         (["--queue", "-1"], "--queue"),
         (["--ssl-keyfile", __file__], "--ssl-certfile"),

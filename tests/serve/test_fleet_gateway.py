@@ -147,6 +147,7 @@ def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
             await fleet.box()
         models = (await ask(fleet, "/v1/models"))[1]["data"]
         assert len(models) == 1
+        assert (await ask(fleet, f"/v1/models/{models[0]['id']}"))[1]["id"] == models[0]["id"]
         assert (await ask(fleet, "/v1/model_info"))[1]["model_path"] == models[0]["id"]
         for model, words in (("another", "no box has this model"), (models[0]["id"], "no such picture")):
             status, answer = await ask(

@@ -94,6 +94,9 @@ def test_answers_are_as_it_says(start: Starter) -> None:
         ("/v1/model_info", "ModelInfo"),
     ):
         check(http(url + path)[1], schema)
+    (model,) = http(f"{url}/v1/models")[1]["data"]
+    assert http(f"{url}/v1/models/{model['id']}")[1] == model
+    check(model, "Model")
     status, opened = http(f"{url}/v1/sessions", "POST", {"prompt": PROMPT})
     assert str(status) in DOCUMENT["paths"]["/v1/sessions"]["post"]["responses"]
     check(opened, "OpenedSession")
@@ -102,6 +105,7 @@ def test_answers_are_as_it_says(start: Starter) -> None:
     for path, method in (
         ("/v1/sessions/x", "GET"),
         ("/v1/sessions", "PUT"),
+        ("/v1/models/x", "GET"),
         ("/v1/videos/x", "DELETE"),
         ("/v1/videos/x/remix", "POST"),
         ("/v1/videos/edits", "POST"),

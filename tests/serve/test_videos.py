@@ -12,7 +12,8 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.http.forms import form_fields
 from seko_serve.live.device import CAUTION, PATIENCE_S, Device, _PartialWork
+from seko_serve.media.uploads import MAX_PICTURE_BYTES
 from seko_serve.store.saved import Record, Saved, SavedSessions
 from seko_serve.video.background import BackgroundVideo
 from seko_serve.video.fields import PICTURES
@@ -321,6 +323,68 @@ def test_no_picture_is_fetched(start: Starter, value: object) -> None:
     status, answer = posted(start(), {"prompt": PROMPT, "input_reference": value}, form=False)
     assert (status, answer["error"]["param"]) == (415, "input_reference")
     assert "send the picture" in answer["error"]["message"]
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """A host that has a picture, a redirect to it, and more than anybody takes."""
+
+    content = b""
+
+    def do_GET(self) -> None:
+        self.send_response({"/a.png": 200, "/long": 200, "/moved": 302}.get(self.path, 404))
+        self.send_header("location", "/a.png")
+        self.end_headers()
+        with suppress(OSError):  # the server leaves in the middle
+            if self.path == "/a.png":
+                self.wfile.write(self.content)
+            for _ in range((MAX_PICTURE_BYTES >> 16) + 1 if self.path == "/long" else 0):
+                self.wfile.write(bytes(1 << 16))
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/a.png", 200, ""),
+        ("/moved", 400, "its host answers 302"),
+        ("/none", 400, "its host answers 404"),
+        ("/long", 413, "has more than"),
+    ],
+)
+def test_a_picture_is_fetched_from_a_host_that_the_operator_named(
+    start: Starter, picture: bytes, monkeypatch: pytest.MonkeyPatch, path: str, status: int, words: str
+) -> None:
+    monkeypatch.setattr(Pictures, "content", picture)
+    host = ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    thread = threading.Thread(target=host.serve_forever)
+    thread.start()
+    try:
+        name = f"127.0.0.1:{host.server_port}"
+        server = start(picture_hosts=frozenset({name}))
+        for reference in (f"http://{name}{path}", {"image_url": f"HTTP://{name}{path}"}):
+            table = {"prompt": PROMPT, "num_frames": 1, "input_reference": reference}
+            code, answer = posted(server, table, form=False)
+            assert code == status, answer
+            if words:
+                assert answer["error"]["param"] == "input_reference"
+                assert words in answer["error"]["message"]
+        for other in (
+            f"http://localhost:{host.server_port}",
+            f"http://{name}@{name}",
+            "http://127.0.0.1",
+            "http://[",
+        ):
+            code, answer = posted(server, {"prompt": PROMPT, "input_reference": f"{other}/a.png"}, form=False)
+            assert (code, answer["error"]["param"]) == (415, "input_reference")
+    finally:
+        host.shutdown()
+        thread.join()
+        host.server_close()
+    if path == "/a.png":
+        code, answer = posted(server, table, form=False)
+        assert (code, "cannot be had" in answer["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("path", ["x/remix", "edits", "extensions", "characters"])

@@ -107,6 +107,7 @@ class Gateway:
             Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
             Route("/metrics", self._figures),
             Route("/v1/models", self._models),
+            Route("/v1/models/{name}", self._model),
             Route("/v1/model_info", self._model_info),
             Route("/v1/models/{name}/pictures/{number}", self._picture),
             Route("/v1/sessions", self._open, methods=["POST"]),
@@ -327,7 +328,14 @@ class Gateway:
         models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
         return JSONResponse({"object": "list", "data": list(models.values())})
 
+    async def _model(self, request: Request) -> Response:
+        self._access.tenant(request)
+        name = request.path_params["name"]
+        boxes, path = await self._with_model(name), f"/v1/models/{quote(name, safe='')}"
+        return passed((await self._first(boxes, "GET", path, headers_of(request)))[1])
+
     async def _model_info(self, request: Request) -> Response:
+        self._access.tenant(request)
         boxes = await self._with_model(None)
         return passed((await self._first(boxes, "GET", "/v1/model_info", headers_of(request)))[1])
 

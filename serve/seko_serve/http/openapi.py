@@ -101,6 +101,10 @@ def _paths() -> Table:
             )
         },
         "/v1/models": {"get": operation("The artifact.", json_of("Models"), ("unauthorized",))},
+        "/v1/models/{name}": {
+            "parameters": [name],
+            "get": operation("The artifact.", json_of("Model"), ("unauthorized", "not_found")),
+        },
         "/v1/model_info": {
             "get": operation("The artifact's name and kind.", json_of("ModelInfo"), ("unauthorized",))
         },
@@ -222,13 +226,18 @@ def _schemas(session: Table) -> Table:
         "Health": object_of({"status": {"const": "ok"}}),
         "Ready": object_of({"status": {"const": "ready"}, "free": WHOLE, "capacity": WHOLE}),
         "Version": object_of({"version": TEXT}),
-        "Models": list_of(
-            object_of(
-                {"id": TEXT, "object": {"const": "model"}, "owned_by": TEXT, "limits": named("Limits")},
-                {"viewer": named("Viewer"), "controls": CONTROLS},
-                further=True,
-            )
+        "Model": object_of(
+            {
+                "id": TEXT,
+                "object": {"const": "model"},
+                "created": WHOLE,
+                "owned_by": TEXT,
+                "limits": named("Limits"),
+            },
+            {"viewer": named("Viewer"), "controls": CONTROLS},
+            further=True,
         ),
+        "Models": list_of(named("Model")),
         "ModelInfo": object_of({"model_path": TEXT, "model_type": TEXT}),
         "SessionRequest": object_of({}, session),
         "SessionChange": object_of({}, {"prompt": PROMPT, "recache": FLAG, "paused": FLAG}),

@@ -17,4 +17,4 @@ def check_opening(table: dict[str, Any], fields: Collection[str], name: str) -> 
     the server's model ``name``; ServeError otherwise."""
     check_fields(table, fields)
     if table.get("model", name) != name:
-        raise ServeError("not_found", f"this server has the model {name}")
+        raise ServeError("not_found", f"this server has the model {name}", field="model")

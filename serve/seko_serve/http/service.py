@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import seko_serve
+from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.limits import limits_of
 from seko_serve.http.workload import workload_of
@@ -26,6 +29,7 @@ class ServiceRoutes:
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
         self._manager, self._access = manager, access
+        self._opened = int(time.time())
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -34,6 +38,7 @@ class ServiceRoutes:
             Route("/ready", self._ready),
             Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
             Route("/v1/models", self._models),
+            Route("/v1/models/{name}", self._model),
             Route("/v1/model_info", self._model_info),
         ]
 
@@ -44,15 +49,24 @@ class ServiceRoutes:
 
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)
+        return JSONResponse({"object": "list", "data": [self._facts()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._access.tenant(request)
+        if request.path_params["name"] != self._manager.device.manifest.name:
+            raise ServeError("not_found", "there is no such model")
+        return JSONResponse(self._facts())
+
+    def _facts(self) -> dict[str, object]:
         manifest = self._manager.device.manifest
-        model = {
+        return {
             "id": manifest.name,
             "object": "model",
+            "created": self._opened,
             "owned_by": "seko",
             **workload_of(manifest).facts_of(manifest),
+            "limits": limits_of(manifest),
         }
-        model["limits"] = limits_of(manifest)
-        return JSONResponse({"object": "list", "data": [model]})
 
     async def _model_info(self, request: Request) -> Response:
         """Return the model's name as SGLang does, whose benchmark asks for it."""

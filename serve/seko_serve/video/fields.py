@@ -38,7 +38,7 @@ def _one(_: VideoManifest) -> int:
 
 
 def _picture(value: Any, name: str) -> Any:
-    """Return a picture's base64 or data URL, which may stand in an object as ``image_url``."""
+    """Return a picture's base64, data URL or web address, which may stand in an object as ``image_url``."""
     value = structure(value, name)
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
@@ -48,19 +48,13 @@ def _picture(value: Any, name: str) -> Any:
         raise ServeError(
             "unsupported", f"{name} names a file_id, and this server keeps no files: send the picture"
         )
-    if isinstance(value, str) and value.lower().startswith(("http://", "https://")):
-        raise ServeError(
-            "unsupported",
-            f"{name} is a web address, and this server fetches none: send the picture as a file, in base64 or as a "
-            "data URL",
-        )
     return value
 
 
 _ARTIFACTS = "the artifact's; another value is refused"
 _BEGINS = (
     "the picture with which the video begins: a file of the form, base64, a data URL, or "
-    '`{"image_url": DATA_URL}`; no web address'
+    '`{"image_url": DATA_URL}`; a web address only of a host that `--picture-hosts` names'
 )
 
 FIELDS = Fields(

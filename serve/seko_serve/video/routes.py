@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,8 @@ from seko_serve.http.forms import body_fields
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.workload import WorkloadRoutes
 from seko_serve.live.manager import SessionManager
+from seko_serve.media import uploads
+from seko_serve.media.downloads import downloaded, is_address
 from seko_serve.video.facts import video_manifest
 from seko_serve.video.fields import size_of, video_request
 from seko_serve.video.jobs import Video, VideoJobs
@@ -81,6 +84,7 @@ class VideoRoutes(WorkloadRoutes):
         table = await body_fields(request, MAX_OPENING_BYTES)
         manifest = video_manifest(self._manager.device.manifest)
         fields, frames, named = video_request(table, manifest)
+        fields |= await asyncio.to_thread(self._fetched, fields, named)
         if "last_image" in fields:
             fields["last_s"] = frames / manifest.workload.stream.fps
         opening = await asyncio.to_thread(opening_of, fields, manifest, named)
@@ -88,6 +92,15 @@ class VideoRoutes(WorkloadRoutes):
         if (prompt := opening.prompt) is not None:
             await self._manager.call(lambda pool: pool.check_prompt(prompt))
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
+
+    def _fetched(self, fields: Mapping[str, Any], named: str) -> dict[str, str]:
+        """Return those pictures of a request that it names by a web address, in base64."""
+        hosts, most = self._manager.settings.picture_hosts, uploads.MAX_PICTURE_BYTES
+        return {
+            name: b64encode(downloaded(fields[name], shown, hosts, most)).decode()
+            for name, shown in (("image", named), ("last_image", "last_image"))
+            if is_address(fields.get(name))
+        }
 
     async def _refuse(self, why: str, request: Request) -> Response:
         self._access.tenant(request)
