@@ -27,7 +27,7 @@ from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
 from seko_runtime import read_manifest
-from seko_serve.fleet.actor_directory import DIRECTORY, NAMESPACE, ActorDirectory
+from seko_serve.fleet.actor_directory import DIRECTORY, NAMESPACE, actor_directory
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.box import Box
 from seko_serve.fleet.checks import GATEWAY_CPUS
@@ -51,7 +51,7 @@ _LOG = logging.getLogger("seko_serve")
 
 def opener_of(config: FleetConfig) -> Callable[[], Directory]:
     """Return a function that opens the directory of a fleet."""
-    return ActorDirectory if config.directory == MEMORY else partial(RedisDirectory, config.directory)
+    return actor_directory if config.directory == MEMORY else partial(RedisDirectory, config.directory)
 
 
 class Replica:

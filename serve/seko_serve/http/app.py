@@ -49,7 +49,7 @@ class Application:
             SessionRoutes(manager, self._access),
             *self._of_workloads,
             MetricsRoutes(manager, self._access),
-            OpenApiRoutes(),
+            OpenApiRoutes(manager, self._access),
         )
 
     @property

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from seko_serve.http.access import Access
+from seko_serve.http.workload import RouteFamily
 from seko_serve.live.manager import SessionManager
 from seko_serve.metrics import PREFIX
 
@@ -68,19 +69,12 @@ def _late_and_due(facts: Mapping[str, Any]) -> tuple[int, int]:
     return facts["late_chunks"], facts["due_chunks"]
 
 
-class MetricsRoutes:
-    """The route ``/metrics``, which returns the Prometheus metrics.
-
-    Parameters
-    ----------
-    manager : SessionManager
-        The live sessions.
-    access : Access
-        The object that checks the caller's API key, origin and rate.
-    """
+class MetricsRoutes(RouteFamily):
+    """The route ``/metrics``, which returns the Prometheus metrics."""
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
-        self._metrics, self._access = manager.device.metrics, access
+        super().__init__(manager, access)
+        self._metrics = manager.device.metrics
         self._metrics.registry.register(SessionsCollector(manager))
 
     def routes(self) -> list[BaseRoute]:

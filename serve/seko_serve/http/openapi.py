@@ -28,7 +28,7 @@ from seko_serve.http.schemas import (
     path_parameter,
     refused,
 )
-from seko_serve.http.workload import served_workloads
+from seko_serve.http.workload import RouteFamily, served_workloads
 
 
 def document() -> Table:
@@ -70,7 +70,7 @@ def _either(one: Table, other: Table) -> Table:
     return {"anyOf": [schema for number, schema in enumerate(taken) if schema not in taken[:number]]}
 
 
-class OpenApiRoutes:
+class OpenApiRoutes(RouteFamily):
     """The route ``/openapi.json``, which returns the OpenAPI document."""
 
     def routes(self) -> list[BaseRoute]:

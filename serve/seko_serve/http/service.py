@@ -12,23 +12,15 @@ import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.limits import limits_of
-from seko_serve.http.workload import workload_of
+from seko_serve.http.workload import RouteFamily, workload_of
 from seko_serve.live.manager import SessionManager
 
 
-class ServiceRoutes:
-    """The routes ``/health``, ``/ready``, ``/version``, ``/v1/models`` and ``/v1/model_info``.
-
-    Parameters
-    ----------
-    manager : SessionManager
-        The live sessions.
-    access : Access
-        The object that checks the caller's API key, origin and rate.
-    """
+class ServiceRoutes(RouteFamily):
+    """The routes ``/health``, ``/ready``, ``/version``, ``/v1/models`` and ``/v1/model_info``."""
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
-        self._manager, self._access = manager, access
+        super().__init__(manager, access)
         self._opened = int(time.time())
 
     def routes(self) -> list[BaseRoute]:

@@ -12,31 +12,18 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from seko_serve.errors import ServeError, check_fields
-from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
 from seko_serve.http.limits import limits_of
 from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.http.stream import serve_stream
-from seko_serve.http.workload import workload_of
-from seko_serve.live.manager import SessionManager
+from seko_serve.http.workload import RouteFamily, workload_of
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import QUEUE_HEADER, Control, parse_control
 
 
-class SessionRoutes:
-    """The routes below ``/v1/sessions``, and ``/v1/queue``.
-
-    Parameters
-    ----------
-    manager : SessionManager
-        The live sessions.
-    access : Access
-        The object that checks the caller's API key, origin and rate.
-    """
-
-    def __init__(self, manager: SessionManager, access: Access) -> None:
-        self._manager, self._access = manager, access
+class SessionRoutes(RouteFamily):
+    """The routes below ``/v1/sessions``, and ``/v1/queue``."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes below ``/v1/sessions``, and ``/v1/queue``."""

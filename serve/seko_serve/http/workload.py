@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.routing import BaseRoute
 
@@ -52,20 +52,28 @@ class ApiParts:
     session: Mapping[str, Any] = field(default_factory=dict)
 
 
-class RouteFamily(Protocol):
-    """Routes that belong together."""
+class RouteFamily(ABC):
+    """Routes that belong together.
 
-    def routes(self) -> Sequence[BaseRoute]:
-        """Return the routes."""
+    Parameters
+    ----------
+    manager : SessionManager
+        The live sessions.
+    access : Access
+        The object that checks the caller's API key, origin and rate.
+    """
 
-
-class WorkloadRoutes(ABC):
-    """Routes that one workload adds to the server. They are there for every artifact, and refuse those of another
-    workload."""
+    def __init__(self, manager: SessionManager, access: Access) -> None:
+        self._manager, self._access = manager, access
 
     @abstractmethod
     def routes(self) -> Sequence[BaseRoute]:
         """Return the routes."""
+
+
+class WorkloadRoutes(RouteFamily):
+    """Routes that one workload adds to the server. They are there for every artifact, and refuse those of another
+    workload."""
 
     @property
     def running_streams(self) -> int:

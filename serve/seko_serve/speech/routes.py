@@ -39,18 +39,10 @@ NOTE = "seko-note"  # header that says what stands for what the client named
 
 
 class SpeechRoutes(WorkloadRoutes):
-    """The routes below ``/v1/audio``: ``speech``, which speaks a text, and ``voices``, which keeps recordings.
-
-    Parameters
-    ----------
-    manager : SessionManager
-        The live sessions.
-    access : Access
-        The object that checks the caller's API key, origin and rate.
-    """
+    """The routes below ``/v1/audio``: ``speech``, which speaks a text, and ``voices``, which keeps recordings."""
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
-        self._manager, self._access = manager, access
+        super().__init__(manager, access)
         self._voices = KeptVoices()
         self._closing: set[asyncio.Task[None]] = set()
 

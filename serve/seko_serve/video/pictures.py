@@ -20,18 +20,10 @@ PICTURE_KINDS = {".png": "image/png", ".jpg": "image/jpeg"}  # by the suffixes t
 
 
 class PictureRoutes(WorkloadRoutes):
-    """The route of an artifact's pictures.
-
-    Parameters
-    ----------
-    manager : SessionManager
-        The live sessions.
-    access : Access
-        The object that checks the caller's API key, origin and rate.
-    """
+    """The route of an artifact's pictures."""
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
-        self._manager, self._access = manager, access
+        super().__init__(manager, access)
         self._pictures: dict[str, bytes] = {}  # those that were asked for, by their file in the artifact
 
     def routes(self) -> list[BaseRoute]:

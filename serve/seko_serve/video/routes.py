@@ -51,7 +51,8 @@ class VideoRoutes(WorkloadRoutes):
     """
 
     def __init__(self, manager: SessionManager, jobs: VideoJobs, access: Access) -> None:
-        self._manager, self._jobs, self._access = manager, jobs, access
+        super().__init__(manager, access)
+        self._jobs = jobs
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes below ``/v1/videos``."""
