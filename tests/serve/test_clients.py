@@ -130,11 +130,12 @@ LITELLM = """
     warnings.simplefilter("ignore")
     import litellm
 
-    url, prompt, size, model = sys.argv[1:]
+    url, prompt, size, model, picture = sys.argv[1:]
     for provider in ("openai", "hosted_vllm"):
         how = {"custom_llm_provider": provider, "api_base": url + "/v1", "api_key": "none"}
         video = litellm.video_generation(
-            model=f"{provider}/{model}", prompt=prompt, seconds="1", size=size, **how
+            model=f"{provider}/{model}", prompt=prompt, seconds="1", size=size,
+            input_reference=open(picture, "rb"), **how
         )
         while video.status in ("queued", "in_progress"):
             time.sleep(0.05)
@@ -145,11 +146,12 @@ LITELLM = """
 
 
 @pytest.mark.slow
-def test_litellm_makes_videos(start: Starter) -> None:
+def test_litellm_makes_videos(start: Starter, picture: bytes, tmp_path: Path) -> None:
     pytest.importorskip("tiktoken", reason="needs litellm, of the extra clients")
     server = start()
     model = server.manager.device.manifest.name
-    told = in_own_process(LITELLM, server.url, PROMPT, SIZE, model)
+    (tmp_path / "a.png").write_bytes(picture)
+    told = in_own_process(LITELLM, server.url, PROMPT, SIZE, model, str(tmp_path / "a.png"))
     assert told.splitlines() == [f"{name} completed 1 b'ftyp'" for name in ("openai", "hosted_vllm")]
 
 

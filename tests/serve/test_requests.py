@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import base64
 import textwrap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seko_runtime.controls import controls_of
 from seko_serve.client import Client
 from seko_serve.errors import ServeError
+from seko_serve.http.fields import Fields
 from seko_serve.media import uploads
 from seko_serve.protocol import parse_control
+from seko_serve.speech.fields import FIELDS as SPEECH_FIELDS
+from seko_serve.speech.fields import VOICE_FIELDS
+from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
+from seko_serve.video.fields import MAX_SECONDS, video_request
 from seko_serve.video.opening import opening_of
 from tests.runtime import toy_whole
 
@@ -179,3 +187,37 @@ def test_a_conflict_that_will_pass_says_so(start: Starter) -> None:
     assert (status, answer["error"]["retryable"], answer["error"]["retry_after"]) == (409, True, 1.0)
     assert ServeError.of_body(answer["error"]).retryable
     assert not ServeError("conflict", "for good").retryable
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["1", "1e999", "{", "[[", "true"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=9), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("fields", [VIDEO_FIELDS, SPEECH_FIELDS, VOICE_FIELDS])
+@given(data=st.data())
+def test_whatever_a_field_holds_is_taken_or_refused_by_its_name(fields: Fields, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(fields)))
+    field, message, values = name, name, dict[str, Any]()
+    try:
+        values = fields.read({name: data.draw(JSON)}, toy_whole.whole_manifest())
+    except ServeError as refused:
+        field, message = str(refused.field), refused.message
+    assert field == name
+    assert name in message
+    assert set(values) <= {name}
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*VIDEO_FIELDS, "extra_body"})), JSON, max_size=4))
+def test_whatever_a_request_for_a_video_says_is_read_or_refused(table: dict[str, Any]) -> None:
+    manifest = toy_whole.whole_manifest()
+    with suppress(ServeError):
+        _, frames, _ = video_request(table, manifest)
+        assert 1 <= frames <= MAX_SECONDS * manifest.workload.stream.fps

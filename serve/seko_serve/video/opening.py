@@ -146,15 +146,19 @@ def _prompt(prompt: object, manifest: VideoManifest) -> str | None:
     takes_text = manifest.workload.text is not None
     if not takes_text and prompt is not None:
         raise ServeError(
-            "unsupported", "this artifact has no text encoder and takes no prompt: leave prompt out"
+            "unsupported",
+            "this artifact has no text encoder and takes no prompt: leave prompt out",
+            field="prompt",
         )
     if not takes_text:
         return None
     if not isinstance(prompt, str):
-        raise ServeError("bad_request", "prompt is missing or no text, expected a text")
+        raise ServeError("bad_request", "prompt is missing or no text, expected a text", field="prompt")
     if len(prompt) > MAX_PROMPT_LETTERS:
         raise ServeError(
-            "too_large", f"prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken"
+            "too_large",
+            f"prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken",
+            field="prompt",
         )
     return prompt
 
