@@ -67,7 +67,9 @@ def test_the_short_help_of_build_shows_about_a_dozen_options_and_where_the_other
 
 
 def test_the_page_lists_the_common_options_of_build() -> None:
-    (listed,) = re.findall(r"(?s)`build --help` shows the common options, which are (.*?)\.", PAGE)
+    (listed,) = re.findall(
+        r"`build --help` shows the common options, which are (.*?)\.", " ".join(PAGE.split())
+    )
     by_group = sorted(options_of("build"), key=lambda option: [*Group].index(option.group))
     assert re.findall(r"`(--[a-z0-9-]+)`", listed) == [
         spelled(option) for option in by_group if option.common
