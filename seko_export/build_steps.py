@@ -19,7 +19,7 @@ from seko_export.artifact.sbom import write_sbom
 from seko_export.artifact.writer import hash_files, write_weights
 from seko_export.backends import export_backend
 from seko_export.backends.base import BuildContext, ExportBackend
-from seko_export.backends.workers import compiled_beside
+from seko_export.backends.workers import compiled_in_background
 from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.sources import AS_STORED, LoadOptions, MergedLora
 from seko_export.config.build import BuildConfig
@@ -99,7 +99,7 @@ def build_artifact(
     around = workload.open_media(config, media)
 
     with whole_folder(output_path, replace=replace) as folder:
-        with compiled_beside(config, maker, folder, progress) as wait_for_engines:
+        with compiled_in_background(config, maker, folder, progress) as wait_for_engines:
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
             progress("reading the checkpoint", 0, 1)  # first, as it finds damaged weights

@@ -40,7 +40,7 @@ def leave_uncompiled(patch: pytest.MonkeyPatch) -> None:
     processes and verify in a process of its own.
     """
     patch.setenv(UNCOMPILED, "1")
-    patch.setattr(build_steps, "compiled_beside", _made_here)
+    patch.setattr(build_steps, "compiled_in_background", _made_here)
     patch.setattr(build_steps, "run_child", _run_here)
     patch.setattr(environment, "probe_compiler", lambda: None)
 
@@ -80,7 +80,7 @@ def programs_as_they_are() -> Iterator[None]:
 def _made_here(
     config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
-    """As `compiled_beside`: the engines are made when they are waited for, in a thread of their own.
+    """As `compiled_in_background`: the engines are made when they are waited for, in a thread of their own.
 
     Below pytest-xdist a loop of onnxscript took 300 seconds of a processor, and takes 40 in a new thread. The likely
     cause, not proven: CPython 3.11 unmaps and maps a part of the frame stack at each call that crosses the part's end,

@@ -33,7 +33,7 @@ from seko_export.artifact.describe import describe  # noqa: E402
 from seko_export.artifact.writer import hash_files  # noqa: E402
 from seko_export.backends import EAGER, export_backend  # noqa: E402
 from seko_export.backends.aoti import attention_backends  # noqa: E402
-from seko_export.backends.workers import compiled_beside  # noqa: E402
+from seko_export.backends.workers import compiled_in_background  # noqa: E402
 from seko_export.config.video import VideoBuild  # noqa: E402
 from seko_export.engines.piece import dtype_name  # noqa: E402
 from seko_export.families.base import MediaTensors  # noqa: E402
@@ -227,7 +227,7 @@ class FullModelBench:
     def _compile_into(self, folder: Path, config: VideoBuild) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)  # of another commit, or of a run that was cut off
         folder.mkdir()
-        with compiled_beside(config, export_backend("aoti"), folder, silent) as wait:
+        with compiled_in_background(config, export_backend("aoti"), folder, silent) as wait:
             seconds = wait()
         slowest = sorted(seconds, key=seconds.__getitem__)[-3:]
         self.say(f"{folder.name}: {', '.join(f'{name} {seconds[name]:.0f} s' for name in slowest)}")

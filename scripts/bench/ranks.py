@@ -51,7 +51,7 @@ from rows import append_row
 
 from scripts.bench.built import build_once
 from seko_export.backends import export_backend
-from seko_export.backends.workers import compiled_beside
+from seko_export.backends.workers import compiled_in_background
 from seko_export.host.progress import silent
 from seko_export.tools.inspection import percentile
 from seko_runtime import read_manifest
@@ -209,7 +209,7 @@ def compile_engines(build: Mapping[str, Any], ranks: int, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         begun = time.monotonic()
-        with compiled_beside(config, export_backend("aoti"), folder, silent) as wait:
+        with compiled_in_background(config, export_backend("aoti"), folder, silent) as wait:
             wait()
         print(f"# engines of {ranks} ranks compiled in {time.monotonic() - begun:.0f} s", flush=True)
         return {}

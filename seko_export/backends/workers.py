@@ -42,7 +42,7 @@ _SLOW_COST = (
 
 
 @contextmanager
-def compiled_beside(
+def compiled_in_background(
     config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Context manager that compiles every engine in child processes while its block runs.
@@ -87,7 +87,7 @@ def compiled_beside(
     with workshop("seko-") as workdir, _worker_pool(backend, workers) as pool:
         with _workers_starting():
             futures = {submitted(pool, name, workdir / name): name for name in by_cost}
-        progress(COMPILING, 0, len(futures), beside=_Watch(futures, by_cost, workdir, workers))
+        progress(COMPILING, 0, len(futures), in_background=_Watch(futures, by_cost, workdir, workers))
 
         def wait_for_engines() -> dict[str, float]:
             seconds, lacking = _wait_for_all(futures, progress)

@@ -294,7 +294,7 @@ class KeyTable:
             [hint for parts, hint in pairs if any(f".{part}" in f".{key}" for part in parts for key in keys)]
             for pairs in (self.telltales, self.relatives)
         )
-        part = part_of(keys, beside_transformer=self.landmark in keys)
+        part = part_of(keys, with_transformer=self.landmark in keys)
         hints = telltales or ([part] if part else related)
         prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(f".{self.landmark}")}
         if prefixes and not hints:

@@ -43,14 +43,14 @@ _TRANSFORMER = _Part(
 )
 
 
-def part_of(keys: Iterable[str], *, beside_transformer: bool = False) -> str | None:
+def part_of(keys: Iterable[str], *, with_transformer: bool = False) -> str | None:
     """Return a sentence that names the part of a model to which keys belong, and the command-line option for this part.
     None for keys of a transformer, and for unknown keys. For a file that holds a whole transformer, too
-    (``beside_transformer``), the sentence says which part lies beside it."""
+    (``with_transformer``), the sentence says which part lies beside it."""
     part = _first(keys, _PARTS)
     if part is None:
         return None
-    if beside_transformer and part.option != _LORA:
+    if with_transformer and part.option != _LORA:
         return f"keys of another part, of {part.option}, lie beside a transformer; save those of the transformer alone"
     return part.sentence
 

@@ -83,14 +83,14 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
         file = companion or companion_file(path, layout, part)
         if file is not None:
             try:
-                beside = _open_one(file, Layout(layout.formats, (), part.entries))
+                extra = _open_one(file, Layout(layout.formats, (), part.entries))
             except NotACheckpointError as fault:
                 raise CheckpointError(f"{fault}; {path} is read together with it") from fault
             opened = replace(
                 opened,
-                file_bytes=opened.file_bytes + beside.file_bytes,
-                sources=(*opened.sources, *beside.sources),
-                files=(*opened.files, *beside.files),
+                file_bytes=opened.file_bytes + extra.file_bytes,
+                sources=(*opened.sources, *extra.sources),
+                files=(*opened.files, *extra.files),
             )
     try:
         return with_quantised(opened)
@@ -139,8 +139,8 @@ def variant_file(folder: Path, layout: Layout, variant: str) -> Path:
     CheckpointError
         If the folder has no file of the variant, or several; the message names ``--variant``.
     """
-    home, beside = _home_of(folder, layout), _beside(layout)
-    files = [file for file in (*_indices(home), *_files(home, beside)) if not _SHARD.search(_stem(file))]
+    home, extra = _home_of(folder, layout), _companion_names(layout)
+    files = [file for file in (*_indices(home), *_files(home, extra)) if not _SHARD.search(_stem(file))]
     own = [file for file in files if _variant_of(file, variant) == variant]
     if len(own) != 1:
         there = ", ".join(sorted({_variant_of(file) or "none" for file in files})) or "no weights"
@@ -153,14 +153,14 @@ def variant_file(folder: Path, layout: Layout, variant: str) -> Path:
 
 def _home_of(folder: Path, layout: Layout) -> Path:
     """Return the folder itself if it holds weights, otherwise the subfolder that holds them."""
-    beside = _beside(layout)
-    if any(file.name not in beside for file in folder.glob("*.safetensors*")):
+    extra = _companion_names(layout)
+    if any(file.name not in extra for file in folder.glob("*.safetensors*")):
         return folder
     inner = (folder / name for name in layout.subfolders)
     return next((entry for entry in inner if entry.is_dir()), folder)
 
 
-def _beside(layout: Layout) -> set[str]:
+def _companion_names(layout: Layout) -> set[str]:
     return {name for companion in layout.companions for name in companion.names}
 
 
@@ -168,9 +168,9 @@ def _indices(home: Path) -> list[Path]:
     return sorted(file for file in home.glob("*.safetensors.index*.json") if _INDEX.fullmatch(file.name))
 
 
-def _files(home: Path, beside: set[str]) -> list[Path]:
+def _files(home: Path, extra: set[str]) -> list[Path]:
     # A shard of nobody's index stays in the list: without its index it is one file among several.
-    return sorted(file for file in home.glob("*.safetensors") if file.name not in beside)
+    return sorted(file for file in home.glob("*.safetensors") if file.name not in extra)
 
 
 def _stem(file: Path) -> str:
@@ -190,8 +190,8 @@ def _variant_of(file: Path, asked: str = "") -> str | None:
 
 
 def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
-    home, beside = _home_of(folder, layout), _beside(layout)
-    indices, files = _indices(home), _files(home, beside)
+    home, extra = _home_of(folder, layout), _companion_names(layout)
+    indices, files = _indices(home), _files(home, extra)
     if indices:  # shards belong to an index
         files = [file for file in files if not _SHARD.search(_stem(file))]
     # Files without a variant, as everywhere, an index first; a variant if there is no other.

@@ -50,11 +50,11 @@ def _lines() -> Iterator[progress.Progress]:
         note(line)
         printed = time.monotonic()
 
-    def tell(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
+    def tell(step: str, done: int, total: int, in_background: Callable[[], str] | None = None) -> None:
         nonlocal now, aside
         with lock:
             now = f"{step} ({done} of {total})" if total > 1 else step
-            aside = beside or aside
+            aside = in_background or aside
             if step not in shown_steps:
                 shown_steps.add(step)
                 say(step)
@@ -63,8 +63,8 @@ def _lines() -> Iterator[progress.Progress]:
         while not ended.wait(max(0.0, printed + SILENCE_S - time.monotonic())):
             with lock:
                 if time.monotonic() - printed >= SILENCE_S:
-                    beside = aside() if aside is not None else ""
-                    say(f"{now}, {time.monotonic() - begun:.0f} s{f'; {beside}' if beside else ''}")
+                    also = aside() if aside is not None else ""
+                    say(f"{now}, {time.monotonic() - begun:.0f} s{f'; {also}' if also else ''}")
 
     watcher = threading.Thread(target=watch, daemon=True)
     with _without_signals():
@@ -76,12 +76,12 @@ def _lines() -> Iterator[progress.Progress]:
         watcher.join()
 
 
-class _Beside(ProgressColumn):
+class _Background(ProgressColumn):
     """The work that runs beside a step, whose text is asked for anew whenever the bars are drawn."""
 
     def render(self, task: Task) -> Text:
         """Return the text at the end of one progress bar."""
-        ask: Callable[[], str] | None = task.fields.get("beside")
+        ask: Callable[[], str] | None = task.fields.get("in_background")
         return Text(ask() if ask is not None and not task.finished else "")
 
 
@@ -93,17 +93,17 @@ def _bars(console: Console) -> Iterator[progress.Progress]:
         BarColumn(20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        _Beside(),
+        _Background(),
     )
     bars = Progress(*columns, console=console, transient=True)
     tasks: dict[str, TaskID] = {}
 
-    def show(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
+    def show(step: str, done: int, total: int, in_background: Callable[[], str] | None = None) -> None:
         if step not in tasks:
             for task in bars.tasks:
-                if task.fields.get("beside") is None:
+                if task.fields.get("in_background") is None:
                     bars.update(task.id, completed=task.total)
-            tasks[step] = bars.add_task(step, total=total, beside=beside)
+            tasks[step] = bars.add_task(step, total=total, in_background=in_background)
         bars.update(tasks[step], completed=done)
 
     try:

@@ -9,7 +9,9 @@ from typing import Protocol
 class Progress(Protocol):
     """Progress callbacks of a build."""
 
-    def __call__(self, step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
+    def __call__(
+        self, step: str, done: int, total: int, in_background: Callable[[], str] | None = None
+    ) -> None:
         """Report a step of the build.
 
         Parameters
@@ -18,11 +20,11 @@ class Progress(Protocol):
             Name of the step that begins.
         done, total : int
             Amount of the step that is done, and its total.
-        beside : callable, optional
+        in_background : callable, optional
             Function that reports on work that continues beside this step and later steps. Any thread may call the
             function. It returns a sentence on the progress of the work, or an empty string once the work is done.
         """
 
 
-def silent(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
+def silent(step: str, done: int, total: int, in_background: Callable[[], str] | None = None) -> None:
     """Ignore the reported progress of a build."""

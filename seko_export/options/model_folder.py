@@ -73,7 +73,7 @@ class ModelFolder:
         return [*loras, f"not used, since they are of no known kind: {names}"] if names else loras
 
     @property
-    def beside(self) -> dict[str, Path]:
+    def companions(self) -> dict[str, Path]:
         """The files of the other models in the folder, by option."""
         return _by_option(self)
 
@@ -96,7 +96,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
     if checkpoint is None:
         raise CheckpointNotFoundError(
             f"--model-folder {options.model_folder} holds no transformer of a known family; found "
-            f"{', '.join(f'{option} {path.name}' for option, path in files.beside.items()) or 'nothing'}: name its "
+            f"{', '.join(f'{option} {path.name}' for option, path in files.companions.items()) or 'nothing'}: name its "
             "file or folder itself, beside this option"
         )
     taken = replace(
@@ -128,8 +128,8 @@ def with_pipeline(options: BuildOptions) -> BuildOptions:
 def is_pipeline(folder: Path) -> bool:
     """Return whether a folder is a diffusers pipeline, that is, has a subfolder with a transformer beside other
     subfolders."""
-    beside = any((folder / name).is_dir() for name in ("vae", "text_encoder", "image_encoder"))
-    return (folder / "transformer").is_dir() and beside
+    others = any((folder / name).is_dir() for name in ("vae", "text_encoder", "image_encoder"))
+    return (folder / "transformer").is_dir() and others
 
 
 def with_variant(options: BuildOptions) -> BuildOptions:
@@ -235,10 +235,10 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
 
 def _places(folder: Path) -> Iterator[Path]:
     """Yield the files and subfolders that may hold weights, without shards and companions of a transformer."""
-    beside = companion_names()
+    extra = companion_names()
     for path in sorted(folder.iterdir()):
         if path.is_dir() or (
-            path.suffix in WEIGHT_SUFFIXES and _SHARD not in path.name and path.name not in beside
+            path.suffix in WEIGHT_SUFFIXES and _SHARD not in path.name and path.name not in extra
         ):
             yield path
 

@@ -107,7 +107,7 @@ def resolve_build(
         notes.append(f"{options.text_encoder.name} is not used: {chosen.model.name} takes no text")
         options = replace(options, text_encoder=None, tokenizer=None)
     media = _media(options, sample, chosen.model, machine)
-    viewer_file = options.viewer or _viewer_beside(sample.folder if sample else named)
+    viewer_file = options.viewer or _viewer_of(sample.folder if sample else named)
     media = replace(media, files=replace(media.files, viewer=viewer_file))
     config = _with_kernels(_video_build(options, chosen, media, wanted, machine), options, machine)
     check_capabilities(backend, config)
@@ -349,7 +349,7 @@ def _media(options: BuildOptions, sample: Sample | None, model: ModelConfig, mac
     return _Media(files, vae, text, audio, image, vae_encoder)
 
 
-def _viewer_beside(checkpoint: Path | None) -> Path | None:
+def _viewer_of(checkpoint: Path | None) -> Path | None:
     """Return the viewer's file in the checkpoint's folder, if there is one."""
     if checkpoint is None:
         return None

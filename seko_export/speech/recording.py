@@ -172,8 +172,10 @@ def record(
     lossy: dict[str, float] = {}
     if not config.lossless:
         progress("recording goldens (exact)", 3, runs)
-        beside = {name: tensor.to(config.target.eager_device) for name, tensor in exact_weights.items()}
-        exact = run_eager(config.as_exact, on_device | beside, inputs, states)
+        exact_on_device = {
+            name: tensor.to(config.target.eager_device) for name, tensor in exact_weights.items()
+        }
+        exact = run_eager(config.as_exact, on_device | exact_on_device, inputs, states)
         lossy = {
             name: float(np.linalg.norm(results[name] - wanted) / np.linalg.norm(wanted))
             for name, wanted in exact.items()

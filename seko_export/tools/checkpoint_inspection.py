@@ -98,7 +98,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     vae = _vae_of(path)
     if vae is not None:
         return vae
-    beside: dict[str, Path] = {}
+    companions: dict[str, Path] = {}
     home, adapter = path, None
     odd: list[str] = []
     several: AmbiguousCheckpointError | None = None
@@ -112,7 +112,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
             several = fault
             odd.append(str(fault))
         else:
-            path, beside, adapter = folder.checkpoint or path, folder.beside, folder.audio_adapter
+            path, companions, adapter = folder.checkpoint or path, folder.companions, folder.audio_adapter
             odd += folder.notes
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
     try:
@@ -135,7 +135,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     if missing:
         notes.append(f"{facts.name} is not built yet: it needs {missing}")
     candidates = () if whole or preset == SAMPLE else facts.candidates
-    command = _sample_command(home) if whole else _command(path, facts, preset, beside)
+    command = _sample_command(home) if whole else _command(path, facts, preset, companions)
     report: dict[str, Any] = {
         "checkpoint": path.name or path.resolve().name,
         "family": recognised.family,
@@ -149,13 +149,13 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
         "preset": preset,
         "presets": list(facts.alike),
         "candidates": list(candidates),
-        "beside": {option: str(file) for option, file in beside.items()},
+        "beside": {option: str(file) for option, file in companions.items()},
         "needs": [] if whole else _needs(facts, command, preset),
         "notes": notes,
         "command": None if missing else command,
     }
     if gpu is not None and not missing and not recognised.lacking:
-        report["gpu"] = _bytes_on(gpu, BuildOptions(path, audio_adapter=adapter, **_media_of(beside)))
+        report["gpu"] = _bytes_on(gpu, BuildOptions(path, audio_adapter=adapter, **_media_of(companions)))
     return report
 
 
@@ -262,10 +262,10 @@ def _value(facts: Mapping[str, Fact], name: str, otherwise: int) -> int:
     return facts[name].value if name in facts else otherwise
 
 
-def _media_of(beside: Mapping[str, Path]) -> dict[str, Any]:
+def _media_of(companions: Mapping[str, Path]) -> dict[str, Any]:
     return {
         option.removeprefix("--").replace("-", "_"): path
-        for option, path in beside.items()
+        for option, path in companions.items()
         if option in ("--vae", "--text-encoder", "--tokenizer", "--audio-encoder", "--image-encoder")
     }
 
@@ -311,7 +311,7 @@ def _sample_command(folder: Path) -> str:
     return shlex.join(["seko-export", "build", str(folder), "-o", f"artifacts/{SAMPLE}"])
 
 
-def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]) -> str:
+def _command(path: Path, facts: ReadFacts, preset: str | None, companions: Mapping[str, Path]) -> str:
     """Return the command that builds a checkpoint. It includes ``--heads`` and the answers to questions of its family,
     if the file does not state them, and ``--preset NAME`` if the user must choose a preset.
     """
@@ -330,7 +330,7 @@ def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[s
     files = {
         option: path / name for name, option in folders.items() if (path / name).is_dir()
     }  # files of a diffusers pipeline
-    for option, file in (files | dict(beside)).items():
+    for option, file in (files | dict(companions)).items():
         words += [option, str(file)]
     if facts.preset is not None and facts.preset.lora and not facts.candidates:
         lora = path.parent / facts.preset.lora

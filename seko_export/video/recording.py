@@ -228,9 +228,9 @@ def run_eager(
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in graph_of(config).buffers}
     step = video_step(config)
     with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
-        beside = home_bytes(session.manifest.buffers)
+        on_host = home_bytes(session.manifest.buffers)
         details = f"{config.workload.kv_scheme}{', perturbed' * shake}"
-        details += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
+        details += f", {on_host / 1e9:.1f} GB of its cache on the host" * bool(on_host)
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({details})", index, chunks[-1] + 1)
             chunk = session.run_chunk(golden_inputs(config, index))

@@ -73,7 +73,7 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
     compiled = []
 
     @contextmanager
-    def compiled_beside(
+    def compiled_in_background(
         config: object, _backend: object, folder: Path, _progress: object
     ) -> Iterator[Callable[[], dict[str, float]]]:
         assert not list(folder.iterdir())
@@ -81,7 +81,7 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
         compiled.append(config)
         yield lambda: {"engine": 1.0}
 
-    monkeypatch.setattr(script, "compiled_beside", compiled_beside)
+    monkeypatch.setattr(script, "compiled_in_background", compiled_in_background)
     folder = tmp_path / "work" / "engines"
     monkeypatch.setattr(script.FullModelBench, "folder", lambda _, __: folder)
     folder.mkdir(parents=True)

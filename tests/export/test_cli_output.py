@@ -163,7 +163,7 @@ def test_a_log_is_never_silent_for_long(monkeypatch):
     monkeypatch.setattr("seko_export.cli.progress.note", hear)
     monkeypatch.setattr("seko_export.cli.progress.SILENCE_S", 0.02)
     with _lines() as tell:
-        tell("compiling the engines", 0, 3, beside=lambda: "engines: 2 of 3 left")
+        tell("compiling the engines", 0, 3, in_background=lambda: "engines: 2 of 3 left")
         tell("recording goldens", 1, 4)
         tell("recording goldens", 2, 4)
         assert heard.wait(60)
@@ -174,7 +174,7 @@ def test_a_log_is_never_silent_for_long(monkeypatch):
 def test_bars_show_what_goes_on_beside_a_step():
     drawn = io.StringIO()
     with _bars(Console(force_terminal=True, width=160, file=drawn)) as show:
-        show("compiling the engines", 0, 3, beside=lambda: "engines: 2 of 3 left, compiling block")
+        show("compiling the engines", 0, 3, in_background=lambda: "engines: 2 of 3 left, compiling block")
         show("recording goldens", 1, 4)
         show("writing the weights", 0, 1)
     text = drawn.getvalue()

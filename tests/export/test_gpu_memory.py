@@ -16,7 +16,7 @@ import torch
 
 from seko_export import BuildOptions, build, build_steps
 from seko_export.backends import workers
-from seko_export.backends.workers import _Watch, compiled_beside
+from seko_export.backends.workers import _Watch, compiled_in_background
 from seko_export.errors import MachineError
 from seko_export.host.gpu_memory import lacks_gpu_memory
 from seko_export.host.progress import silent
@@ -79,7 +79,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def compile_all(folder: Path, compile_piece: Callable[..., None]) -> dict[str, float]:
     maker: Any = SimpleNamespace(form=None, suffix=".pt2", compile_piece=compile_piece)
     config: Any = None
-    with compiled_beside(config, maker, folder, silent) as wait_for_engines:
+    with compiled_in_background(config, maker, folder, silent) as wait_for_engines:
         return wait_for_engines()
 
 
@@ -134,7 +134,7 @@ def test_goldens_that_lack_gpu_memory_are_recorded_when_all_engines_are_compiled
     told: list[str] = []
     held: list[weakref.ref[torch.Tensor]] = []
     leave_uncompiled(monkeypatch)
-    compiled, record = build_steps.compiled_beside, VideoExport.record
+    compiled, record = build_steps.compiled_in_background, VideoExport.record
 
     @contextmanager
     def noted(*arguments: Any) -> Iterator[Callable[[], dict[str, float]]]:
@@ -158,7 +158,7 @@ def test_goldens_that_lack_gpu_memory_are_recorded_when_all_engines_are_compiled
     def progress(step: str, *_: object, **__: object) -> None:
         told.append(step)
 
-    monkeypatch.setattr(build_steps, "compiled_beside", noted)
+    monkeypatch.setattr(build_steps, "compiled_in_background", noted)
     monkeypatch.setattr(VideoExport, "record", recorded)
     options = BuildOptions(preset="tiny", random_weights=0, backend="compile", target="cpu")
     build(options, tmp_path / "artifact", compiler_cache=False, progress=progress, note=lambda _: None)

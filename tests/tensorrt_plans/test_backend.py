@@ -203,7 +203,7 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
             write_form(config, name, str(artifact / folder / f"{name}{suffix}"))
         yield dict
 
-    monkeypatch.setattr(build, "compiled_beside", beside)
+    monkeypatch.setattr(build, "compiled_in_background", beside)
     result = build.build_artifact(config, tmp_path / "checkpoint", tmp_path / "artifact", backend="tensorrt")
     assert set(result.engine_s) == {"noise", "advance"}
     files = {

@@ -249,7 +249,7 @@ def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pyt
             write_form(config, name, str(artifact / folder / f"{name}{suffix}"))
         yield dict
 
-    monkeypatch.setattr(build_steps, "compiled_beside", beside)
+    monkeypatch.setattr(build_steps, "compiled_in_background", beside)
     monkeypatch.setitem(PRESETS, "small", Preset(CROSSING.model, CROSSING.workload.stream))
     options = BuildOptions(
         preset="small",

@@ -55,7 +55,7 @@ WORDS = {"blocks": "layer", "self_attn": "past", "cross_attn": "words", "tail": 
 class CameraEmbed(Embed):
     """Embeds the latents and, as further channels of every patch, the camera."""
 
-    def beside(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def with_extra_channels(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return [B, C + CAMERA, F, h, w] from latents [B, C, F, h, w] and a camera [B, F, CAMERA]."""
         camera = conditioning["camera"].transpose(1, 2)[..., None, None]  # [B, CAMERA, F, 1, 1]
         return torch.cat((latents, camera.expand(-1, -1, -1, *latents.shape[3:])), 1)

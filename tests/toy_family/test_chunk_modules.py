@@ -110,7 +110,7 @@ WORLD = WorldFamily()
 class NaiveWorld(NaiveToy):
     """Its reference: all of it in every layer and pass."""
 
-    def beside(self, latents: Tensor) -> Tensor:
+    def with_extra_channels(self, latents: Tensor) -> Tensor:
         return latents
 
     def tail(self, layer: int, x: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def test_an_input_per_session_is_taken_by_a_numbered_module_alone() -> None:
 
 def test_front_tokens_belong_to_model_and_family_and_to_plain_layers() -> None:
     """A family's modules would have to run for them, too; and both must know of them."""
-    for choice in ({"tail": Injector}, {"after_attention": Injector}, {"beside_text": ("k", "v")}):
+    for choice in ({"tail": Injector}, {"after_attention": Injector}, {"extra_text": ("k", "v")}):
         with pytest.raises(UsageError, match="front tokens run no module of the family"):
             LayerChoice(front=FrontEmbed, **choice)
     config = VideoBuild(WORLD_MODEL, VideoConfig(STREAM, Schedule.warped(), "fp32"), TargetConfig("cpu"))

@@ -50,10 +50,10 @@ class NaiveI2v(NaiveLingbot):
             x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], IMAGE_EPS
         )
 
-    def beside_text(self, at: str, q: Tensor) -> Tensor:
+    def extra_text(self, at: str, q: Tensor) -> Tensor:
         """Return what a layer's queries [tokens, H, D] see of the picture, [tokens, d]."""
         if self.picture is None:
-            return super().beside_text(at, q)
+            return super().extra_text(at, q)
         k = self.normed(f"{at}.cross_attn.k_img", f"{at}.cross_attn.norm_k_img", self.picture)
         return attend(q, k, self.split(self.linear(f"{at}.cross_attn.v_img", self.picture)), None)
 

@@ -120,13 +120,13 @@ class NaiveLingbot:
         q = self.normed(f"{at}.cross_attn.q", f"{at}.cross_attn.norm_q", y)
         k = self.normed(f"{at}.cross_attn.k", f"{at}.cross_attn.norm_k", self.text)
         y = attend(q, k, self.split(self.linear(f"{at}.cross_attn.v", self.text)), None)
-        y = y + self.beside_text(at, q)
+        y = y + self.extra_text(at, q)
         x = x + self.linear(f"{at}.cross_attn.o", y)
         y = F.layer_norm(x, (d,), eps=EPS) * (1 + m[4]) + m[3]
         y = F.gelu(self.linear(f"{at}.ffn.0", y), approximate="tanh")
         return x + self.linear(f"{at}.ffn.2", y) * m[5]
 
-    def beside_text(self, at: str, q: Tensor) -> Tensor:
+    def extra_text(self, at: str, q: Tensor) -> Tensor:
         """Return what a layer's queries [tokens, H, D] see beside the text, [tokens, d]."""
         del at
         return torch.zeros_like(q.flatten(1))

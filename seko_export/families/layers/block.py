@@ -80,7 +80,7 @@ class BlockWeights(Ranked):
         Modules that a model family adds after self-attention, after cross-attention and after the feed-forward. Each
         maps the hidden state [B, T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next
         hidden state. If the family keeps tensors for each latent frame, `after_cross` also takes the `Recall`.
-    beside_text : tuple of str
+    extra_text : tuple of str
         Names of further keys and values to which cross-attention attends, besides the keys and values of the text; may
         be empty.
     """
@@ -110,18 +110,18 @@ class BlockWeights(Ranked):
         self.after_attention: nn.Module | None = None
         self.after_cross: nn.Module | None = None
         self.tail: nn.Module | None = None
-        self.beside_text: tuple[str, ...] = ()
+        self.extra_text: tuple[str, ...] = ()
 
     def add(
         self,
         after_attention: nn.Module | None,
         after_cross: nn.Module | None,
         tail: nn.Module | None,
-        beside_text: tuple[str, ...],
+        extra_text: tuple[str, ...],
     ) -> None:
         """Add the modules of a model family to the layer."""
         self.after_attention, self.after_cross, self.tail = after_attention, after_cross, tail
-        self.beside_text = beside_text
+        self.extra_text = extra_text
 
     def behind_cross(
         self,
@@ -157,14 +157,14 @@ class BlockWeights(Ranked):
         rows: Tensor | None,
     ) -> Tensor:
         """Return the cross-attention of q [B, T, H, D] to the text, plus the cross-attention to the keys and values
-        that `beside_text` names, as [B, T, d].
+        that `extra_text` names, as [B, T, d].
 
         The keys and values of cross-attention are [B, N, H, D] for N tokens. With ``rows`` [B] keys and values have an
         entry for each pool row, from which the call's rows are selected.
         """
         pairs = [(text_k, text_v)]
-        if self.beside_text:
-            k, v = (conditioning[name] for name in self.beside_text)
+        if self.extra_text:
+            k, v = (conditioning[name] for name in self.extra_text)
             pairs.append((k, v))
         if rows is not None:
             pairs = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in pairs]
@@ -242,7 +242,7 @@ class Block(BlockWeights):
             ``text_v``; None without a pool.
         conditioning : mapping of str to Tensor, optional
             Tensors of the model family by name: inputs of the modules `after_attention`, `after_cross` and `tail`, and
-            the further keys and values that `beside_text` names.
+            the further keys and values that `extra_text` names.
         recall, write_slots : mapping of str to Tensor, and Tensor, optional
             The family's tensors that are kept for each latent frame, and the slots of the chunk's frames; see `Recall`.
         rank : Tensor, optional

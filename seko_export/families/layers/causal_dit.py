@@ -131,7 +131,7 @@ class Embed(Ranked):
         slot_rotary, patch_rotary : Tensor
             The two rotary tables of the cached keys that `rotary.key_rotary_tables` returns; only with `key_rotary`.
         """
-        latents = self.beside(latents, conditioning or {})
+        latents = self.with_extra_channels(latents, conditioning or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
         hidden = self.tokens(patches, frames, conditioning or {})
         if self.split is not None and rank is not None:
@@ -145,7 +145,7 @@ class Embed(Ranked):
         state = (hidden, torch.zeros_like(hidden)) if self.update else (hidden,)
         return (*state, modulation, time, *of_rank(positions, self.split, rank))
 
-    def beside(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def with_extra_channels(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the input of the patch embedding, [B, in_channels, F, h, w]: the latents, and further channels that
         the family adds.
         """

@@ -127,7 +127,7 @@ class LayerChoice:
         Modules of the family that run once per chunk, in order.
     prompt_modules : tuple of PromptModule
         Modules of the family that run once per prompt, in order.
-    beside_text : tuple of str
+    extra_text : tuple of str
         Names of keys and values [N, H, D] among the outputs of ``prompt_modules`` per layer. Cross-attention attends to
         these keys and values with a second softmax and adds the result to the attention to the text. If empty,
         cross-attention attends to the text alone.
@@ -139,7 +139,7 @@ class LayerChoice:
         current pass. A build with ``pass_tables`` has no context pass.
     front : type of FrontEmbed or None
         The class that begins the front tokens, for a model with ``front_tokens``. Layers of such a model have no
-        modules of the family and no ``beside_text``.
+        modules of the family and no ``extra_text``.
 
     Raises
     ------
@@ -162,7 +162,7 @@ class LayerChoice:
     recall: Outputs = field(default_factory=dict)
     chunk_modules: tuple[ChunkModule, ...] = ()
     prompt_modules: tuple[PromptModule, ...] = ()
-    beside_text: tuple[str, ...] = ()
+    extra_text: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
     pass_tables: Outputs = field(default_factory=dict)
     front: type[FrontEmbed] | None = None
@@ -170,12 +170,12 @@ class LayerChoice:
     def __post_init__(self) -> None:
         if self.front is not None and (
             any(make is not no_module for make in (self.after_attention, self.after_cross, self.tail))
-            or self.beside_text
+            or self.extra_text
             or self.context
         ):
             raise UsageError(
                 "the layers of front tokens run no module of the family: leave out after_attention, after_cross, tail, "
-                "beside_text and context"
+                "extra_text and context"
             )
         plain = {name for module in self.chunk_modules if not module.numbered for name in module.takes}
         plain |= {*self.embed_inputs, *self.layer_inputs}

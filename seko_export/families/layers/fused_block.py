@@ -128,11 +128,11 @@ class FusedLayer(BlockWeights):
         after_attention: nn.Module | None,
         after_cross: nn.Module | None,
         tail: nn.Module | None,
-        beside_text: tuple[str, ...],
+        extra_text: tuple[str, ...],
     ) -> None:
         """Add the modules of a model family to the layer; with fp8, convert the linear layers that these modules name
         in ``fp8_linears``."""
-        super().add(after_attention, after_cross, tail, beside_text)
+        super().add(after_attention, after_cross, tail, extra_text)
         if self.fp8:
             for module in (after_attention, after_cross, tail):
                 set_fp8(module)
@@ -185,7 +185,7 @@ class FusedLayer(BlockWeights):
             Index of each token into the flat cache, int64 [B*T] from `Embed`, if the layer writes its keys and values.
         conditioning : mapping of str to Tensor, optional
             Tensors of the model family by name: inputs of the modules `after_attention`, `after_cross` and `tail`, and
-            the further keys and values that `beside_text` names.
+            the further keys and values that `extra_text` names.
         recall : mapping of str to Tensor, optional
             The family's tensors that are kept for each latent frame; see `Recall`. Every pass writes them.
         rank : Tensor, optional

@@ -77,7 +77,7 @@ class LayerArguments:
         self._choice = choice
         # the family's tensors, of layers with its modules and of layers without them
         self._caller, self._bare_caller = (
-            caller_arguments(config, bucket, choice, (*names, *choice.beside_text))
+            caller_arguments(config, bucket, choice, (*names, *choice.extra_text))
             for names in (choice.layer_inputs, ())
         )
         self._recall = recall_arguments(config, choice)
@@ -312,10 +312,10 @@ class LayerArguments:
     def _with_choice(self, block: BlockWeights, *, bare: bool) -> nn.Module:
         m, dtype, choice = self._config.model, self._config.target.dtype, self._choice
         if bare:
-            block.add(None, None, None, choice.beside_text)
+            block.add(None, None, None, choice.extra_text)
         else:
             own = (choice.after_attention(m, dtype), choice.after_cross(m, dtype), choice.tail(m, dtype))
-            block.add(*own, choice.beside_text)
+            block.add(*own, choice.extra_text)
         return self._split(block)
 
     def _split(self, module: Ranked) -> nn.Module:

@@ -98,9 +98,9 @@ class SekoTalkFamily(WanLayoutFamily):
                 per_layer=True,
             ),
         )
-        beside: tuple[PromptModule, ...] = ()
+        prompt_modules: tuple[PromptModule, ...] = ()
         if model.image_dim:
-            seen, beside = picture_branch.picture_branch(config, picture.portrait_branch(config))
+            seen, prompt_modules = picture_branch.picture_branch(config, picture.portrait_branch(config))
             inputs.append(seen)
         return LayerChoice(
             tuple(inputs),
@@ -108,8 +108,8 @@ class SekoTalkFamily(WanLayoutFamily):
             tail=audio.AudioAttention,
             tail_inputs=(audio.KEYS, audio.VALUES, audio.GATE, audio.TIMES),
             chunk_modules=modules,
-            prompt_modules=beside,
-            beside_text=(picture_branch.KEYS, picture_branch.VALUES) if beside else (),
+            prompt_modules=prompt_modules,
+            extra_text=(picture_branch.KEYS, picture_branch.VALUES) if prompt_modules else (),
             pass_tables={audio.TIMES: ((3, model.dim), dtype)},
         )
 

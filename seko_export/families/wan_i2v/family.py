@@ -52,7 +52,7 @@ class WanI2vFamily(WanLayoutFamily):
             taken,
             chunk_modules=(condition,),
             prompt_modules=modules,
-            beside_text=(picture_branch.KEYS, picture_branch.VALUES),
+            extra_text=(picture_branch.KEYS, picture_branch.VALUES),
         )
 
     def graph(self, config: VideoBuild) -> ModelGraph:

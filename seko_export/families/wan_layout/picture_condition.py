@@ -118,7 +118,7 @@ def _of_frames(table: Tensor, frames: Tensor) -> Tensor:
 class ConditionedEmbed(Embed):
     """The embedding of a chunk, with the picture's condition as further channels beside the latents."""
 
-    def beside(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def with_extra_channels(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the input of the patch embedding, [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
         return torch.cat((latents, conditioning[ROWS]), 1)
 

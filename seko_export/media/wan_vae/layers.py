@@ -206,11 +206,11 @@ class ResidualBlock(Streamed):
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
-        beside: Tensor = self.shortcut(x)
+        shortcut: Tensor = self.shortcut(x)
         norm, silu, convolution, *behind = self.residual
         x = convolution(silu(norm(x)), caches)
         norm, silu, _, convolution = behind
-        y: Tensor = convolution.with_residual(silu(norm(x)), caches, beside)  # type: ignore[operator]
+        y: Tensor = convolution.with_residual(silu(norm(x)), caches, shortcut)  # type: ignore[operator]
         return y
 
 

@@ -76,9 +76,9 @@ class UpLevel(Streamed):
         y = run(self.upsamples, x, caches)
         if self._temporal is None:
             return y
-        beside = repeated(x, self._channels_out, 1 + self._temporal, 2)
+        shortcut = repeated(x, self._channels_out, 1 + self._temporal, 2)
         # The first frame of a stream stays one frame.
-        return y + (beside[:, :, 1:] if self._temporal and caches.starts else beside)
+        return y + (shortcut[:, :, 1:] if self._temporal and caches.starts else shortcut)
 
 
 def averaged(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tensor:
