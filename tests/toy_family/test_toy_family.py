@@ -150,7 +150,7 @@ def test_its_checkpoint_is_recognised_once_it_is_registered(
 ) -> None:
     path = tmp_path / "toy.safetensors"
     save_file(random_checkpoint(), path)
-    with pytest.raises(UnknownModelError, match=rf"known family \({', '.join(registry.VIDEO)}\)"):
+    with pytest.raises(UnknownModelError, match=rf"known family \({', '.join(registry.families())}\)"):
         recognise_checkpoint(path)
     monkeypatch.setitem(registry.FAMILIES.own, NAME, NAME)
     recognised = recognise_checkpoint(path).recognised
