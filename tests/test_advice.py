@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob(
 # But the page whose commands have options of another distribution: tests/outside runs them.
 PAGES = [page for page in PAGES if page.name != "extending.md"]
 DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
-# Options of docker, rsync, pip, hf, strip and the linker; and one that stands for how options are spelled.
+# Options of docker, rsync, pip, hf, strip, the linker and other servers' benchmarks; and one that stands for how options are spelled.
 FOREIGN = {
     "--gpus",
     "--inplace",
@@ -37,11 +37,14 @@ FOREIGN = {
     "--local-dir",
     "--no-as-needed",
     "--no-deps",
+    "--omni",
     "--read-only",
     "--remove-section",
     "--strip-unneeded",
+    "--task",
     "--tmpfs",
     "--upgrade",
+    "--warmup-inference-steps",
 }
 PUBLISHED = {"kernel-lens"}  # named for the headers in it; nothing of ours depends on it
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
