@@ -1,4 +1,8 @@
-"""`python -m tests.fuzz --cases N --seed S`: run cases by number, and tell those that end badly."""
+"""`python -m tests.fuzz --cases N --seed S`: damage what comes from outside, and tell what ends badly.
+
+Each case ends in success or in an error of ours, in a child with limits. Hypothesis draws the cases, and makes one that
+ends badly smaller; the same arguments draw the same cases.
+"""
 
 from __future__ import annotations
 
@@ -15,81 +19,94 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not outlive a fork
 
 import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from .bases import Bases, make_bases
-from .cases import KINDS, drawn, install_double, run_case, run_named
+from .cases import KINDS, Case
+from .child import Limits, Outcome, run_in_child
 from .corpus import CORPUS
-from .guarded import Outcome
-from .selfcheck import check_sight
+from .sight import check_sight
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run cases; return 1 if one ended badly."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--cases", type=int, default=300, metavar="N", help="how many, from --first on")
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=300, metavar="N", help="how many")
     parser.add_argument("--seed", type=int, default=7, metavar="S")
-    parser.add_argument("--first", type=int, default=0, metavar="K")
-    parser.add_argument("--case", type=int, metavar="K", help="run one alone, and tell how it ended")
-    parser.add_argument("--corpus", action="store_true", help="run the named cases in place of numbered ones")
-    parser.add_argument("--named", action="append", metavar="NAME", help="run one named case alone")
-    parser.add_argument(
-        "--kind",
-        action="append",
-        choices=[kind.name for kind in KINDS],
-        help="leave out the cases of other kinds",
-    )
+    parser.add_argument("--kind", action="append", choices=KINDS, help="leave out the cases of other kinds")
+    parser.add_argument("--corpus", action="store_true", help="run the named cases in place of drawn ones")
+    parser.add_argument("--named", action="append", metavar="NAME", help="run one named case")
     parser.add_argument("--verbose", action="store_true", help="tell how each case ended")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    install_double()
     with tempfile.TemporaryDirectory(prefix="seko-fuzz-") as room:
-        bases = make_bases(_made(Path(room) / "bases"))
+        bases = make_bases(Path(room, "bases"))
+        check_sight(bases, Path(room, "sight"))
         gc.collect()
-        check_sight(bases, Path(room) / "sight")
         gc.freeze()  # a child's collector then leaves the parent's pages alone
-        return _run(bases, Path(room) / "case", options)
-
-
-def _run(bases: Bases, folder: Path, options: argparse.Namespace) -> int:
-    endings: Counter[str] = Counter()
-    named = options.named or (sorted(CORPUS) if options.corpus else [])
-    alone = options.case is not None or bool(options.named)
-    first, count = (options.first, options.cases) if options.case is None else (options.case, 1)
-    numbers = range(first, first + count)
-    if options.kind:
-        numbers = [number for number in numbers if drawn(options.seed, number)[0].name in options.kind]
-    runs: Sequence[str | int] = named or numbers
-    uncaught = 0
-    for run in runs:
-        _made(folder)
-        if isinstance(run, str):
-            kind, outcome = "corpus", run_named(bases, run, folder)
-            again = f"--named {run}"
+        told = Told(Path(room, "case"), options.verbose)
+        if options.named or options.corpus:
+            for name in options.named or sorted(CORPUS):
+                case = CORPUS[name]
+                told.run(
+                    name,
+                    Case(name, lambda folder, case=case: case.refused(bases, folder), case.codes),
+                    case.limits,
+                )
         else:
-            outcome = run_case(bases, options.seed, run, folder)
-            kind, again = drawn(options.seed, run)[0].name, f"--case {run} --seed {options.seed}"
-        shutil.rmtree(folder)
-        endings[f"{kind:12} {outcome.ending}"] += 1
-        uncaught += not outcome.caught
-        if alone or options.verbose or not outcome.caught:
-            _tell(kind, outcome, again)
-    if not alone:
-        for line, times in sorted(endings.items()):
+            _draw(bases, told, options)
+        for line, times in sorted(told.endings.items()):
             print(f"{times:6} {line}")
-    print(f"{len(runs)} cases, {uncaught} uncaught")
-    return int(uncaught > 0)
+        print(f"{told.endings.total()} cases, {told.uncaught} uncaught")
+    return int(told.uncaught > 0)
 
 
-def _tell(kind: str, outcome: Outcome, again: str) -> None:
-    state = "caught" if outcome.caught else "UNCAUGHT"
-    print(f"{state}: {kind}: {outcome.ending} [{outcome.notes}]\n  python -m tests.fuzz {again}", flush=True)
-    for line in outcome.detail.splitlines()[-12:]:
-        print(f"    {line[:300]}", flush=True)
+class Told:
+    """Runs cases and counts their endings."""
+
+    def __init__(self, folder: Path, verbose: bool) -> None:
+        self.folder, self.verbose = folder, verbose
+        self.endings: Counter[str] = Counter()
+        self.uncaught = 0
+
+    def run(self, kind: str, case: Case, limits: Limits | None = None) -> Outcome:
+        """Run a case, and tell what ends badly."""
+        self.folder.mkdir()
+        outcome = run_in_child(lambda: case.work(self.folder), case.codes, self.folder, limits)
+        shutil.rmtree(self.folder)
+        self.endings[f"{kind:12} {outcome.ending}"] += 1
+        self.uncaught += not outcome.caught
+        if self.verbose or not outcome.caught:
+            state = "caught" if outcome.caught else "UNCAUGHT"
+            print(f"{state}: {kind}, {case.what}: {outcome.ending}\n    {outcome.detail[-1200:]}", flush=True)
+        return outcome
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    return folder
+def _draw(bases: Bases, told: Told, options: argparse.Namespace) -> None:
+    """Run drawn cases. Of those that end badly Hypothesis tells the smallest of each place in the code."""
+    weighted = [kind for kind, (_, weight) in KINDS.items() for _ in range(weight)]
+    kinds = st.sampled_from(options.kind or weighted)
+
+    @seed(options.seed)
+    @settings(
+        max_examples=options.cases,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        kind = data.draw(kinds)
+        case = data.draw(KINDS[kind][0](bases))
+        outcome = told.run(kind, case)
+        assert outcome.caught, f"{kind}, {case.what}: {outcome.ending}\n{outcome.detail}"
+
+    try:
+        run()
+    except AssertionError as ended_badly:
+        print(f"the smallest case: {ended_badly}")
 
 
 if __name__ == "__main__":

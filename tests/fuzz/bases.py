@@ -1,4 +1,4 @@
-"""The whole things that cases damage: artifacts, a tar, a snapshot, keys, checkpoints. Made once, before any fork."""
+"""The whole things that cases damage: artifacts, a tar, snapshots, keys, checkpoints. Made once, before any fork."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 
+import seko_runtime.opening.artifact
 from scripts.quantised_files import write_quantised
 from scripts.random_lora import FORMS, random_pairs, write_lora
 from scripts.random_vae import FORMS as VAE_FORMS
@@ -27,14 +27,13 @@ from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
 from seko_export.config.model import ModelConfig
 from seko_export.families.model_files import write_random_checkpoint
-from seko_runtime.backends import open_backend
-from seko_runtime.backends.memory import Engine, Memory
-from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import MANIFEST_FILE, Buffer
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import Golden, VideoManifest, parse_video_manifest
 from tests.runtime import toy, toy_pool, toy_whole
+from tests.runtime.eager_backend import EagerBackend
 from tests.small_artifact import build_small_artifact
 from tests.stacked import open_stacked
 
@@ -53,18 +52,16 @@ MODEL = ModelConfig(
 SNAPSHOT_KEY = bytes(range(32))
 CHECKPOINTS = ("self-forcing", "wan", "wan-sharded", "diffusers")
 QUANTISED = ("lightx2v-fp8", "comfyui-scaled", "comfyui-quant", "gguf")
-
 Callables = dict[str, Callable[[list[Any]], list[Any]]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Base:
-    """A whole artifact: its folder, its manifest as JSON, the hash and size of each of its files."""
+    """A whole artifact: its folder and its manifest as JSON."""
 
     name: str
     folder: Path
     tree: dict[str, Any]
-    entries: Mapping[str, dict[str, Any]]
 
 
 @dataclass
@@ -83,73 +80,50 @@ class Bases:
     vaes: dict[str, Path] = field(default_factory=dict)
 
 
-class DoubleBackend:
-    """`seko_runtime.backends.base.Backend` that knows an engine by the content of its file, and compiles nothing."""
+class DoubleBackend(EagerBackend):
+    """A backend that knows an engine by the content of its file, and compiles nothing."""
 
     engines: dict[str, Callable[[list[Any]], list[Any]]] = {}  # noqa: RUF012 - by SHA-256, filled before any fork
 
-    def memory(self) -> Memory:
-        return CpuMemory()
-
     def load_engines(self, manifest: VideoManifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        loaded = {}
-        for spec in manifest.engines:
-            engine = self.engines.get(hashlib.sha256(files[spec.file]).hexdigest())
-            if engine is None:
-                raise ArtifactError(f"engine {spec.name} ({spec.file}) is no engine")
-            loaded[spec.name] = engine
-        return loaded
-
-    def stats(self) -> Mapping[str, int]:
-        return {}
-
-    def close(self) -> None:
-        pass
+        known = {spec.name: self.engines.get(_sha256(files[spec.file])) for spec in manifest.engines}
+        if None in known.values():
+            raise ArtifactError(f"one of the engines {sorted(known)} is no engine")
+        return {name: engine for name, engine in known.items() if engine is not None}
 
 
-def make_bases(room: Path, *, with_sample: bool = True) -> Bases:
-    """Make everything below ``room``, and teach `DoubleBackend` the engines.
-
-    Parameters
-    ----------
-    room : Path
-        An empty folder.
-    with_sample : bool
-        Whether the committed artifact is among them; its graphs take seconds to load.
-    """
+def make_bases(room: Path) -> Bases:
+    """Make everything in a new folder, and let `open_artifact` load engines that are plain callables from now on."""
+    room.mkdir()
     bases = Bases(room)
-    whole = toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
-    streamed = _streamed()
+    bases.artifacts["sample"] = _sample(room / "sample")
+    seko_runtime.opening.artifact.open_backend = lambda *_: DoubleBackend()  # type: ignore
+    whole, whole_engines = toy_whole.whole_manifest(golden=toy_whole.GOLDEN), toy_whole.eager_engines()
     artifacts: dict[str, tuple[VideoManifest, Callables, dict[str, torch.Tensor]]] = {
-        "whole": (whole, toy_whole.eager_engines(), toy_whole.whole_weights()),
+        "whole": (whole, whole_engines, toy_whole.whole_weights()),
         "pool": (toy_pool.pool_manifest(), toy_pool.pool_engines(), toy_pool.pool_weights()),
-        "streamed": (streamed, toy.eager_engines(), toy.toy_weights(STREAMED_LAYERS)),
-        "reference": (_with_references(), toy_whole.eager_engines(), toy_whole.whole_weights(2)),
+        "streamed": (_streamed(), toy.eager_engines(), toy.toy_weights(STREAMED_LAYERS)),
+        "reference": (_with_references(), whole_engines, toy_whole.whole_weights(2)),
     }
-    for name, (manifest, engines, weights) in artifacts.items():
-        bases.artifacts[name] = _written(room / name, manifest, engines, weights)
-    if with_sample:
-        bases.artifacts["sample"] = _sample(room / "sample")
-    pool, whole_folder = bases.artifacts["pool"].folder, bases.artifacts["whole"].folder
+    for name, parts in artifacts.items():
+        bases.artifacts[name] = _written(room / name, *parts)
     make_key(room / "key")
-    signed = shutil.copytree(whole_folder, room / "signed")
+    signed = shutil.copytree(bases.artifacts["whole"].folder, room / "signed")
     sign_artifact(signed, room / "key")
     bases.trust, bases.signature = (room / "key.pub").read_bytes(), (signed / "manifest.sig").read_bytes()
     pack_artifact(signed, room / "whole.tar")
     bases.tar = (room / "whole.tar").read_bytes()
-    bases.snapshot = _saved(pool, room / "snapshot.safetensors", None)
-    bases.keyed_snapshot = _saved(pool, room / "keyed.safetensors", SNAPSHOT_KEY)
-    for format_name in CHECKPOINTS:
-        bases.checkpoints[format_name] = room / f"checkpoint-{format_name}"
-        write_random_checkpoint(bases.checkpoints[format_name], MODEL, format=format_name, seed=7)
-    weights = load_file(bases.checkpoints["wan"])
+    pool = bases.artifacts["pool"].folder
+    bases.snapshot, bases.keyed_snapshot = (_saved(pool, room / "saved", key) for key in (None, SNAPSHOT_KEY))
+    for form in CHECKPOINTS:
+        bases.checkpoints[form] = room / f"checkpoint-{form}"
+        write_random_checkpoint(bases.checkpoints[form], MODEL, format=form, seed=7)
     for form in QUANTISED:
         bases.checkpoints[form] = room / f"checkpoint-{form}"
-        write_quantised(bases.checkpoints[form], weights, form)
-    pairs = random_pairs(MODEL, rank=2, seed=7)
+        write_quantised(bases.checkpoints[form], load_file(bases.checkpoints["wan"]), form)
     for form in FORMS:
         bases.loras[form] = room / f"lora-{form}"
-        write_lora(bases.loras[form], pairs, form, 2.0)
+        write_lora(bases.loras[form], random_pairs(MODEL, rank=2, seed=7), form, 2.0)
     for form in VAE_FORMS:
         bases.vaes[form] = room / f"vae-{form}"
         write_random_vae(
@@ -172,8 +146,7 @@ def _saved(folder: Path, path: Path, key: bytes | None) -> bytes:
 
 def linked(base: Base, folder: Path) -> Path:
     """A copy of an artifact's folder in hard links: a file of it is replaced by `put`, never written to."""
-    shutil.copytree(base.folder, folder, copy_function=os.link)
-    return folder
+    return Path(shutil.copytree(base.folder, folder, copy_function=os.link))
 
 
 def put(path: Path, content: bytes) -> None:
@@ -185,8 +158,14 @@ def put(path: Path, content: bytes) -> None:
 
 def entry_of(path: Path) -> dict[str, Any]:
     """Hash and size of a file, as a manifest lists them."""
-    content = path.read_bytes()
-    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    return {"sha256": _sha256(path.read_bytes()), "size": path.stat().st_size}
+
+
+def reference_of(manifest: VideoManifest) -> np.ndarray[Any, Any]:
+    """Reference frames for each row of a call."""
+    channels, *sides = manifest.workload.stream.latent_shape
+    shape = (manifest.call_rows, channels, manifest.workload.stream.reference_frames, *sides)
+    return np.broadcast_to(np.float32(0.5), shape)
 
 
 def _written(
@@ -196,12 +175,10 @@ def _written(
     for spec in manifest.engines:
         content = f"a stand-in for {spec.name} of {folder.name}".encode()
         put(folder / spec.file, content)
-        DoubleBackend.engines[hashlib.sha256(content).hexdigest()] = engines[spec.name]
+        DoubleBackend.engines[_sha256(content)] = engines[spec.name]
     for file in {weight.file for weight in manifest.weights}:
-        tensors = {
-            weight.name: weights[weight.name].numpy() for weight in manifest.weights if weight.file == file
-        }
-        toy.write_safetensors(folder / file, tensors)
+        named = [weight.name for weight in manifest.weights if weight.file == file]
+        toy.write_safetensors(folder / file, {name: weights[name].numpy() for name in named})
     if manifest.workload.text is not None:
         put(folder / toy_whole.TOKENIZER, toy_whole.tokenizer_json())
     if manifest.workload.golden is not None:
@@ -216,30 +193,21 @@ def _write_golden(folder: Path, manifest: VideoManifest, golden: Golden) -> None
     bare = toy.changed(manifest, golden=None, files=toy.file_entries(folder))
     (folder / MANIFEST_FILE).write_bytes(manifest_json(bare))
     tensors: dict[str, np.ndarray[Any, Any]] = {}
-    text = None if golden.prompt is not None else toy.toy_text(manifest.call_rows)
-    reference = reference_of(manifest) if golden.reference is not None else None
-    with open_artifact(folder) as artifact:
-        prompt = {"prompt": golden.prompt} if text is None else {"text": text}
-        with open_stacked(artifact, golden.seeds, reference=reference, **prompt) as session:  # type: ignore[arg-type]
-            if golden.text is not None:
-                tensors[golden.text] = session._rows.device().buffers["text.embeddings"].numpy().copy()
-            for number in range(golden.chunks[-1] + 1):
-                chunk = session.run_chunk()
-                if number in golden.chunks:
-                    tensors[f"latents.{number}"] = chunk.to_host()
-                    if golden.video_step:
-                        step = golden.video_step
-                        tensors[f"video.{number}"] = np.ascontiguousarray(chunk.video()[:, :, ::step, ::step])
+    given: dict[str, Any] = {"prompt": golden.prompt}
+    if golden.prompt is None:
+        given = {"text": toy.toy_text(manifest.call_rows)}
     if golden.reference is not None:
-        tensors[golden.reference] = reference_of(manifest)
+        given["reference"] = tensors[golden.reference] = reference_of(manifest)
+    with open_artifact(folder) as artifact, open_stacked(artifact, golden.seeds, **given) as session:
+        if golden.text is not None:
+            tensors[golden.text] = session._rows.device().buffers["text.embeddings"].numpy().copy()
+        for number in range(golden.chunks[-1] + 1):
+            chunk = session.run_chunk()
+            if number in golden.chunks:
+                tensors[f"latents.{number}"] = chunk.to_host()
+                if step := golden.video_step:
+                    tensors[f"video.{number}"] = np.ascontiguousarray(chunk.video()[:, :, ::step, ::step])
     toy.write_safetensors(folder / golden.file, tensors)
-
-
-def reference_of(manifest: VideoManifest) -> np.ndarray[Any, Any]:
-    """Reference frames for each row of a call."""
-    channels, *sides = manifest.workload.stream.latent_shape
-    shape = (manifest.call_rows, channels, manifest.workload.stream.reference_frames, *sides)
-    return np.broadcast_to(np.float32(0.5), shape)
 
 
 def _streamed() -> VideoManifest:
@@ -255,9 +223,8 @@ def _streamed() -> VideoManifest:
 def _with_references() -> VideoManifest:
     """The whole toy with two rows, and two of its ring's slots as references."""
     base = toy_whole.whole_manifest(2)
-    stream = replace(
-        base.workload.stream, reference_frames=2, ring_frames=base.workload.stream.ring_frames - 2
-    )
+    ring_frames = base.workload.stream.ring_frames - 2
+    stream = replace(base.workload.stream, reference_frames=2, ring_frames=ring_frames)
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "session"))
     golden = replace(toy_whole.GOLDEN, seeds=(0, 1), chunks=(0,), reference="reference", bounds=())
@@ -266,13 +233,10 @@ def _with_references() -> VideoManifest:
 
 def _sample(folder: Path) -> Base:
     """The smallest real artifact, whose graphs run without being compiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        # the build verifies in this process, by real engines
-        patch.setattr("seko_runtime.opening.artifact.open_backend", open_backend)
-        build_small_artifact(folder)
+    build_small_artifact(folder)
     for spec in parse_video_manifest((folder / MANIFEST_FILE).read_bytes()).engines:
         content = (folder / spec.file).read_bytes()
-        DoubleBackend.engines[hashlib.sha256(content).hexdigest()] = _eager(content)
+        DoubleBackend.engines[_sha256(content)] = _eager(content)
     return _based(folder)
 
 
@@ -287,5 +251,8 @@ def _eager(content: bytes) -> Callable[[list[Any]], list[Any]]:
 
 
 def _based(folder: Path) -> Base:
-    tree = json.loads((folder / MANIFEST_FILE).read_bytes())
-    return Base(folder.name, folder, tree, dict(tree["files"]))
+    return Base(folder.name, folder, json.loads((folder / MANIFEST_FILE).read_bytes()))
+
+
+def _sha256(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,14 +1,16 @@
-"""Ways to damage JSON and bytes, drawn from a random generator. Knows no format of ours but the words of references."""
+"""Strategies that damage JSON and bytes. They know no format of ours but the words of references."""
 
 from __future__ import annotations
 
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Callable
 from typing import Any
+
+from hypothesis import strategies as st
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 NUMBERS = (
     0, -1, 1, 2, 3, 4, 5, 7, 8, 16, 18, 127, 255, 256, 4095, 4096, 4097, 65535, 1 << 16, (1 << 31) - 1, 1 << 31,
@@ -16,311 +18,164 @@ NUMBERS = (
     0.5, -0.0, 1e-320, 1e308, -1e308, 3.0,
 )  # fmt: skip
 OTHERS: tuple[Any, ...] = (
-    None, True, False, "", "x", "0", [], {}, [[]], [None], [0], {"a": 1}, {"": None}, 0, -1, 1.5, "\x00", "\u202e",
-    "ä", "🙂",
+    None, True, False, "", "x", "0", [], {}, [[]], [None], [0], {"a": 1}, {"": None}, 1.5, "\x00", "\u202e", "ä", "🙂",
 )  # fmt: skip
 LITERALS = (
-    "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1E400", "-0", "0" * 20, "1" * 5000, "-" + "9" * 400, "1.",
-    "01", "0x10", '"\\ud800"', '"\\u0000"', '"\x01"', "tru", "", ",", "}", "\u2028", "/**/1", "1e-9999", "0.1e1",
+    "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "-0", "0" * 20, "1" * 5000, "-" + "9" * 400, "1.", "01", "0x10",
+    '"\\ud800"', '"\\u0000"', '"\x01"', "tru", "", ",", "}", "\u2028", "/**/1", "1e-9999", "0.1e1",
 )  # fmt: skip
 PATHS = (
     "../x", "/etc/passwd", "a/../b", "./a", "a//b", "a/", "manifest.json", "manifest.sig", "a\\b", "a\nb", "weights",
     "engines", "x" * 255, "x" * 256, "/".join("d" * 200 for _ in range(6)), "/".join(["d"] * 500), "ä", "\ud800",
     "numpy.py", "engines/../manifest.json", ".", "..", "CON", "a\x7f",
 )  # fmt: skip
-MARKS = (
-    "[pass]",
-    "[row]",
-    "[bucket]",
-    "[0]",
-    "[1]",
-    "[00]",
-    "[-1]",
-    "[999999999]",
-    "[0][row]",
-    "[pass][0]",
-    " ",
-    ".",
-)
-HEADS = ("weight:", "buffer:", "value:", "engine:", "")
+MARKS = ("[pass]", "[row]", "[bucket]", "[0]", "[1]", "[00]", "[-1]", "[999999999]", "[0][row]", " ", ".")
+REFERENCE = re.compile(r"(weight|buffer|value):")
+MAX_GROWN = 400_000  # letters that one change may add
 _RAW = re.compile(r'"@raw(\d+)@"')
-MAX_GROWN = 400_000  # letters that one step may add
 
 
-@dataclass(frozen=True)
-class Raw:
+class Raw(str):
     """A piece of JSON text that `json.dumps` would not write."""
 
-    text: str
 
+def encoded(tree: Any, *, repeated: str = "") -> bytes:
+    """The JSON text of a tree, with raw pieces in it and one key twice; lone surrogates as they come."""
+    raws: list[str] = []
 
-class Document:
-    """A JSON tree under damage, and its text.
-
-    Parameters
-    ----------
-    tree : object
-        As `json.loads` gives it; it is copied.
-    """
-
-    def __init__(self, tree: Any) -> None:
-        self.tree = copy.deepcopy(tree)
-        self._after: list[Callable[[str], str]] = []
-
-    def spots(self) -> list[tuple[Any, Any]]:
-        """Every value of the tree as its container and its key there."""
-        return list(_spots(self.tree))
-
-    def after(self, change: Callable[[str], str]) -> None:
-        """Keep a change of the text for the end."""
-        self._after.append(change)
-
-    def text(self, indent: int | None = None) -> str:
-        """The JSON text, or what is left of it."""
-        raws: list[str] = []
-
-        def plain(value: Any) -> str:
-            raws.append(value.text)
+    def marked(value: Any) -> Any:
+        if isinstance(value, Raw):
+            raws.append(value)
             return f"@raw{len(raws) - 1}@"
+        if isinstance(value, dict):
+            return {key: marked(below) for key, below in value.items()}
+        return [marked(below) for below in value] if isinstance(value, list) else value
 
-        text = json.dumps(self.tree, default=plain, indent=indent)
-        text = _RAW.sub(lambda match: raws[int(match[1])], text)
-        for change in self._after:
-            text = change(text)
-        return text
-
-    def encoded(self) -> bytes:
-        """The text as bytes; lone surrogates as they come."""
-        return self.text().encode("utf-8", "surrogatepass")
-
-
-def damage_json(document: Document, random: Random, least_depth: int = 1) -> str:
-    """Damage a document once; return what was done, for people.
-
-    Parameters
-    ----------
-    document : Document
-        Changed in place.
-    random : random.Random
-        Where choices come from.
-    least_depth : int
-        How far from the top is looked for a spot at least, where there is one.
-    """
-    for _ in range(20):
-        spot = _chosen(document.tree, random, least_depth)
-        if spot is None:
-            return "nothing to damage"
-        damage = random.choice(_JSON_STEPS)(document, *spot, random)
-        if damage:
-            return damage
-    return "nothing fitted"
+    text = _RAW.sub(lambda match: raws[int(match[1])], json.dumps(marked(tree)))
+    if repeated:
+        word = json.dumps(repeated) + ": "
+        text = text.replace(word, f"{word}null, {word}", 1)
+    return text.encode("utf-8", "surrogatepass")
 
 
-def damage_bytes(content: bytes, random: Random, block: int = 1) -> tuple[bytes, str]:
-    """Damage bytes once; return them and what was done.
-
-    Parameters
-    ----------
-    content : bytes
-        What to damage.
-    random : random.Random
-        Where choices come from.
-    block : int
-        What places and lengths are a multiple of.
-    """
-    data = bytearray(content)
-    blocks = max(1, len(data) // block)
-    at = random.randrange(blocks) * block
-    length = min(random.choice((1, 1, 2, 4, 8, 64, 512)), blocks) * block
-    kind = random.choice(
-        ("flip", "cut", "insert", "drop", "repeat", "zero", "number", "noise", "swap", "grow")
-    )
-    if kind == "flip" and data:
-        for _ in range(random.choice((1, 1, 3))):
-            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
-    elif kind == "cut":
-        del data[at:]
-    elif kind == "insert":
-        data[at:at] = random.randbytes(length)
-    elif kind == "drop":
-        del data[at : at + length]
-    elif kind == "repeat":
-        data[at:at] = data[at : at + length]
-    elif kind == "zero":
-        data[at : at + length] = bytes(len(data[at : at + length]))
-    elif kind == "number":
-        number = int(random.choice([value for value in NUMBERS if isinstance(value, int)]))
-        data[at : at + 8] = (number & ((1 << 64) - 1)).to_bytes(8, random.choice(("little", "big")))
-    elif kind == "noise":
-        data[at : at + length] = random.randbytes(len(data[at : at + length]))
-    elif kind == "swap":
-        other = random.randrange(blocks) * block
-        data[at : at + length], data[other : other + length] = (
-            data[other : other + length],
-            data[at : at + length],
-        )
-    else:
-        data += random.choice((b"\0", random.randbytes(1), bytes(512), bytes(content[:4096])))
-    return bytes(data), f"{kind} at {at} of {len(content)}"
+@st.composite
+def damaged_json(draw: Draw, content: bytes, most: int = 1) -> bytes:
+    """JSON text after at most so many changes, of which one may write a key twice."""
+    tree = json.loads(content)
+    for _ in range(draw(st.integers(1, most))):
+        change_json(draw, tree)
+    key = draw(st.sampled_from(sorted(tree))) if isinstance(tree, dict) and tree else ""
+    return encoded(tree, repeated=key if draw(st.integers(0, 15)) == 15 else "")
 
 
-def _spots(tree: Any) -> Iterator[tuple[Any, Any]]:
-    keys: Any = tree.keys() if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
-    for key in keys:
-        yield tree, key
-        yield from _spots(tree[key])
-
-
-def _chosen(tree: Any, random: Random, least_depth: int) -> tuple[Any, Any] | None:
-    """A spot by a walk from the top, so that a short table is damaged as often as a long one."""
-    here, depth = tree, 1
-    if not isinstance(here, dict | list) or not here:
-        return None
-    while True:
-        key = random.choice(list(here)) if isinstance(here, dict) else random.randrange(len(here))
-        below = here[key]
-        open_ = isinstance(below, dict | list) and bool(below)
-        if not open_ or (depth >= least_depth and random.random() < 0.2):
-            return here, key
-        here, depth = below, depth + 1
-
-
-def _to_other(_: Document, place: Any, key: Any, random: Random) -> str:
-    place[key] = copy.deepcopy(random.choice(OTHERS))
-    return f"{key!r} becomes {place[key]!r}"
-
-
-def _to_number(_: Document, place: Any, key: Any, random: Random) -> str:
-    if isinstance(place[key], bool) or not isinstance(place[key], int | float):
-        return ""
-    before = place[key]
-    near = (before + 1, before - 1, before * 2, before // 2, -before)
-    place[key] = random.choice((*NUMBERS, *near, *near))
-    return f"{key!r} {before} becomes {place[key]}"
-
-
-def _to_literal(_: Document, place: Any, key: Any, random: Random) -> str:
-    place[key] = Raw(random.choice(LITERALS))
-    return f"{key!r} becomes {place[key].text[:30]}"
-
-
-def _drop(_: Document, place: Any, key: Any, random: Random) -> str:  # noqa: ARG001 - one signature for all steps
-    del place[key]
-    return f"{key!r} is dropped"
-
-
-def _extra(_: Document, place: Any, key: Any, random: Random) -> str:
-    if isinstance(place, dict):
-        name = random.choice((str(key) + "x", "__proto__", "", "é", "layers", "file", "[row]"))
-        place[name] = copy.deepcopy(random.choice((place[key], *OTHERS)))
-        return f"{name!r} is added beside {key!r}"
-    place.insert(random.randrange(len(place) + 1), copy.deepcopy(place[key]))
-    return f"item {key} comes twice"
-
-
-def _swap(document: Document, place: Any, key: Any, random: Random) -> str:
-    """Exchange two values that have one key's name: engines' files, shapes, references."""
-    same = [
+def change_json(draw: Draw, tree: Any) -> None:
+    """Change one value, here or wherever its equal stands; exchange it, drop it, or put another one beside it."""
+    spot = _drawn_spot(draw, tree)
+    if spot is None:
+        return
+    place, key = spot
+    old = place[key]
+    alike = [
         (other, name)
-        for other, name in document.spots()
-        if type(other[name]) is type(place[key])
+        for other, name in _spots(tree)
+        if type(other[name]) is type(old)
         and (name == key or (isinstance(name, int) and isinstance(key, int)))
-        and other[name] != place[key]
-        and not isinstance(place[key], dict | list | bool)
     ]
-    if not same:
-        return ""
-    other, name = random.choice(same)
-    place[key], other[name] = other[name], place[key]
-    return f"{key!r}: {place[key]!r} and {other[name]!r} are swapped"
-
-
-def _alias(document: Document, place: Any, key: Any, random: Random) -> str:
-    """Take the value of another spot with that key: two names of one thing."""
-    same = [parent[name] for parent, name in document.spots() if name == key and parent[name] != place[key]]
-    if not same:
-        return ""
-    place[key] = copy.deepcopy(random.choice(same))
-    return f"{key!r} becomes {str(place[key])[:60]}"
-
-
-def _everywhere(document: Document, place: Any, key: Any, random: Random) -> str:
-    """Change each equal number or text: sizes that still fit one another."""
-    before = place[key]
-    if isinstance(before, bool) or not isinstance(before, int | str):
-        return ""
-    after: Any = (
-        random.choice((before + 1, before * 2, *NUMBERS)) if isinstance(before, int) else before + "_"
-    )
-    for other, name in document.spots():
-        if type(other[name]) is type(before) and other[name] == before:
-            other[name] = after
-    return f"every {before!r} becomes {after!r}"
-
-
-def _nest(_: Document, place: Any, key: Any, random: Random) -> str:
-    depth = random.choice((10, 100, 900, 5000, 100_000))
-    left, right = random.choice((("[", "]"), ('{"a":', "}")))
-    place[key] = Raw(left * depth + "0" + right * depth)
-    return f"{key!r} becomes {depth} times {left}"
-
-
-def _grow(_: Document, place: Any, key: Any, random: Random) -> str:
-    times = random.choice((16, 300, 1000, 5000))
-    value = place[key]
-    if isinstance(value, str):
-        place[key] = (value or "x") * min(times * 10, MAX_GROWN // max(1, len(value)))
-    elif isinstance(value, list) and value:
-        place[key] = value * max(1, min(times, MAX_GROWN // max(1, len(json.dumps(value, default=str)))))
-    elif isinstance(value, dict) and value:
-        first = next(iter(value.values()))
-        times = min(times, MAX_GROWN // max(1, len(json.dumps(first, default=str))))
-        place[key] = {**value, **{f"more{number}": first for number in range(times)}}
+    kind = draw(st.sampled_from(("here", "here", "everywhere", "everywhere", "swap", "drop", "add")))
+    if kind == "drop":
+        del place[key]
+    elif kind == "add" and isinstance(place, dict):
+        place[draw(st.sampled_from((f"{key}x", "__proto__", "", "é", *PATHS)))] = copy.deepcopy(old)
+    elif kind == "add":
+        place.insert(draw(st.integers(0, len(place))), copy.deepcopy(old))
+    elif kind == "swap" and not isinstance(old, dict | list):
+        other, name = draw(st.sampled_from(alike))
+        place[key], other[name] = other[name], old
     else:
-        return ""
-    return f"{key!r} grows"
+        new = draw(st.one_of(_values(old), st.sampled_from([other[name] for other, name in alike])))
+        for other, name in alike if kind == "everywhere" else [(place, key)]:
+            if other[name] == old:
+                other[name] = copy.deepcopy(new)
 
 
-def _twice(document: Document, place: Any, key: Any, random: Random) -> str:
-    if not isinstance(key, str) or not isinstance(place, dict):
-        return ""
-    word, other = json.dumps(key) + ": ", json.dumps(random.choice(OTHERS))
-    document.after(lambda text: text.replace(word, f"{word}{other}, {word}", 1))
-    return f"{key!r} is named twice"
-
-
-def _path(_: Document, place: Any, key: Any, random: Random) -> str:
-    if key in ("file", "tokenizer"):
-        place[key] = random.choice(PATHS)
-        return f"{key!r} becomes {place[key][:40]!r}"
-    if isinstance(place, dict) and isinstance(place[key], dict) and "sha256" in place[key]:
-        name = random.choice(PATHS)
-        place[name] = place[key] if random.random() < 0.5 else place.pop(key)
-        return f"the file {key!r} becomes {name[:40]!r}"
-    return ""
-
-
-def _reference(_: Document, place: Any, key: Any, random: Random) -> str:
-    value = place[key]
-    if not isinstance(value, str) or not value.startswith(HEADS[:3]):
-        return ""
-    head, _, name = value.partition(":")
-    kind = random.choice(("mark", "head", "plain", "name"))
-    if kind == "mark":
-        place[key] = value + random.choice(MARKS)
-    elif kind == "head":
-        place[key] = random.choice(HEADS) + name
-    elif kind == "plain":
-        place[key] = re.sub(r"\[.*?\]", "", value)
-    else:
-        place[key] = (
-            f"{head}:{random.choice(('kv', 'latents', 'hidden', 'x', 'seeds', 'gain', '', 'x' * 300))}"
+def _values(old: Any) -> st.SearchStrategy[Any]:
+    """What may stand in a value's place: mostly of its type."""
+    others = st.one_of(st.sampled_from(OTHERS), st.sampled_from([*map(Raw, LITERALS), *_nested()]))
+    if isinstance(old, bool) or old is None:
+        return others
+    if isinstance(old, int | float):
+        near = st.sampled_from((old + 1, old - 1, old * 2, old * 3, old // 2, -old))
+        return st.one_of(near, near, st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), others)
+    if isinstance(old, str):
+        mine = [
+            st.sampled_from(PATHS),
+            st.just((old or "x") * min(5000, MAX_GROWN // max(1, len(old)))),
+            st.text(),
+        ]
+        if REFERENCE.match(old):
+            bare = re.sub(r"\[.*?\]", "", old)
+            mine += [
+                st.sampled_from([old + mark for mark in MARKS]),
+                st.sampled_from([bare + mark for mark in MARKS]),
+            ]
+        return st.one_of(*mine, others)
+    if isinstance(old, list) and old:
+        size = max(1, min(300, MAX_GROWN // len(json.dumps(old, default=str))))
+        return st.one_of(
+            st.permutations(old), st.sampled_from(([], old[1:], [1, *old], old[:1], old * size)), others
         )
-    return f"{value!r} becomes {place[key][:60]!r}"
+    if isinstance(old, dict) and old:
+        first = next(iter(old.values()))
+        size = min(5000, MAX_GROWN // max(1, len(json.dumps(first, default=str))))
+        return st.one_of(st.just({**old, **{f"more{number}": first for number in range(size)}}), others)
+    return others
 
 
-_STEPS: tuple[tuple[int, Callable[[Document, Any, Any, Random], str]], ...] = (
-    (2, _to_other), (6, _to_number), (2, _to_literal), (2, _drop), (1, _extra), (4, _swap), (3, _alias),
-    (5, _everywhere), (1, _nest), (1, _grow), (1, _twice), (2, _path), (4, _reference),
-)  # fmt: skip
-_JSON_STEPS = [step for weight, step in _STEPS for _ in range(weight)]
+def _nested() -> list[Raw]:
+    pairs = (("[", "]"), ('{"a":', "}"))
+    return [Raw(left * depth + "0" + right * depth) for left, right in pairs for depth in (10, 900, 100_000)]
+
+
+def _spots(tree: Any) -> list[tuple[Any, Any]]:
+    """Every value of the tree as its container and its key there."""
+    keys: Any = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    return [spot for key in keys for spot in ((tree, key), *_spots(tree[key]))]
+
+
+def _drawn_spot(draw: Draw, tree: Any) -> tuple[Any, Any] | None:
+    """A spot by a walk from the top, so that a short table is damaged as often as a long one."""
+    here = tree
+    while isinstance(here, dict | list) and here:
+        key = draw(st.sampled_from(list(here) if isinstance(here, dict) else range(len(here))))
+        below = here[key]
+        if not isinstance(below, dict | list) or not below or draw(st.integers(0, 4)) == 4:
+            return here, key
+        here = below
+    return None
+
+
+@st.composite
+def damaged_bytes(draw: Draw, content: bytes, block: int = 1) -> bytes:
+    """Bytes after one change; places and lengths are multiples of a block."""
+    blocks = max(1, len(content) // block)
+    at, other = (block * draw(st.integers(0, blocks - 1)) for _ in range(2))
+    size = block * draw(st.sampled_from((0, 1, 2, 4, 8, 64, 512)))
+    number = draw(st.sampled_from([n & ((1 << 64) - 1) for n in NUMBERS if isinstance(n, int)]))
+    new: bytes = draw(
+        st.one_of(
+            st.sampled_from((b"", bytes(size), content[other : other + size])), st.binary(min_size=1, max_size=64),
+            st.sampled_from((number.to_bytes(8, "little"), number.to_bytes(8, "big"))),
+        )
+    )  # fmt: skip
+    end: int = draw(st.sampled_from((at + len(new), at + len(new), at, at + size, len(content))))
+    return content[:at] + new + content[end:]
+
+
+@st.composite
+def damaged_header(draw: Draw, content: bytes) -> bytes:
+    """A safetensors file whose JSON header was changed; its length is right again, mostly."""
+    size = int.from_bytes(content[:8], "little")
+    header: bytes = draw(damaged_json(content[8 : 8 + size]))
+    header += b" " * (-len(header) % 8)
+    said: int = draw(st.sampled_from((*[len(header)] * 16, 0, 1, 1 << 24, 1 << 40, (1 << 64) - 1)))
+    return said.to_bytes(8, "little") + header + content[8 + size :]

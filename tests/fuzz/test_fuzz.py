@@ -29,8 +29,8 @@ def fuzzed(*options: str) -> str:
 
 
 @pytest.mark.parametrize("cases", first_is_fast([20, 300]))
-def test_numbered_cases_end_in_success_or_in_an_error_of_ours(cases: int) -> None:
-    assert fuzzed("--cases", str(cases), "--seed", "21") == f"{cases} cases, 0 uncaught"
+def test_drawn_cases_end_in_success_or_in_an_error_of_ours(cases: int) -> None:
+    assert fuzzed("--cases", str(cases), "--seed", "21").endswith(" cases, 0 uncaught")
 
 
 @pytest.mark.slow
