@@ -110,19 +110,16 @@ def clip(config: WanVaeConfig, kind: type[nn.Module], frames: int) -> Tensor:
         [
             (SMALL, (2, 1, 2)),
             (SMALL, (1, 1, 3)),
-            (SMALL, CALLS_OF_33),
-            (SMALL_2_2, (2, 1)),
+            (SMALL_2_2, (2, 1, 1)),
             (SMALL_2_2, (1, 2)),
-            (SMALL_2_2, CALLS_OF_33),
             (LIGHT, (1, 2, 1)),
-            (LIGHT, CALLS_OF_33),
         ]
     ),
 )
 def test_a_stream_is_diffusers_on_the_whole_clip(
     config: WanVaeConfig, cut: tuple[int, ...], convolved: list[Tensor]
 ) -> None:
-    """FIRST, then STEADY, 32 chunks of it; odd sides; widths of LightVAE and of Wan 2.2."""
+    """FIRST, then STEADY; odd sides; widths of LightVAE and of Wan 2.2."""
     oracle = OwnOracle(torch.float32, config)
     latents, video = clip(config, VaeDecode, sum(cut)), clip(config, VaeEncode, sum(cut))
     decoded = stream(oracle, VaeDecode, latents, cut)
@@ -216,11 +213,11 @@ def test_e4m3_is_for_a_decoders_blocks_where_it_was_measured(
     assert {weight.dtype for weight in convolved} == {torch.float32}
 
 
-@pytest.mark.parametrize("cut", [(2, 1, 2), pytest.param(CALLS_OF_33, marks=pytest.mark.slow)])
-def test_a_stream_in_e4m3_is_the_whole_in_e4m3(cut: tuple[int, ...], convolved: list[Tensor]) -> None:
+def test_a_stream_in_e4m3_is_the_whole_in_e4m3(convolved: list[Tensor]) -> None:
     """A cache keeps numbers that are quantised in the next call as they were in this one."""
     oracle = OwnOracle(torch.float32, tiles_of=in_fp8)
     oracle.config = replace(SMALL, fp8=True)
+    cut = (2, 1, 2)
     latents = clip(SMALL, VaeDecode, sum(cut))
     whole = stream(oracle, VaeDecode, latents, (sum(cut),))
     streamed = stream(oracle, VaeDecode, latents, cut)

@@ -274,13 +274,12 @@ def test_the_traced_call_can_be_replayed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [SMALL, SMALL_2_2])
-def test_the_engine_equals_the_eager_call(size: WanVaeConfig, tmp_path, monkeypatch) -> None:
-    """A steady chunk of two, built ahead of time for the CPU and opened by the runtime's loader."""
+def test_the_engine_equals_the_eager_call(tmp_path) -> None:
+    """A steady chunk of two of Wan 2.2's, built ahead of time for the CPU and opened by the runtime's loader; that of
+    Wan 2.1 is in the artifact of test_media_build.py."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    config = replace(size, num_res_blocks=1)
+    config = replace(SMALL_2_2, num_res_blocks=1)
     program, eager, inputs = traced(VaeDecode, first=False, frames=2, config=config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own, of its parts

@@ -31,12 +31,12 @@ from seko_kernels.triton.kv_expand import (
     kv_expand_kernel,
 )
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
+from tests.kernels.conftest import HOPPER, OTHERS
 from tests.kernels.interpreted_kv import keys, shape_of
 from tests.tiers import first_is_fast
 
 FORMS = tuple(NUMBER_FORMATS.values())
 EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-EACH_COMPILED = pytest.mark.parametrize("form", first_is_fast(FORMS, 2), ids=lambda form: form.name)
 POINTERS = {torch.int8: "*i8", torch.uint8: "*u8"}
 NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
 # Halves of a step, where 127 or 15 steps are the group's reach: ties.
@@ -216,14 +216,24 @@ def test_bits_are_those_of_the_tensors() -> None:
         assert (heads, (codes * form.code_dtype.itemsize + groups) * 8) == (3, bits * 128)
 
 
-@EACH_COMPILED
-@pytest.mark.parametrize("centred", first_is_fast([True, False]))
+# On Hopper, whose instructions are looked at, each kernel in each of its forms; for the others in the largest one.
+WRITES = [
+    *((form, centred, HOPPER) for centred in (True, False) for form in FORMS),
+    *((form, True, OTHERS) for form in FORMS),
+]
+EXPANDS = [
+    *((form, slot_pairs, (False, True), HOPPER) for slot_pairs in (0, 22) for form in FORMS),
+    *((form, 22, (True,), OTHERS) for form in FORMS),
+]
+
+
+@pytest.mark.parametrize(("form", "centred", "archs"), first_is_fast(WRITES, 2), ids=str)
 def test_write_kernel_compiles_everywhere_without_spills(
     form: NumberFormat,
     centred: bool,
     cross_compile: Callable[..., Any],
     sass_of: Callable[[Any], list[str]],
-    compile_archs: tuple[int, ...],
+    archs: tuple[int, ...],
 ) -> None:
     types = {"X": "*bf16", "TOKEN_INDEX": "*i64", "CODES": POINTERS[form.code_dtype], "SCALES": "*u8"}
     types |= {"GLOBAL_SCALE": "*fp32", "MEAN": "*fp32"}
@@ -232,20 +242,20 @@ def test_write_kernel_compiles_everywhere_without_spills(
     constants |= {"GROUPED": form.group > 0, "CENTRED": centred, "ROTATED": form.rotated, "E2M1": form.e2m1}
     constants |= {"TILE": KV_WRITE_NUMBERS // form.unit}
     aligned = ("units", "x_token_stride", "x_head_stride")
-    for arch in compile_archs:
+    for arch in archs:
         compiled = cross_compile(kv_write_kernel, types, constants, arch, KV_WRITE_WARPS, aligned)
         if arch == 90:
             assert not {"LDL", "STL"} & set(sass_of(compiled)), "the kernel spills to local memory"
 
 
-@EACH_COMPILED
-@pytest.mark.parametrize("slot_pairs", [0, pytest.param(22, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("form", "slot_pairs", "places", "archs"), first_is_fast(EXPANDS, 2), ids=str)
 def test_expand_kernel_compiles_everywhere_without_spills(
     form: NumberFormat,
     slot_pairs: int,
+    places: tuple[bool, ...],
     cross_compile: Callable[..., Any],
     sass_of: Callable[[Any], list[str]],
-    compile_archs: tuple[int, ...],
+    archs: tuple[int, ...],
 ) -> None:
     types = {"CODES": POINTERS[form.code_dtype], "SCALES": "*u8", "GLOBAL_SCALE": "*fp32", "MEAN": "*fp32"}
     types |= {"SLOT_ROTARY": "*fp32", "PATCH_ROTARY": "*fp32", "OUT": "*bf16"}
@@ -253,9 +263,9 @@ def test_expand_kernel_compiles_everywhere_without_spills(
     constants = {"HEADS": 12, "HEAD_UNITS": 128 // form.unit, "UNIT": form.unit, "BITS": form.code_bits}
     constants |= {"GROUPED": form.group > 0, "SLOT_PAIRS": slot_pairs, "GROUP": KV_EXPAND_HEADS}
     constants |= {"ROTATED": form.rotated, "E2M1": form.e2m1}
-    for apart in (False, True):
+    for apart in places:
         constants |= {"APART": apart, "TILE": KV_EXPAND_NUMBERS // form.unit}
-        for arch in compile_archs:
+        for arch in archs:
             compiled = cross_compile(kv_expand_kernel, types, constants, arch, KV_EXPAND_WARPS, ("parts",))
             if arch == 90:
                 assert not {"LDL", "STL"} & set(sass_of(compiled)), "the kernel spills to local memory"

@@ -47,17 +47,17 @@ LAYOUT = (
 folders: list[pytest.TempPathFactory] = []  # this process's own, put here before its first test
 
 
-def onnx_artifact(rows: int = ROWS) -> Built:
+def onnx_artifact() -> Built:
     """The ONNX artifact of a model of no preset's sizes, read from its file, with an FP4 cache; built once a run and
     not to be changed."""
 
     def build(folder: Path) -> None:
         write_random_checkpoint(folder / "odd", ODD, format="wan-sharded", seed=0)
-        options = ("--fp4-kv", "--backend", "onnx", "--batch", str(rows), *LAYOUT)
+        options = ("--fp4-kv", "--backend", "onnx", "--batch", str(ROWS), *LAYOUT)
         built = build_here(folder / "artifact", str(folder / "odd"), *options)
         (folder / "done.json").write_text(json.dumps(vars(built.done)))
 
-    folder = made_once(folders[0], f"onnx-artifact-{rows}", build)
+    folder = made_once(folders[0], "onnx-artifact", build)
     done = subprocess.CompletedProcess(**json.loads((folder / "done.json").read_text()))
     return Built(folder / "artifact", json.loads(done.stdout.splitlines()[-1]), done)
 

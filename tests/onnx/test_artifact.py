@@ -115,16 +115,14 @@ def test_a_pass_is_whole_small_and_shares_the_artifacts_weights(built: Built, pr
     assert len(caches) == sum(buffer.shape[0] if buffer.row_axis else 1 for buffer in buffers)
 
 
-@pytest.mark.parametrize("rows", [ROWS, pytest.param(1, marks=pytest.mark.slow)])  # a build each
-def test_chunks_by_whole_passes_are_the_sessions(rows: int) -> None:
-    built = onnx_artifact(rows)
+def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     passes = {
         name: onnxruntime.InferenceSession(built.folder / file, options, providers=["CPUExecutionProvider"])
         for name, file in PASSES.items()
     }
-    with open_artifact(built.folder) as artifact, open_stacked(artifact, seeds=[5, 6][:rows]) as session:
+    with open_artifact(built.folder) as artifact, open_stacked(artifact, seeds=[5, 6]) as session:
         live, number = session._rows.device(), artifact.manifest.workload.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
@@ -142,7 +140,7 @@ def test_chunks_by_whole_passes_are_the_sessions(rows: int) -> None:
         for _ in range(3):
             wanted = session.run_chunk().to_host()  # its positions stay in the buffers
             live.chunk[
-                rows, False, False
+                ROWS, False, False
             ].begin.run()  # the first noise again, which the chunk has overwritten
             state["latents"] = live.buffers["latents"].copy()
             for turn in range(number):

@@ -125,21 +125,6 @@ def test_a_thousand_positions_and_more() -> None:
     assert speech.rows[2].position == 1010
 
 
-@pytest.mark.slow
-def test_a_thousand_steps_are_the_originals(worst: Callable[[str, float], None]) -> None:
-    """Teacher-forced from position 11 to 1,011, over caches that we filled step by step."""
-    config = PLAIN
-    model = original_model(config, seed=12)
-    inputs = prompt(config, 11, range(1, 4))
-    speech = ours(model, config, places=1200)
-    speech.prefill(0, inputs, start=100, tokens=16, length=1024)
-    for number, step in enumerate(run_original(model, **inputs, count=1000)):
-        speech.set_state(0, step.base[0], step.residual[0], step.last_patch[0])
-        error = relative_error(speech.step([0], 1024, step.noise)["patch"], step.patch)
-        worst("VoxCPM2, a thousand steps", error)
-        assert error <= BAR, number
-
-
 def test_rows_that_share_calls_are_as_alone(worst: Callable[[str, float], None]) -> None:
     """Three rows of other lengths, seeds and guidance, one of them padding: each is its solo run to rounding."""
     config = PLAIN
