@@ -19,7 +19,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from seko_export.engines.piece import FlatModule, Piece
@@ -28,7 +27,7 @@ from seko_export.families.layers.few_row_ops import FewRowOps
 from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate, QuantisingLinear
 from seko_export.families.layers.past_window import WindowExpand
 from seko_export.roofline.op_count_few_rows import CountedFewRowOps
-from seko_export.roofline.op_count_fused import EXPAND, CountedOps
+from seko_export.roofline.op_count_fused import EXPAND, CountedOps, tensors_of
 from seko_kernels import conv_reference
 from seko_kernels.kv_formats import ExactKv
 from seko_kernels.ops import stand_ins
@@ -207,7 +206,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        ins, outs = _tensors((args, kwargs)), _tensors(out)
+        ins, outs = tensors_of((args, kwargs)), tensors_of(out)
         self._alive += outs
         name = func._schema.name
         if name.startswith(_UNFILLED):
@@ -424,10 +423,6 @@ class _CountedKv:
         read = [cache for name, cache in caches.items() if name not in ("k", "v")]
         self._recorder.add(EXPAND, [*read, *scales.values(), *key_rotary.values()], outputs)
         return windows[0], windows[1]
-
-
-def _tensors(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _address(tensor: Tensor) -> int:

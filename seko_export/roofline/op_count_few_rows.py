@@ -51,19 +51,15 @@ class CountedFewRowOps(FewRowOps):
         return self._linear(reference.rms_norm(x, norm_weight, eps), weight), tickets
 
     def norm_gated_linear(
-        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, tickets: Tensor
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, *_: Tensor
     ) -> Tensor:
         """Count the cost of `few_rows.norm_gated_linear`."""
-        del tickets
         if _is_few(x):
             return self._product([x, norm_weight], weight, weight.values.shape[0] // 2)
         return reference.gated(self._linear(reference.rms_norm(x, norm_weight, eps), weight))
 
-    def linear_added(
-        self, x: Tensor, weight: Weight, hidden: Tensor, scale: float, tickets: Tensor
-    ) -> Tensor:
+    def linear_added(self, x: Tensor, weight: Weight, hidden: Tensor, scale: float, *_: Tensor) -> Tensor:
         """Count the cost of `few_rows.linear_added`."""
-        del tickets
         if _is_few(x):
             return self._product([x, hidden], weight, hidden.shape[-1])
         return reference.added(hidden, self._linear(x, weight), scale)
@@ -82,14 +78,10 @@ class CountedFewRowOps(FewRowOps):
         sin: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
-        starts: Tensor,
-        positions: Tensor,
-        write_index: Tensor,
-        tickets: Tensor,
+        *_: Tensor,
     ) -> Tensor:
         """Count the cost of `few_tokens.decode_attention` without reading the cache: the number of cached tokens that
         are read differs between rows."""
-        del starts, positions, write_index, tickets
         return self._of_tokens(qkv, cos, sin, k_cache, v_cache, k_cache.shape[1] * k_cache.shape[2])
 
     def quantised_decode_attention(
@@ -99,13 +91,9 @@ class CountedFewRowOps(FewRowOps):
         sin: Tensor | None,
         keys: QuantisedCache,
         values: QuantisedCache,
-        starts: Tensor,
-        positions: Tensor,
-        tickets: Tensor,
+        *_: Tensor,
     ) -> Tensor:
-        """Count the cost of `few_tokens.quantised_decode_attention` without reading the cache: the number of cached
-        tokens that are read differs between rows."""
-        del starts, positions, tickets
+        """Count the cost of `few_tokens.quantised_decode_attention`, as of `decode_attention`."""
         width = keys.codes.shape[1] * keys.codes.shape[2] * 8 // keys.form.code_bits
         return self._of_tokens(qkv, cos, sin, keys.codes, values.codes, width)
 

@@ -8,17 +8,19 @@ the bytes of a full cache.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from inspect import signature
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
-from seko_kernels.rows import Modulation, Rows
-from seko_kernels.scratch import KeyRotation
+from seko_kernels.rows import Rows
+from seko_kernels.scratch import fp8_expand
 from seko_kernels.tuned import AttentionTiles
 
 EXPAND, FP8_EXPAND, ROW_KERNEL = "expand", "expand to fp8", "row kernels"
@@ -53,59 +55,18 @@ class CountedOps(LayerOps):
     def __init__(self, record: RecordOp) -> None:
         self._record = record
 
-    def residual_norm_modulate(
-        self,
-        x: Tensor,
-        y: Tensor,
-        modulation: Modulation,
-        shift_at: int,
-        scale_at: int,
-        eps: float,
-        *,
-        fp8: bool,
-    ) -> tuple[Tensor, Rows]:
-        """Count the cost of `rows.residual_norm_modulate`."""
-        del shift_at, scale_at, eps
-        return self._rows(x, [x, y, *modulation], fp8=fp8, hidden=True)
+    def residual_norm_modulate(self, x: Tensor, *given: Any, fp8: bool) -> tuple[Tensor, Rows]:
+        """Count the cost of this op and of the others of `rows` that add to ``x`` before a norm; ``given`` are their
+        further arguments."""
+        return self._rows(x, [x, *tensors_of(given)], fp8=fp8, hidden=True)
 
-    def gated_residual_norm(
-        self,
-        x: Tensor,
-        y: Tensor,
-        modulation: Modulation,
-        gate_at: int,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        *,
-        fp8: bool,
-    ) -> tuple[Tensor, Rows]:
-        """Count the cost of `rows.gated_residual_norm`."""
-        del gate_at, eps
-        return self._rows(x, [x, y, *modulation, weight, bias], fp8=fp8, hidden=True)
+    gated_residual_norm = residual_norm_modulate  # type: ignore[assignment]
+    gated_residual_norm_modulate = residual_norm_modulate  # type: ignore[assignment]
 
-    def gated_residual_norm_modulate(
-        self,
-        x: Tensor,
-        y: Tensor,
-        before: Tensor,
-        gate_at: int,
-        modulation: Modulation,
-        shift_at: int,
-        scale_at: int,
-        eps: float,
-        *,
-        fp8: bool,
-    ) -> tuple[Tensor, Rows]:
-        """Count the cost of `rows.gated_residual_norm_modulate`."""
-        del gate_at, shift_at, scale_at, eps
-        return self._rows(x, [x, y, before, *modulation], fp8=fp8, hidden=True)
-
-    def gated_residual(self, x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
+    def gated_residual(self, x: Tensor, *given: Any) -> Tensor:
         """Count the cost of `rows.gated_residual`."""
-        del gate_at
         hidden = torch.empty_like(x)
-        self._record(ROW_KERNEL, [x, y, *modulation], [hidden])
+        self._record(ROW_KERNEL, [x, *tensors_of(given)], [hidden])
         return hidden
 
     def qk_norm_rope(
@@ -116,56 +77,31 @@ class CountedOps(LayerOps):
         cos: Tensor,
         sin: Tensor,
         write_slots: Tensor,
-        frame_tokens: int,
-        eps: float,
+        frame_tokens: int,  # noqa: ARG002 - of the op
+        eps: float,  # noqa: ARG002
         k_out: Tensor,
         plain_keys: str = "none",
     ) -> tuple[Tensor, Tensor]:
         """Count the cost of `qk_norm_rope.qk_norm_rope`."""
-        del frame_tokens, eps
-        batch, tokens, _ = qkv.shape
-        shape = (batch, tokens, *k_out.shape[2:])
+        shape = (*qkv.shape[:2], *k_out.shape[2:])
         q = torch.empty(shape, dtype=k_out.dtype, device=qkv.device)
-        keys_shape = (0,) if plain_keys == "none" else shape
-        keys = torch.empty(keys_shape, dtype=qkv.dtype, device=qkv.device)
-        width = q_weight.shape[0]
-        ins = [qkv[..., : 2 * width], q_weight, k_weight, cos, sin, write_slots]
-        self._record(
-            ROW_KERNEL,
-            ins,
-            [q, *([keys] if keys.numel() else [])],
-            parts=[(k_out, q.numel() * k_out.itemsize)],
-        )
+        keys = torch.empty((0,) if plain_keys == "none" else shape, dtype=qkv.dtype, device=qkv.device)
+        ins = [qkv[..., : 2 * len(q_weight)], q_weight, k_weight, cos, sin, write_slots]
+        outs = [q, *([keys] if keys.numel() else [])]
+        self._record(ROW_KERNEL, ins, outs, parts=[(k_out, q.numel() * k_out.itemsize)])
         return q, keys
 
-    def fp8_expand(
-        self,
-        k_codes: Tensor,
-        k_scales: Tensor,
-        k_global_scale: Tensor,
-        v_codes: Tensor,
-        v_scales: Tensor,
-        v_global_scale: Tensor,
-        v_fp8_scale: Tensor,
-        write_slots: Tensor,
-        valid_tokens: Tensor,
-        frame_tokens: int,
-        k_out: Tensor,
-        k_out_scale: Tensor,
-        v_out: Tensor,
-        rotation: KeyRotation | None = None,
-    ) -> None:
+    def fp8_expand(self, *given: Any) -> None:
         """Count the cost of `scratch.fp8_expand`, which reads all cached tokens except the slots of the call's own
         tokens, and writes them in 8 bits."""
-        del frame_tokens
+        call = signature(fp8_expand).bind(*given).arguments
+        k_out, k_out_scale, v_out = (call.pop(name) for name in ("k_out", "k_out_scale", "v_out"))
         cached = k_out.shape[0] * k_out.shape[1]  # of tokens
-        caches = (x[:cached] for x in (k_codes, k_scales, v_codes, v_scales))
-        constants = (k_global_scale, v_global_scale, v_fp8_scale)
-        ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
-        written = k_out.numel()
+        for name in ("k_codes", "k_scales", "v_codes", "v_scales"):
+            call[name] = call[name][:cached]
         scales = k_out_scale.numel() * k_out_scale.itemsize
-        parts = [(k_out, written), (k_out_scale, scales), (v_out, written)]
-        self._record(FP8_EXPAND, ins, [], parts=parts)
+        parts = [(k_out, k_out.numel()), (k_out_scale, scales), (v_out, k_out.numel())]
+        self._record(FP8_EXPAND, tensors_of(call), [], parts=parts)
 
     def attention_fp8(
         self,
@@ -176,11 +112,10 @@ class CountedOps(LayerOps):
         v_scale: Tensor,
         valid_tokens: Tensor,
         own: OwnTokens,
-        tiles: AttentionTiles | None = None,
+        *_: AttentionTiles | None,
     ) -> Tensor:
         """Count the cost of `attention.attention_fp8` over the whole cache: the product q k^T, then the weighted sum of
         v."""
-        del tiles
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
         ins = [q, k, k_scale, v_t[..., :tokens], v_scale, valid_tokens, *own]
@@ -194,12 +129,10 @@ class CountedOps(LayerOps):
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:
-        """Count the cost of `rows.quantise_rows`."""
+        """Count the cost of `rows.quantise_rows`, or of `rows.gelu_quantise`."""
         return self._rows(x, [x], fp8=True)[1]
 
-    def gelu_quantise(self, x: Tensor) -> Rows:
-        """Count the cost of `rows.gelu_quantise`."""
-        return self._rows(x, [x], fp8=True)[1]
+    gelu_quantise = quantise_rows
 
     def gelu_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Count the cost of `matmul.gelu_linear`, which is the cost of the linear layer, because GELU is part of the
@@ -225,3 +158,8 @@ class CountedOps(LayerOps):
         outs = [*([hidden_out] if hidden else []), values, *([scale] if fp8 else [])]
         self._record(ROW_KERNEL, ins, outs)
         return hidden_out, Rows(values, scale)
+
+
+def tensors_of(tree: object) -> list[Tensor]:
+    """Return the tensors of nested arguments or results."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
