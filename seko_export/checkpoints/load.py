@@ -148,7 +148,7 @@ def load_model(
     options: LoadOptions = AS_STORED,
 ) -> Checkpoint:
     """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers of the checkpoint's tensors are read
-    later, and LoRAs are merged by `families.model_files.load_checkpoint`.
+    later, and LoRAs are merged by `families.model_files.load_checkpoint`. Errors are those of `load_weights`.
 
     Parameters
     ----------
@@ -166,14 +166,6 @@ def load_model(
     -------
     Checkpoint
         The weights by the exporter's names.
-
-    Raises
-    ------
-    UsageError
-        If ``dtype`` is not float32, bfloat16 or float16.
-    CheckpointError
-        If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
-        `seko_export.checkpoints.errors`.
     """
     checkpoint = load_weights(
         path,

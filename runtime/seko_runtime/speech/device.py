@@ -27,10 +27,8 @@ class SpeechDevice(Device):
 
     Parameters
     ----------
-    loaded : Loaded
-        The opened artifact with its engines.
-    memory : Memory
-        The memory of the pool's tensors.
+    loaded, memory
+        The parameters of `Device` with the same names.
     filled : callable
         Function that takes a row number; returns the row's first place in the caches and the number of places filled,
         or None for a row without a session.

@@ -149,13 +149,7 @@ class RowSettings:
 
 class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
     """The rows of a pool of speech sessions in this process. Call `prepare` before the first text.
-
-    Parameters
-    ----------
-    loaded : Loaded
-        The opened artifact with its engines.
-    memory : Memory
-        The memory of the pool's tensors; `close` closes it.
+    The parameters are those of `LocalRows`.
 
     Attributes
     ----------

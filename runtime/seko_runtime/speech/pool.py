@@ -40,10 +40,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         The rows of the pool, ready to run. The pool owns these rows and closes them.
     digest : str
         SHA-256 of the artifact, which the pool's snapshots contain.
-    clock : callable
-        Function that returns the time in seconds, used for leases and due times.
-    snapshot_key : bytes, optional
-        Key of the snapshots that sessions save and the pool restores; see `SpeechArtifact.open_pool`.
+    clock, snapshot_key
+        The parameters of `RowPool` with the same names.
     """
 
     manifest: SpeechManifest

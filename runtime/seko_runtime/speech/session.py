@@ -85,18 +85,7 @@ class SpeechSession(RowSession):
     that use sessions of one pool share engine calls: each call carries all sessions that wait for a patch.
 
     A text ends when the model ends it, when `finish` or `close` is called, at the text's limit of patches, or when the
-    session's lease runs out.
-
-    Parameters
-    ----------
-    pool : SpeechPool
-        The pool to which the session belongs.
-    name : str
-        Name of the session in error messages.
-    lease_s : float or None
-        Seconds after which the session ends if it is neither run nor renewed.
-    tenant : str or None
-        Name of the session's owner.
+    session's lease runs out. The parameters are those of `RowSession`.
 
     Attributes
     ----------

@@ -45,10 +45,8 @@ class VideoDevice(Device):
 
     Parameters
     ----------
-    loaded : Loaded
-        The opened artifact with its engines.
-    memory : Memory
-        The memory that holds the tensors of the pool.
+    loaded, memory
+        The parameters of `Device` with the same names.
     clocks : RowClocks
         The positions of the pool's streams.
     inputs : CallerInputs

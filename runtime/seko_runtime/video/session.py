@@ -37,17 +37,8 @@ class Session(RowSession):
     Use a session as a context manager, or call `close`. Any thread may call the session's methods, also at the same
     time as other calls of its pool: one call runs, the others wait.
 
-    Parameters
-    ----------
-    pool : Pool
-        The pool to which the session belongs.
-    name : str
-        Name of the session in error messages.
-    lease_s : float or None
-        Seconds after which the session ends if it is neither run nor renewed.
-    tenant : str or None
-        Name of the session's owner; all sessions of an owner share cached prompts. With None the session uses only its
-        own cached prompts.
+    The parameters are those of `RowSession`. All sessions of a ``tenant`` share cached prompts; without a tenant the
+    session uses only its own cached prompts.
     """
 
     _pool: SharedStreams

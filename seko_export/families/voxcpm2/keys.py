@@ -59,15 +59,7 @@ def load_voxcpm2(folder: Path, config: VoxCpm2Config, *, dtype: torch.dtype | No
     config : VoxCpm2Config
         Dimensions of the expected model; `recognise.recognise` reads them from the folder.
     dtype : torch.dtype, optional
-        Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
-
-    Raises
-    ------
-    UsageError
-        If ``dtype`` is not float32, bfloat16 or float16.
-    CheckpointError
-        If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
-        `seko_export.checkpoints.errors`.
+        The parameter of `load_weights`, whose errors are raised.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:

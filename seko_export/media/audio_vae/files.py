@@ -63,13 +63,7 @@ def audio_vae_shapes(config: AudioVaeConfig) -> dict[str, tuple[int, ...]]:
 
 def load_audio_vae(folder: Path, config: AudioVaeConfig) -> Checkpoint:
     """Open the audio VAE in a folder and check all keys, shapes and dtypes; values are read later, as float32.
-
-    Raises
-    ------
-    CheckpointError
-        If the file cannot be read or holds another model; the subclass tells the cause, see
-        `seko_export.checkpoints.errors`.
-    """
+    Errors are those of `load_weights`."""
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise CheckpointNotFoundError(f"no {' and no '.join(FILES)} in {folder}: expected {_LAYOUT.formats}")

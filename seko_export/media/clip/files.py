@@ -91,14 +91,7 @@ def clip_shapes(config: ClipConfig) -> dict[str, tuple[int, ...]]:
 
 def load_clip(path: Path, config: ClipConfig) -> Checkpoint:
     """Open the weights of a CLIP image encoder and check keys, shapes and dtypes; values are read later, by the names
-    of the modules.
-
-    Raises
-    ------
-    CheckpointError
-        If the file cannot be read or holds another model; the subclass tells the cause, see
-        `seko_export.checkpoints.errors`.
-    """
+    of the modules. Errors are those of `load_weights`."""
     return load_weights(path, config, CLIP_LAYOUT, lambda opened: _match(path, opened, config))
 
 

@@ -106,14 +106,7 @@ def hubert_shapes(config: HubertConfig) -> dict[str, tuple[int, ...]]:
 
 def load_hubert(path: Path, config: HubertConfig) -> WeightSource:
     """Open the weights of a HuBERT encoder and check keys, shapes and dtypes; values are read later, by the names of
-    the modules.
-
-    Raises
-    ------
-    CheckpointError
-        If the file cannot be read or holds another model; the subclass tells the cause, see
-        `seko_export.checkpoints.errors`.
-    """
+    the modules. Errors are those of `load_weights`."""
     home = weights_of(path)
     return _Folded(load_weights(home, config, HUBERT_LAYOUT, lambda opened: _match(path, opened, config)))
 

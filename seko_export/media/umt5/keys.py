@@ -74,26 +74,8 @@ def match_text_sources(
 ) -> tuple[str, Mapping[str, TensorSource]]:
     """Find the stored tensor of every key of the text encoder; any difference is an error.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the checkpoint, for the error message.
-    opened : OpenedFiles
-        The tensors in the checkpoint, which may also contain the rest of a full UMT5.
-    config : TextEncoderConfig
-        Dimensions of the expected encoder.
-
-    Returns
-    -------
-    format_name : str
-        Name of the naming that the file uses: ``wan`` or ``transformers``.
-    sources : Mapping[str, TensorSource]
-        Stored tensors by Wan's key, in the order of `text_shapes`.
-
-    Raises
-    ------
-    WeightKeysError
-        If a key is unknown, missing, misshapen or doubled; one error lists all of them.
+    The file may also contain the rest of a full UMT5. Parameters, result and errors are those of `match_sources`, with
+    Wan's keys in the order of `text_shapes`.
     """
     names = text_transformers_names(config)
     naming = Naming("wan", str, str)

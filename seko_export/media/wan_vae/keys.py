@@ -144,27 +144,16 @@ def match_vae_sources(
 
     Parameters
     ----------
-    path : Path
-        Path of the checkpoint, for the error message.
-    opened : OpenedFiles
-        The tensors in the checkpoint, whose values have not been read yet.
-    config : WanVaeConfig
-        Dimensions of the expected VAE.
+    path, opened, config
+        The parameters of `match_sources` with the same names.
     half : str
         Half of the VAE: ``decoder``, ``encoder`` or ``both``. The other half may be present in any shape, or missing; a
         key of neither half is unknown.
 
     Returns
     -------
-    format_name : str
-        Name of the naming that the file uses: ``wan`` or ``diffusers``.
-    sources : Mapping[str, TensorSource]
-        Stored tensors by Wan's key, in the order of `vae_shapes`.
-
-    Raises
-    ------
-    WeightKeysError
-        If a key is unknown, missing, misshapen or doubled; one error lists all of them.
+    str, Mapping[str, TensorSource]
+        As `match_sources` returns them, with Wan's keys in the order of `vae_shapes`.
     """
     used = tuple(source for source in opened.sources if not source.key.startswith(_UNUSED))
     opened = replace(opened, sources=used)
