@@ -9,9 +9,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import dedent
 from zipfile import ZipFile
+from zlib import crc32
 
 import pytest
 
@@ -148,28 +151,23 @@ def vllm_omni_benchmark(folder: Path) -> Path:
 
 
 def _taken(package: str, files: tuple[str, ...], stand_ins: Mapping[str, str], folder: Path) -> Path:
-    place = folder / package
-    if not place.is_dir():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--quiet",
-            "--dest",
-            str(folder),
-            package,
-        ]
+    """Return a folder with these files of a package and these stand-ins, which other processes may make as well."""
+    place = folder / f"{package}-{crc32(repr(stand_ins).encode()):08x}"
+    if place.is_dir():
+        return place
+    with TemporaryDirectory(dir=folder) as own:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", own, package]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         if done.returncode:
             pytest.skip(f"{package} cannot be had: {done.stderr.strip().splitlines()[-1]}")
-        (wheel,) = folder.glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl")
+        (wheel,) = Path(own).glob("*.whl")
+        made = Path(own) / "made"
         with ZipFile(wheel) as archive:
-            archive.extractall(place, [name for name in archive.namelist() if name.startswith(files)])
-        wheel.unlink()
-    for name, text in stand_ins.items():
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dedent(text))
+            archive.extractall(made, [name for name in archive.namelist() if name.startswith(files)])
+        for name, text in stand_ins.items():
+            path = made / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(dedent(text))
+        with suppress(OSError):  # another process was first
+            made.rename(place)
     return place

@@ -119,6 +119,8 @@ class FleetConfig:
         Largest number of sessions of an API key on all boxes; 0: any number.
     opens_per_second : float
         Mean number of sessions and videos that a key may open from an address in a second at each gateway.
+    picture_hosts : tuple of str
+        Hosts from which a box fetches pictures, as ``seko-serve`` takes them.
     shrink_after : float
         Seconds for which a model must have had one box more than needed before a box is ended.
     lease, snapshot_every, queue, videos
@@ -145,6 +147,7 @@ class FleetConfig:
     api_key_file: str = ""
     snapshot_key_file: str = ""
     allowed_origins: tuple[str, ...] = field(default=())
+    picture_hosts: tuple[str, ...] = field(default=())
     sessions_per_key: int = 0
     opens_per_second: float = 1.0
     shrink_after: float = 300.0
@@ -231,6 +234,7 @@ class FleetConfig:
                 snapshots=self.snapshots,
                 snapshot_every=self.snapshot_every,
                 videos=self.videos,
+                picture_hosts=frozenset(self.picture_hosts),
                 **others,
             )
         except ValueError as error:  # of an option, whose name is that of a field but for hyphens
