@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob(
 # But the page whose commands have options of another distribution: tests/outside runs them.
 PAGES = [page for page in PAGES if page.name != "extending.md"]
 DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
-# Options of docker, rsync, pip, hf, strip, the linker and other servers' benchmarks; and one that stands for how options
+# Options of docker, rsync, pip, hf, strip, the linker and other servers' benchmarks; and one that stands for how they
 # are spelled.
 FOREIGN = {
     "--gpus",
