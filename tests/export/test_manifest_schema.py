@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError
 
+from scripts.manifest_schema import SCHEMAS, schema_text
 from seko_export import build_steps
 from seko_export.artifact.manifest_json import manifest_json
-from seko_export.tools.manifest_schema import SCHEMAS, schema_text
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.workloads import WORKLOADS
@@ -26,7 +26,7 @@ from tests.speech.toy_speech import manifest as speech_manifest
 
 
 def test_the_runtimes_package_holds_the_schemas_of_its_dataclasses() -> None:
-    """If not: python -m seko_export.tools.manifest_schema."""
+    """If not: python scripts/manifest_schema.py."""
     assert {schema_file(kind).resolve() for kind in WORKLOADS.own} == {path.resolve() for path in SCHEMAS}
     for path, kind in SCHEMAS.items():
         assert path.read_text(encoding="utf-8") == schema_text(kind)

@@ -1,6 +1,6 @@
 """The JSON schemas of the manifest, one for each workload, generated from the dataclasses that the runtime reads.
 
-`python -m seko_export.tools.manifest_schema` writes the schemas into the runtime's package. A schema has types, bounds
+`python scripts/manifest_schema.py` writes the schemas into the runtime's package. A schema has types, bounds
 and required fields. Rules that compare two fields, or a field with a file, are checked by the runtime only, not by the
 schemas.
 """
