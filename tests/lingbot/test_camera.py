@@ -215,7 +215,7 @@ def test_nothing_moves_until_the_chunk_is_on_its_way() -> None:
         {"yaw": float("nan")},
         {"pitch": 1.5},  # beyond the limit, from where no step would turn it back
         {"held": "x"},
-        {"steps": [["up"]]},
+        {"steps": [["sideways"]]},
         {"poses": [[[0], None]]},
         {"begun": 1},
         {"place": None},

@@ -116,8 +116,8 @@ DECLARED = CameraControl.declared(4, 6, "camera", "intrinsics")
         ({"parameters": {}}, "controls.camera.parameters has no field 'height'"),
         ({"parameters": {**DECLARED.parameters, "height": 0}}, "parameters.height"),
         (
-            {"parameters": {**DECLARED.parameters, "keys": {"KeyW": "up"}}},
-            "key 'KeyW' means 'up', expected one of",
+            {"parameters": {**DECLARED.parameters, "keys": {"KeyW": "sideways"}}},
+            "key 'KeyW' means 'sideways', expected one of",
         ),
         ({"parameters": {**DECLARED.parameters, "settings": {"move": -1.0}}}, "move is -1.0"),
         ({"parameters": {**DECLARED.parameters, "settings": {"yaw": "far"}}}, "settings.yaw"),

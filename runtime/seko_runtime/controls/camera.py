@@ -33,16 +33,18 @@ POSES, INTRINSICS = (
     "poses",
     "intrinsics",
 )  # words of the two inputs: poses [F, 3, 4] and intrinsics [F, 4], float32
-# What a direction does in a step: distance ahead and to the right, turns up and to the right.
+# What a direction does in a step: distance ahead, to the right and up, turns up and to the right.
 _STEPS = {
-    "ahead": (1, 0, 0, 0),
-    "back": (-1, 0, 0, 0),
-    "left": (0, -1, 0, 0),
-    "right": (0, 1, 0, 0),
-    "look_up": (0, 0, 1, 0),
-    "look_down": (0, 0, -1, 0),
-    "look_left": (0, 0, 0, -1),
-    "look_right": (0, 0, 0, 1),
+    "ahead": (1, 0, 0, 0, 0),
+    "back": (-1, 0, 0, 0, 0),
+    "left": (0, -1, 0, 0, 0),
+    "right": (0, 1, 0, 0, 0),
+    "up": (0, 0, 1, 0, 0),
+    "down": (0, 0, -1, 0, 0),
+    "look_up": (0, 0, 0, 1, 0),
+    "look_down": (0, 0, 0, -1, 0),
+    "look_left": (0, 0, 0, 0, -1),
+    "look_right": (0, 0, 0, 0, 1),
 }
 # The usual keys of a camera, which a family may replace; they are those of lingbot-world's authors, and the arrows.
 KEYS: Mapping[str, str] = {
@@ -83,7 +85,8 @@ class KeySettings:
         Angle in degrees by which the camera turns left or right (yaw), and up or down (pitch), in a step.
     pitch_limit : float
         Largest angle, in degrees, by which the camera looks up or down. A step that would exceed the limit does not
-        turn the camera at all, as in the authors' tool: steps of 2 degrees end at 84 with a limit of 85.
+        turn the camera at all, as in the authors' tool: steps of 2 degrees end at 84 with a limit of 85. A camera that
+        flies has no limit.
     unit : float or None
         Distance that becomes 1 in the model's camera input. Default: the distance of a latent frame's steps straight
         ahead.
@@ -118,13 +121,36 @@ class KeySettings:
 
 @dataclass(frozen=True)
 class CameraParameters:
-    """The parameters of a camera in the manifest: the video's size in pixels, the direction of each key by
-    `KeyboardEvent.code`, and the fields of `KeySettings`."""
+    """The parameters of a camera in the manifest.
+
+    Parameters
+    ----------
+    height, width : int
+        The video's size in pixels.
+    keys : mapping of str to str
+        The direction of each key, by `KeyboardEvent.code`.
+    settings : KeySettings
+        How keys move the camera.
+    world : bool
+        Whether the model takes poses from the camera to the world, which is the stream's first camera, rather than to
+        the camera of the frame before.
+    free : bool
+        Whether the camera flies: keys turn and move it along its own axes, rather than over the ground.
+    focal : tuple of float
+        The usual focal lengths x and y in pixels of the video; default: 500 for every size.
+    """
 
     height: Annotated[int, Within(1, MAX_SIDE)]
     width: Annotated[int, Within(1, MAX_SIDE)]
     keys: Mapping[str, str]
     settings: KeySettings = field(default_factory=KeySettings)
+    world: bool = False
+    free: bool = False
+    focal: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.focal) not in (0, 2) or not all(0 < length <= LARGEST for length in self.focal):
+            raise UsageError(f"focal is {[*self.focal]}, expected two positive lengths")
 
 
 @dataclass(frozen=True)
@@ -145,7 +171,7 @@ class _Stand:
 
     def stepped(self, held: Collection[str], how: KeySettings) -> _Stand:
         """Turn the camera, then move it over the ground in the direction in which it looks."""
-        forward, aside, up, turn = (sum(_STEPS[word][axis] for word in held) for axis in range(4))
+        forward, aside, rise, up, turn = _summed(held)
         pitch = self.pitch + math.radians(how.pitch) * up
         if abs(pitch) > math.radians(how.pitch_limit):
             pitch = self.pitch
@@ -155,7 +181,56 @@ class _Stand:
         level = math.cos(pitch)
         ahead = np.array([math.sin(yaw), 0.0, math.cos(yaw)]) * (level / (level + _LEAST_LENGTH))
         right = np.array([math.cos(yaw), 0.0, -math.sin(yaw)]) / (1 + _LEAST_LENGTH)
-        return _Stand(self.place + how.move * (forward * ahead + aside * right), yaw, pitch)
+        above = np.array([0.0, -1.0, 0.0])
+        return _Stand(self.place + how.move * (forward * ahead + aside * right + rise * above), yaw, pitch)
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers as a JSON value."""
+        return {"place": self.place.tolist(), "yaw": self.yaw, "pitch": self.pitch}
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any], how: KeySettings) -> _Stand:
+        """Return the stand of a `state`; ValueError or UsageError if there is none."""
+        stand = cls(
+            _numbers(state["place"], (3,)),
+            real_number(state["yaw"], "yaw"),
+            real_number(state["pitch"], "pitch"),
+        )
+        # a pitch beyond the limit could not be turned back by any step
+        if abs(stand.pitch) > math.radians(how.pitch_limit):
+            raise ValueError("pitch is beyond pitch_limit")
+        return stand
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """Where a camera stands that flies: its pose [4, 4], camera to world, in float64."""
+
+    pose: Array = field(default_factory=lambda: np.eye(4))
+
+    def stepped(self, held: Collection[str], how: KeySettings) -> _Flight:
+        """Turn the camera, then move it, both along its own axes."""
+        forward, aside, rise, up, turn = _summed(held)
+        pose = self.pose.copy()
+        pose[:3, :3] @= _about_y(math.radians(how.yaw) * turn) @ _about_x(math.radians(how.pitch) * up)
+        pose[:3, 3] += how.move * (pose[:3, :3] @ np.array([aside, -rise, forward]))
+        return _Flight(pose)
+
+    def state(self) -> dict[str, Any]:
+        """Return the pose as a JSON value."""
+        return {"pose": self.pose.tolist()}
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any], how: KeySettings) -> _Flight:
+        """Return the stand of a `state`; ValueError or UsageError if there is none."""
+        del how
+        return cls(checked_poses(_numbers(state["pose"], (4, 4))[None])[0])
+
+
+def _summed(held: Collection[str]) -> tuple[int, ...]:
+    """Return the steps of held directions: ahead, to the right, up, turned up, turned to the right."""
+    ahead, right, up, look_up, look_right = (sum(_STEPS[word][axis] for word in held) for axis in range(5))
+    return ahead, right, up, look_up, look_right
 
 
 class CameraControl(Control):
@@ -196,13 +271,18 @@ class CameraControl(Control):
                 )
         self._size, self._codes, self.settings = (p.height, p.width), dict(p.keys), p.settings
         self._names = self._codes | key_letters(self._codes)
-        self._usual = np.array([_USUAL_FOCAL_LENGTH, _USUAL_FOCAL_LENGTH, p.width / 2, p.height / 2])
+        self._world = p.world
+        self._rest: _Stand | _Flight = _Flight() if p.free else _Stand()
+        self._usual = np.array([*(p.focal or (_USUAL_FOCAL_LENGTH,) * 2), p.width / 2, p.height / 2])
         self._active = False
         self._held: frozenset[str] = frozenset()  # directions
         self._clear()
 
     def _clear(self) -> None:
-        self._stand, self._begun = _Stand(), False
+        self._stand, self._begun = self._rest, False
+        self._shown = np.eye(
+            4
+        )  # pose of the last latent frame, in the model's unit, of a camera to the world
         self._taps = self._held
         self._steps: deque[frozenset[str]] = deque()  # directions held in steps that are still to come
         self._poses: deque[tuple[Array, Array | None]] = deque()  # relative pose [3, 4], intrinsics [4]
@@ -212,7 +292,16 @@ class CameraControl(Control):
 
     @staticmethod
     def declared(
-        height: int, width: int, poses: str, intrinsics: str, keys: Mapping[str, str] = KEYS, **settings: Any
+        height: int,
+        width: int,
+        poses: str,
+        intrinsics: str,
+        keys: Mapping[str, str] = KEYS,
+        *,
+        world: bool = False,
+        free: bool = False,
+        focal: tuple[float, ...] = (),
+        **settings: Any,
     ) -> ControlSpec:
         """Return the manifest's entry of a camera.
 
@@ -224,12 +313,16 @@ class CameraControl(Control):
             Names of the model's inputs [F, 3, 4] and [F, 4].
         keys : mapping of str to str
             The direction of each key, by `KeyboardEvent.code`.
+        world, free, focal
+            Fields of `CameraParameters`.
         **settings
             Fields of `KeySettings`.
         """
         how = asdict(KeySettings(**settings))
         height, width = whole_number(height, "height", 1, MAX_SIDE), whole_number(width, "width", 1, MAX_SIDE)
         parameters = {"height": height, "width": width, "keys": dict(keys), "settings": how}
+        own = {"world": world, "free": free, "focal": [*focal]}
+        parameters |= {name: value for name, value in own.items() if value}
         return ControlSpec("camera", "camera", {POSES: poses, INTRINSICS: intrinsics}, parameters)
 
     @classmethod
@@ -294,7 +387,8 @@ class CameraControl(Control):
             translation of length 1 is the model's unit; ``intrinsics`` [4], default: the last ones.
 
             ``path``: a recorded camera, [N, 4, 4], one pose for each video frame; ``intrinsics`` [4] or [N, 4];
-            ``unit``, the length that becomes 1, default: the longest move between two latent frames; and
+            ``unit``, the length that becomes 1, default: that of the settings for a model that takes poses to the
+            world, for others the longest move between two latent frames; and
             ``own_intrinsics``, whether each frame has its own instead of the first one's. Poses that fill no whole
             chunk are left out.
 
@@ -339,9 +433,11 @@ class CameraControl(Control):
                 f"{len(every)} poses, expected {need} or more for a chunk of {self._chunk_frames} latent frames"
             )
         moved = framewise(every[::VIDEO_PER_LATENT][:count])
-        longest = float(np.linalg.norm(moved[:, :, 3], axis=1).max()) or 1.0
         unit = values.get("unit")
-        moved[:, :, 3] /= checked_unit(longest if unit is None else unit)
+        if unit is None:
+            longest = float(np.linalg.norm(moved[:, :, 3], axis=1).max()) or 1.0
+            unit = (self._world and self.settings.unit) or longest
+        moved[:, :, 3] /= checked_unit(unit)
         own = flag(values.get("own_intrinsics", False), "own_intrinsics")
         each = intrinsics[::VIDEO_PER_LATENT][:count] if own else intrinsics[:1].repeat(count, 0)
         magnitudes_checked(moved, each)
@@ -424,6 +520,19 @@ class CameraControl(Control):
             return {}
         if self._path_ends and not self._poses:
             raise UsageError("the camera's path has ended: give more poses")
+        moved, intrinsics = self._moved()
+        magnitudes_checked(moved, intrinsics)
+        if self._world:
+            moved = np.stack(self._seen(moved))[:, :3]
+            magnitudes_checked(moved, intrinsics)
+        return {
+            self.inputs[POSES].name: moved.astype(np.float32),
+            self.inputs[INTRINSICS].name: intrinsics.astype(np.float32),
+        }
+
+    def _moved(self) -> tuple[Array, Array]:
+        """Return the poses of the next chunk's latent frames relative to the frame before, [F, 3, 4] in the model's
+        unit, and their intrinsics [F, 4]."""
         intrinsics = np.tile(self._intrinsics, (self._chunk_frames, 1))
         if self._poses:
             moved = np.tile(_REST, (self._chunk_frames, 1, 1))
@@ -435,16 +544,21 @@ class CameraControl(Control):
             views, _, _ = self._walk()
             moved = framewise(np.stack(views), self._stand.pose if self._begun else None)
             moved[:, :, 3] /= self.settings.length
-        magnitudes_checked(moved, intrinsics)
-        return {
-            self.inputs[POSES].name: moved.astype(np.float32),
-            self.inputs[INTRINSICS].name: intrinsics.astype(np.float32),
-        }
+        return moved, intrinsics
+
+    def _seen(self, moved: Array) -> list[Array]:
+        """Return the poses to the world [4, 4] of frames with poses [F, 3, 4] relative to the frame before."""
+        poses = [self._shown]
+        for step in moved:
+            poses.append(poses[-1] @ np.concatenate((step, [[0.0, 0.0, 0.0, 1.0]])))
+        return poses[1:]
 
     def advance(self) -> None:
         """Move the camera on by a chunk: keys move it also while it follows poses."""
         if not self._active:
             return
+        if self._world:
+            self._shown = self._seen(self._moved()[0])[-1]
         _, self._stand, taken = self._walk()
         self._begun, self._taps = True, frozenset()
         for _ in range(taken):
@@ -454,7 +568,7 @@ class CameraControl(Control):
         for _ in range(min(self._chunk_frames, len(self._poses))):
             self._poses.popleft()
 
-    def _walk(self) -> tuple[list[Array], _Stand, int]:
+    def _walk(self) -> tuple[list[Array], _Stand | _Flight, int]:
         """Return the poses [4, 4] of the next chunk's latent frames by keys, where the camera then stands, and how many
         steps of a text that takes."""
         stand, taken, poses = self._stand, 0, []
@@ -476,9 +590,8 @@ class CameraControl(Control):
     def state(self) -> dict[str, Any]:
         """Return the camera's state as a JSON value, for `load`."""
         return {
-            "place": self._stand.place.tolist(),
-            "yaw": self._stand.yaw,
-            "pitch": self._stand.pitch,
+            **self._stand.state(),
+            **({"shown": self._shown.tolist()} if self._world else {}),
             "held": sorted(self._held),
             "taps": sorted(self._taps),
             "steps": [sorted(step) for step in self._steps],
@@ -497,14 +610,10 @@ class CameraControl(Control):
             if not isinstance(state, Mapping):
                 raise TypeError(f"a {type(state).__name__}")
             settings = self._changed(state["settings"])
-            stand = _Stand(
-                _numbers(state["place"], (3,)),
-                real_number(state["yaw"], "yaw"),
-                real_number(state["pitch"], "pitch"),
+            stand = type(self._rest).load(state, settings)
+            shown_pose = (
+                checked_poses(_numbers(state["shown"], (4, 4))[None])[0] if self._world else np.eye(4)
             )
-            # a pitch beyond the limit could not be turned back by any step
-            if abs(stand.pitch) > math.radians(settings.pitch_limit):
-                raise ValueError("pitch is beyond pitch_limit")
             held, taps = _words(state["held"]), _words(state["taps"])
             steps = deque(map(_words, islice(state["steps"], MAX_STEPS)))
             poses = deque(
@@ -518,6 +627,7 @@ class CameraControl(Control):
         except (KeyError, TypeError, ValueError, OverflowError, UsageError) as fault:
             raise UsageError(f"this is no state of a camera: {fault}; take what state() gave") from None
         self.settings, self._stand, self._held, self._taps = settings, stand, held, taps
+        self._shown = shown_pose
         self._steps, self._poses, self._pose_before = steps, poses, pose_before
         self._intrinsics, self._path_ends, self._begun, self._active = intrinsics, path_ends, begun, active
 
@@ -544,6 +654,8 @@ _PADS = {
     "left": ("Move", "left"),
     "back": ("Move", "back"),
     "right": ("Move", "right"),
+    "up": ("Move", "up"),
+    "down": ("Move", "down"),
     "look_up": ("Look", "up", "\N{UPWARDS ARROW}"),
     "look_left": ("Look", "left", "\N{LEFTWARDS ARROW}"),
     "look_down": ("Look", "down", "\N{DOWNWARDS ARROW}"),
