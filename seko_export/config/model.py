@@ -88,6 +88,11 @@ class ModelConfig(ModelIdentity):
         return self.text_tokens > 0
 
     @property
+    def keys_before_rope(self) -> bool:
+        """Whether layers attend to the cached keys without RoPE, too, so that the cache stores them before it."""
+        return False
+
+    @property
     def sound_width(self) -> int | None:
         """Width of the audio features that the model takes; None if the model takes no audio."""
         return None

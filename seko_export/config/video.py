@@ -374,7 +374,7 @@ class VideoBuild(BuildConfig):
             self.model.head_dim,
             self.target.dtype,
             row,
-            before_rope=s.window_positions,
+            before_rope=s.window_positions or self.model.keys_before_rope,
         )
 
     def device_layers(self, group: LayerGroup) -> int:

@@ -20,9 +20,10 @@ from seko_export.families.layers.attention_waves import cut_attention, waves_on
 from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.layers.ring_positions import (
     rows_of,
+    token_index,
     token_index_of_call,
 )
-from seko_export.families.layers.rotary import rotate
+from seko_export.families.layers.rotary import no_rotation, rotate
 from seko_kernels.kv_formats import KvFormat
 
 FRONT_K, FRONT_V = "front_k", "front_v"  # keys and values of tokens before the stream, among a layer's caches
@@ -71,11 +72,34 @@ class Recall(NamedTuple):
     rows: Tensor | None
 
 
+class Unturned(NamedTuple):
+    """A layer's queries, and the keys and values of its window, all without RoPE.
+
+    Parameters
+    ----------
+    q : Tensor
+        Queries of the chunk, [B, T, H, D].
+    k, v : Tensor
+        Keys and values of every slot of the cache, with the chunk's own in their slots, [B, N, H, D].
+    attend : callable
+        Function that maps tensors of these shapes to their attention [B, T, d], over the filled slots.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 class BlockWeights(Ranked):
     """The parameters of one transformer layer, shared by its plain and fused implementations.
 
     Attributes
     ----------
+    extra_attention : nn.Module or None
+        Module of a model family that attends to the window in a way of its own: it maps `Unturned`, the tensors that
+        `LayerChoice` names for it and the `Recall` to [B, T, d], which is added to the result of self-attention's last
+        projection.
     after_attention, after_cross, tail : nn.Module or None
         Modules that a model family adds after self-attention, after cross-attention and after the feed-forward. Each
         maps the hidden state [B, T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next
@@ -107,6 +131,7 @@ class BlockWeights(Ranked):
             nn.GELU(approximate="tanh"),
             nn.Linear(model.ffn_dim, d, dtype=dtype),
         )
+        self.extra_attention: nn.Module | None = None
         self.after_attention: nn.Module | None = None
         self.after_cross: nn.Module | None = None
         self.tail: nn.Module | None = None
@@ -114,14 +139,63 @@ class BlockWeights(Ranked):
 
     def add(
         self,
+        extra_attention: nn.Module | None,
         after_attention: nn.Module | None,
         after_cross: nn.Module | None,
         tail: nn.Module | None,
         extra_text: tuple[str, ...],
     ) -> None:
         """Add the modules of a model family to the layer."""
+        self.extra_attention = extra_attention
         self.after_attention, self.after_cross, self.tail = after_attention, after_cross, tail
         self.extra_text = extra_text
+
+    def added_attention(
+        self,
+        qkv: Tensor,
+        cached: Past,
+        conditioning: Mapping[str, Tensor] | None,
+        recall: Mapping[str, Tensor] | None,
+        write_slots: Tensor | None,
+    ) -> Tensor | None:
+        """Return what the family's module adds to self-attention, [B, T, d]; None without such a module.
+
+        Parameters
+        ----------
+        qkv : Tensor
+            Queries, keys and values of the chunk before their norms, [B, T, 3*d].
+        cached : Past
+            The cached frames, whose keys are stored before RoPE. The chunk's slots are not read, so they may or may not
+            be written yet.
+        conditioning, recall, write_slots
+            The parameters of `Block.forward`.
+        """
+        if self.extra_attention is None:
+            return None
+        if write_slots is None or not self.kv.keys_before_rope:
+            raise TypeError("an extra attention takes write_slots and a cache with keys before RoPE")
+        q, k, v = qkv.chunk(3, dim=-1)
+        q, k = (
+            self.split_heads(rms_norm(x, norm).to(qkv.dtype))
+            for x, norm in ((q, self.self_attn.norm_q), (k, self.self_attn.norm_k))
+        )
+        batch, s = qkv.shape[0], self.stream
+        index = token_index(write_slots, s)  # of the chunk's tokens in the caches of the call's rows
+        plain = no_rotation(batch, self.model, s, qkv.device)
+        past = self.kv.expand(cached.of_rows, cached.scales, plain, qkv.dtype)  # each [B*N, H, D]
+        keys, values = (
+            window.index_copy(0, index, x.flatten(0, 1)).unflatten(0, (batch, -1))
+            for window, x in zip(past, (k, self.split_heads(v)), strict=True)
+        )
+        seen = Unturned(q, keys, values, lambda q, k, v: self.attend_window(q, k, v, cached.valid_tokens))
+        kept = Recall(recall or {}, write_slots, cached.valid_tokens, cached.rows)
+        result: Tensor = self.extra_attention(seen, conditioning or {}, kept)
+        return result
+
+    def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
+        """Return the attention [B, T, d] of q [B, T, H, D] to the first ``valid_tokens`` [B] of k and v [B, N, H, D],
+        in 16 bits on a GPU."""
+        return window_attention(q, k, v, valid_tokens)
 
     def behind_cross(
         self,
@@ -259,7 +333,8 @@ class Block(BlockWeights):
         return self._layer(
             hidden,
             modulation,
-            lambda x: self._attend(x, cos, sin, token_index, cached),
+            lambda qkv: self._attend(qkv, cos, sin, token_index, cached),
+            lambda qkv: self.added_attention(qkv, cached, conditioning, recall, write_slots),
             lambda x: self.behind_cross(x, conditioning, recall, write_slots, valid_tokens, rows),
             text_k,
             text_v,
@@ -267,26 +342,34 @@ class Block(BlockWeights):
             rows,
         )
 
+    def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
+        """Return the attention [B, T, d] to the filled part of the cache, which is all of it without a mask."""
+        return window_attention(q, k, v, valid_tokens if self.masked else None)
+
     def _layer(
         self,
         hidden: Tensor,
         modulation: Tensor,
         attend: Callable[[Tensor], Tensor],
+        extra: Callable[[Tensor], Tensor | None],
         behind_cross: Callable[[Tensor], Tensor],
         text_k: Tensor,
         text_v: Tensor,
         conditioning: Mapping[str, Tensor] | None,
         rows: Tensor | None,
     ) -> Tensor:
-        """Return the next hidden state. ``attend`` maps the layer's normed and modulated input [B, T, d] to its
-        self-attention [B, T, d], before the last projection; ``behind_cross`` maps the hidden state behind
-        cross-attention to the next one."""
+        """Return the next hidden state. ``attend`` maps q, k and v [B, T, 3*d] to the self-attention [B, T, d], before
+        the last projection, and ``extra`` to what is added behind it, if anything is; ``behind_cross`` maps the
+        hidden state behind cross-attention to the next one."""
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]
         dtype = hidden.dtype
 
-        y = attend(modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype))
+        qkv = self.self_attn.qkv(modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype))
+        added = extra(qkv)
+        y = attend(qkv)
         y = self.self_attn.o(y if self.split is None else self.split.to_tokens(y))
+        y = y if added is None else y + added
         hidden = gated_residual(hidden, y, gate_1)
         if self.after_attention is not None:
             hidden = self.after_attention(hidden, conditioning or {})
@@ -299,16 +382,16 @@ class Block(BlockWeights):
         hidden = gated_residual(hidden, self.ffn(x), gate_2)
         return hidden if self.tail is None else self.tail(hidden, conditioning or {})
 
-    def _norm_rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k and v for attention, and the keys before RoPE, [B, T, H, D] each."""
-        q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
-        q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(x.dtype)
+    def _norm_rope(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k and v for attention, and the keys before RoPE, [B, T, H, D] each, from q, k and v [B, T, 3*d]."""
+        q, k, v = qkv.chunk(3, dim=-1)  # each [B, T, d]
+        q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(qkv.dtype)
         unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
-        return q, rotate(unturned, cos, sin).to(x.dtype), self.split_heads(v), unturned.to(x.dtype)
+        return q, rotate(unturned, cos, sin).to(qkv.dtype), self.split_heads(v), unturned.to(qkv.dtype)
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, token_index: Tensor, cached: Past) -> Tensor:
+    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, token_index: Tensor, cached: Past) -> Tensor:
         """Write the chunk's keys and values, and return its attention to cache and chunk."""
-        q, k, v, unturned = self._norm_rope(x, cos, sin)
+        q, k, v, unturned = self._norm_rope(qkv, cos, sin)
         unturned_keys: tuple[Tensor, ...] = (unturned,) if self.kv.keys_before_rope else ()
         if self.split is not None:
             q, k, v, *rest = self.split.to_heads((q, k, v, *unturned_keys))

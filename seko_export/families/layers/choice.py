@@ -109,20 +109,21 @@ class LayerChoice:
         The class of the embedding. A subclass may override the methods `beside` to concatenate inputs to the latents,
         `tokens` to embed reference frames with other weights or to add tensors to the tokens, and `times` to set the
         timestep of each frame.
-    embed_inputs, after_attention_inputs, after_cross_inputs, tail_inputs : tuple of str
+    embed_inputs, extra_attention_inputs, after_attention_inputs, after_cross_inputs, tail_inputs : tuple of str
         Names of the tensors that the embedding and the added modules take: inputs, outputs of ``chunk_modules``, and
         ``pass_tables``.
-    after_attention, after_cross, tail : callable
-        Functions that return, for a model and dtype, the module after self-attention, after cross-attention or after
-        the feed-forward of every layer (see `BlockWeights`), or None. Without a module, fused layers add the residual
-        in the next norm. With ``--fp8``, matmuls that a module's ``fp8_linears`` names run in fp8; their input is [B,
-        T, in].
+    extra_attention, after_attention, after_cross, tail : callable
+        Functions that return, for a model and dtype, the extra attention, the module after self-attention, after
+        cross-attention or after the feed-forward of every layer (see `BlockWeights`), or None. An extra
+        attention needs `ModelConfig.keys_before_rope` and a tensor in ``recall``. Without a module, fused layers add
+        the residual in the next norm. With ``--fp8``, matmuls that a module's ``fp8_linears`` names run in fp8;
+        their input is [B, T, in].
     first_layers : int or None
         Number of first layers that have the added modules; None: all layers.
     recall : mapping of str to shape and dtype
-        Tensors that the module after cross-attention keeps for each latent frame, in the slots of self-attention's
-        cache: the shape of one latent frame. They belong to the KV cache: rows, snapshots and a rebuild treat them
-        alike. A layer gets them as a `Recall`.
+        Tensors that the module after cross-attention or the extra attention keeps for each latent frame, in the slots
+        of self-attention's cache: the shape of one latent frame. They belong to the KV cache: rows, snapshots
+        and a rebuild treat them alike. A layer gets them as a `Recall`.
     chunk_modules : tuple of ChunkModule
         Modules of the family that run once per chunk, in order.
     prompt_modules : tuple of PromptModule
@@ -146,7 +147,8 @@ class LayerChoice:
     UsageError
         If the caller supplies an input once per pass, which the shared layers do not support; if an input per session
         is taken by anything but a numbered chunk module; if an input per prompt is taken by anything but a prompt
-        module; if layers of front tokens would have to run modules of the family.
+        module; if layers of front tokens would have to run modules of the family; if an extra attention keeps
+        nothing.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -154,6 +156,8 @@ class LayerChoice:
     embed_inputs: tuple[str, ...] = ()
     tail: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
     tail_inputs: tuple[str, ...] = ()
+    extra_attention: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
+    extra_attention_inputs: tuple[str, ...] = ()
     after_attention: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
     after_attention_inputs: tuple[str, ...] = ()
     after_cross: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
@@ -169,14 +173,19 @@ class LayerChoice:
 
     def __post_init__(self) -> None:
         if self.front is not None and (
-            any(make is not no_module for make in (self.after_attention, self.after_cross, self.tail))
+            any(
+                make is not no_module
+                for make in (self.extra_attention, self.after_attention, self.after_cross, self.tail)
+            )
             or self.extra_text
             or self.context
         ):
             raise UsageError(
-                "the layers of front tokens run no module of the family: leave out after_attention, after_cross, tail, "
-                "extra_text and context"
+                "the layers of front tokens run no module of the family: leave out extra_attention, after_attention, "
+                "after_cross, tail, extra_text and context"
             )
+        if self.extra_attention is not no_module and not self.recall:
+            raise UsageError("an extra attention keeps something for each latent frame: name it in recall")
         plain = {name for module in self.chunk_modules if not module.numbered for name in module.takes}
         plain |= {*self.embed_inputs, *self.layer_inputs}
         chunk = {name for module in self.chunk_modules for name in module.takes}
@@ -202,10 +211,22 @@ class LayerChoice:
                 )
 
     @property
+    def reads_cache(self) -> bool:
+        """Whether a module of the family reads the cached keys and values."""
+        return self.extra_attention is not no_module
+
+    @property
     def layer_inputs(self) -> tuple[str, ...]:
         """Names of the family's tensors that every layer takes besides keys and values, without duplicates."""
         return tuple(
-            dict.fromkeys((*self.after_attention_inputs, *self.after_cross_inputs, *self.tail_inputs))
+            dict.fromkeys(
+                (
+                    *self.extra_attention_inputs,
+                    *self.after_attention_inputs,
+                    *self.after_cross_inputs,
+                    *self.tail_inputs,
+                )
+            )
         )
 
     def layers_with(self, config: VideoBuild, *, modules: bool) -> tuple[int, ...]:

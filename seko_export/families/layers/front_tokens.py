@@ -107,13 +107,15 @@ class FrontBlock(Block):
         """
         shift, scale = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3).unbind(2)[:2]
         chunk = modulate(self._plain_norm(hidden), shift, scale).to(hidden.dtype)
-        _, k, v, _ = self._norm_rope(chunk, cos, sin)
+        _, k, v, _ = self._norm_rope(self.self_attn.qkv(chunk), cos, sin)
 
-        def attend(x: Tensor) -> Tensor:
-            q, *own, _ = self._norm_rope(x, front[COS], front[SIN])
+        def attend(qkv: Tensor) -> Tensor:
+            q, *own, _ = self._norm_rope(qkv, front[COS], front[SIN])
             return _attend_to_both(q, own, (k, v), caches, rows)
 
-        return self._layer(front[HIDDEN], front[MODULATION], attend, _unchanged, text_k, text_v, None, rows)
+        return self._layer(
+            front[HIDDEN], front[MODULATION], attend, _nothing, _unchanged, text_k, text_v, None, rows
+        )
 
 
 class FusedFrontBlock(FusedLayer):
@@ -145,8 +147,21 @@ class FusedFrontBlock(FusedLayer):
             return _attend_to_both(q, own, (k, v), caches, rows)
 
         return self._layer(
-            front[HIDDEN], front[UPDATE], front[MODULATION], attend, _unchanged, text_k, text_v, None, rows
+            front[HIDDEN],
+            front[UPDATE],
+            front[MODULATION],
+            attend,
+            _nothing,
+            _unchanged,
+            text_k,
+            text_v,
+            None,
+            rows,
         )
+
+
+def _nothing(qkv: Tensor) -> None:
+    del qkv
 
 
 def _unchanged(hidden: Tensor) -> Tensor:

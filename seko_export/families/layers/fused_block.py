@@ -125,6 +125,7 @@ class FusedLayer(BlockWeights):
 
     def add(
         self,
+        extra_attention: nn.Module | None,
         after_attention: nn.Module | None,
         after_cross: nn.Module | None,
         tail: nn.Module | None,
@@ -132,9 +133,9 @@ class FusedLayer(BlockWeights):
     ) -> None:
         """Add the modules of a model family to the layer; with fp8, convert the linear layers that these modules name
         in ``fp8_linears``."""
-        super().add(after_attention, after_cross, tail, extra_text)
+        super().add(extra_attention, after_attention, after_cross, tail, extra_text)
         if self.fp8:
-            for module in (after_attention, after_cross, tail):
+            for module in (extra_attention, after_attention, after_cross, tail):
                 set_fp8(module)
 
     def forward(
@@ -205,6 +206,7 @@ class FusedLayer(BlockWeights):
             update,
             modulation,
             lambda qkv: self._attend(qkv, cos, sin, cached, write_slots, token_index),
+            lambda qkv: self.added_attention(qkv, cached, conditioning, recall, write_slots),
             lambda x: self.behind_cross(x, conditioning, recall, write_slots, valid_tokens, rows),
             text_k,
             text_v,
@@ -225,6 +227,7 @@ class FusedLayer(BlockWeights):
         update: Tensor,
         modulation: Tensor,
         attend: Callable[[Tensor], Tensor],
+        extra: Callable[[Tensor], Tensor | None],
         behind_cross: Callable[[Tensor], Tensor],
         text_k: Tensor,
         text_v: Tensor,
@@ -232,15 +235,18 @@ class FusedLayer(BlockWeights):
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the next hidden state and update. ``attend`` maps q, k and v [B, T, 3*d] to the self-attention
-        [B, T, d], before the last projection; ``behind_cross`` maps the hidden state behind cross-attention to the
-        next one, if the layer has a module there."""
+        [B, T, d], before the last projection, and ``extra`` to what is added behind it, if anything is;
+        ``behind_cross`` maps the hidden state behind cross-attention to the next one, if the layer has a module
+        there."""
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
         hidden, qkv = self._project(hidden, update, shift_scale_gate)
+        added = extra(qkv)  # before the layer writes its cache
         y = attend(qkv)
         if self.split is not None:
             y = self.split.to_tokens(y)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
+        y = y if added is None else y + added
         if self.after_attention is not None:
             hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_1)
             hidden, y = (
@@ -409,6 +415,12 @@ class RowFusedBlock(FusedLayer):
         super().__init__(model, stream, kv, dtype, fp8=fp8)
         self.masked, self.kernel = masked, kernel
 
+    def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
+        """Return the attention [B, T, d] to the filled part of the cache, by the kernel or torch."""
+        if self.kernel:
+            return self.ops.attention_bf16(q.contiguous(), k.contiguous(), v.contiguous(), valid_tokens)
+        return window_attention(q, k, v, valid_tokens if self.masked else None)
+
     def _attend(
         self,
         qkv: Tensor,
@@ -438,10 +450,7 @@ class RowFusedBlock(FusedLayer):
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
         keys, window_values, valid = behind_front(caches, keys, window_values, cached.valid_tokens)
-        if self.kernel:
-            q = q if self.split is None else q.contiguous()
-            return self.ops.attention_bf16(q, keys, window_values, valid)
-        return window_attention(q, keys, window_values, valid if self.masked else None)
+        return self.attend_window(q, keys, window_values, valid)
 
 
 class _KeysAndValuesWeights(nn.Module):

@@ -202,7 +202,8 @@ class LayerArguments:
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
             cached = (*self._caches, *self._front, *self._scales, *self.key_rotary, *inputs)
             if self.window:
-                cached = (*(self._caches if writes else ()), *self._front, *self._scales, *self.window)
+                reads = writes or (self._choice.reads_cache and not bare)
+                cached = (*(self._caches if reads else ()), *self._front, *self._scales, *self.window)
                 cached += (self.write_slots,) if recall else ()
             caller = (*(self._bare_caller if bare else self._caller), *recall)
             arguments = (*chunk, *text_kv, *cached, *rows, *caller, *rank_argument(config))
@@ -312,10 +313,15 @@ class LayerArguments:
     def _with_choice(self, block: BlockWeights, *, bare: bool) -> nn.Module:
         m, dtype, choice = self._config.model, self._config.target.dtype, self._choice
         if bare:
-            block.add(None, None, None, choice.extra_text)
+            block.add(None, None, None, None, choice.extra_text)
         else:
-            own = (choice.after_attention(m, dtype), choice.after_cross(m, dtype), choice.tail(m, dtype))
-            block.add(*own, choice.extra_text)
+            block.add(
+                choice.extra_attention(m, dtype),
+                choice.after_attention(m, dtype),
+                choice.after_cross(m, dtype),
+                choice.tail(m, dtype),
+                choice.extra_text,
+            )
         return self._split(block)
 
     def _split(self, module: Ranked) -> nn.Module:

@@ -73,6 +73,22 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
     return slot_rotary, patch_rotary
 
 
+def no_rotation(
+    batch: int, model: ModelConfig, stream: StreamConfig, device: torch.device
+) -> dict[str, Tensor]:
+    """Return tables like those of `key_rotary_tables` for ``batch`` rows, by the names of a cache format's
+    ``key_rotary``, that leave keys as they are."""
+    side = side_channels(model)
+    shapes = {
+        "slot_rotary": (batch * stream.cache_frames, model.head_dim // 2 - side),
+        "patch_rotary": (stream.frame_tokens, side),
+    }
+    return {
+        name: torch.stack((torch.ones(shape, device=device), torch.zeros(shape, device=device)), -1)
+        for name, shape in shapes.items()
+    }
+
+
 def side_channels(model: ModelConfig) -> int:
     """Return the number of a head's channels that height rotates; width rotates as many. Time rotates all other
     channels, which come first in a head.
