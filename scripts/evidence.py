@@ -56,6 +56,7 @@ AREAS: Mapping[str, tuple[Feature, ...]] = {
         Feature("abot", "ABot-World: picture and keys", ("abot_fps_704", "abot_fps_480")),
         Feature("lingbot", "lingbot-world: picture and camera", ("lingbot_v2_chunk_ms",)),
         Feature("matrix_game", "Matrix-Game 2.0: picture, keys and mouse", ("mg2_fps",)),
+        Feature("minwm", "minWM: text and camera", ("minwm_fps",)),
         Feature("seko_talk", "Seko-Talk: portrait and voice", ("talk_step_vs_compiled",)),
         Feature("voxcpm2", "VoxCPM2: speech", ("vox_step_ms",)),
     ),

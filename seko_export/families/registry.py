@@ -17,7 +17,7 @@ from seko_runtime.doors import Door
 if TYPE_CHECKING:
     from seko_export.config.video import VideoBuild
 
-OWN = ("wan", "wan_i2v", "lingbot", "seko_talk", "matrix_game", "abot", "voxcpm2")
+OWN = ("wan", "wan_i2v", "lingbot", "seko_talk", "matrix_game", "abot", "minwm", "voxcpm2")
 """Families of this package: folders, each with a `FAMILY` in family.py and `PRESETS` in presets.py. A checkpoint
 belongs to the first family that recognises it and knows all keys of its layers."""
 FAMILIES: Door[Family[Any]] = Door(

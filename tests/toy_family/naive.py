@@ -56,10 +56,15 @@ class NaiveToy(ShiftingDit):
         x = noise(t["schedule.first_draw"])
         for at, (sigma, after) in enumerate(zip(t["schedule.sigma"], t["schedule.sigma_next"], strict=True)):
             velocity = self.step(
-                self.with_extra_channels(x), float(t["schedule.timestep"][at].flatten()[0]), first, commit=False
+                self.with_extra_channels(x),
+                float(t["schedule.timestep"][at].flatten()[0]),
+                first,
+                commit=False,
             )
             x = (1 - after) * (x - sigma * velocity) + after * noise(t["schedule.draw"][at])
-        self.step(self.with_extra_channels(x), float(t["schedule.timestep"][-1].flatten()[0]), first, commit=True)
+        self.step(
+            self.with_extra_channels(x), float(t["schedule.timestep"][-1].flatten()[0]), first, commit=True
+        )
         return x
 
     def with_extra_channels(self, latents: Tensor) -> Tensor:

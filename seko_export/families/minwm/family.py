@@ -1,0 +1,110 @@
+"""The family object of minWM, which implements `families.base.Family`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.config.video import VideoBuild
+from seko_export.families.layers.choice import PLAIN, ChunkModule, LayerChoice
+from seko_export.families.minwm import camera
+from seko_export.families.minwm.keys import KEYS, minwm_model
+from seko_export.families.minwm.model import NO_CAMERA
+from seko_export.families.minwm.presets import PRESETS
+from seko_export.families.minwm.recognise import recognise
+from seko_export.families.recognition import Recognised
+from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_runtime.controls.camera import KEYS as LOOK_AND_MOVE
+from seko_runtime.controls.camera import CameraControl
+from seko_runtime.format.manifest import ControlSpec, InputSpec
+from seko_runtime.video.manifest import VideoManifest
+
+_FOCAL = 0.5  # in sizes of the picture, as the authors' script has it
+_STEP, _TURN = 0.08, 3.0  # of a key in a latent frame; degrees
+_KEYS = {**LOOK_AND_MOVE, "KeyE": "up", "KeyQ": "down"}
+
+
+class MinwmFamily(WanLayoutFamily):
+    """The family of minWM's camera model, whose inputs are text and a camera."""
+
+    name = "minwm"
+    presets = PRESETS
+    keys = KEYS
+    splits_over_ranks = False
+    module_names: ClassVar = {".extra_attention.": ".self_attn."}
+
+    def recognise(
+        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
+    ) -> Recognised | None:
+        """Return the facts that a checkpoint states about its model; None if it is no minWM checkpoint."""
+        return recognise(where, opened, config_json)
+
+    def layer_choice(self, config: VideoBuild) -> LayerChoice:
+        """Return the additions of minWM to the shared transformer layers: the camera's attention, if the build has a
+        camera."""
+        s = config.workload.stream
+        if minwm_model(config.model).camera == NO_CAMERA:
+            return PLAIN
+        poses = InputSpec(
+            camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", "chunk", kind="camera_poses"
+        )
+        intrinsics = InputSpec(
+            camera.INTRINSICS,
+            (s.chunk_frames, 4),
+            "float32",
+            "input.intrinsics",
+            "chunk",
+            kind="camera_intrinsics",
+        )
+        matrices = dict.fromkeys((camera.MATRIX, camera.INVERSE), ((s.chunk_frames, 4, 4), torch.float32))
+        return LayerChoice(
+            (poses, intrinsics),
+            extra_attention=lambda model, dtype: camera.CameraAttention(model, s.cache_frames, dtype),
+            extra_attention_inputs=(camera.MATRIX, camera.INVERSE),
+            recall={camera.KEPT: ((4, 4), torch.float32)},
+            chunk_modules=(
+                ChunkModule(
+                    "matrices", camera.CameraMatrices, (poses.name, intrinsics.name), lambda _: matrices
+                ),
+            ),
+        )
+
+    def controls(self, config: VideoBuild, manifest: VideoManifest) -> tuple[ControlSpec, ...]:
+        """Return the camera with the authors' steps and lens, beside the runtime's other controls."""
+        usual, s = super().controls(config, manifest), config.workload.stream
+        own = CameraControl.declared(
+            s.height,
+            s.width,
+            camera.POSES,
+            camera.INTRINSICS,
+            _KEYS,
+            world=True,
+            free=True,
+            focal=(_FOCAL * s.width, _FOCAL * s.height),
+            steps_per_frame=1,
+            move=_STEP,
+            yaw=_TURN,
+            pitch=_TURN,
+            unit=1.0,
+        )
+        return tuple(own if spec.kind == "camera" else spec for spec in usual)
+
+    def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
+        """Return the inputs of the golden (the recorded chunks): another camera for each latent frame, turned and
+        moved, with a lens that differs along x and y."""
+        if chunk is None or minwm_model(config.model).camera == NO_CAMERA:
+            return {}
+        s, generator = config.workload.stream, torch.Generator().manual_seed(1000 + chunk)
+        rows = (s.batch, s.chunk_frames)
+        turn = torch.linalg.qr(torch.eye(3) + 0.3 * torch.randn(*rows, 3, 3, generator=generator)).Q
+        turn = turn * torch.linalg.det(turn)[..., None, None]  # rotations, and no reflections
+        poses = torch.cat((turn, 0.5 * torch.randn(*rows, 3, 1, generator=generator)), -1)
+        lens = torch.tensor([0.5 * s.width, 0.8 * s.height, 0.5 * s.width, 0.5 * s.height])
+        return {camera.POSES: poses, camera.INTRINSICS: lens.expand(*rows, 4).contiguous()}
+
+
+FAMILY = MinwmFamily()
