@@ -40,7 +40,7 @@ from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.row_numbers import RowNumbers
-from tests.small_artifact import build_small_artifact
+from tests.support.small_artifact import build_small_artifact
 
 MAX_CALLS = 2000  # of one run; more means that it does not end
 REMOVING = frozenset({"open", "unlink", "remove", "rmdir", "listdir", "scandir", "close", "flock"})

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.lone_runtime import lone_python, wheel
-from tests.manifest_schema import check_manifest, check_what_builds_write
-from tests.minutes import Minutes
-from tests.shared import made_once
+from tests.support.lone_runtime import lone_python, wheel
+from tests.support.manifest_schema import check_manifest, check_what_builds_write
+from tests.support.minutes import Minutes
+from tests.support.shared import made_once
 from tests.support.skips import Skips
 
 __all__ = ["lone_python", "wheel"]  # fixtures for all
@@ -120,7 +120,7 @@ def fp4(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="session")
 def small_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest real artifact, of exported programs that nothing was compiled of. Not to be changed."""
-    from tests.small_artifact import small_artifact_once  # here: most tests need no exporter
+    from tests.support.small_artifact import small_artifact_once  # here: most tests need no exporter
 
     return small_artifact_once(tmp_path_factory)
 

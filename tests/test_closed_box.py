@@ -11,7 +11,7 @@ import pytest
 
 from seko_export.artifact.packing import pack_artifact
 from seko_runtime import read_manifest
-from tests import closed_box
+from tests.support import closed_box
 
 LIBRARIES = [Path("/lib"), Path("/lib64"), Path("/usr/lib")]  # no /bin, no /etc, no /sys, no /dev
 PROBE = """

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from seko_runtime.cli.parser import SUMMARIES, parse
 from seko_serve.cli import parser, settings
-from tests.loaded import load_script
+from tests.support.loaded import load_script
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "scripts" / "container"

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dealt_machine import group_of, share_of
+from tests.support.dealt_machine import group_of, share_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,7 +55,7 @@ def test_one(number):
 def test_built(artifact, number):
     print("of", artifact, "by", os.getpid(), "on", os.environ["CUDA_VISIBLE_DEVICES"])
 """)
-    options = ["-p", "tests.dealt_machine", "-p", "no:cacheprovider", "-n", "2", "-rP"]
+    options = ["-p", "tests.support.dealt_machine", "-p", "no:cacheprovider", "-n", "2", "-rP"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
         capture_output=True, text=True, check=False, cwd=ROOT, env=_environment(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lone_runtime import link_distribution
+from tests.support.lone_runtime import link_distribution
 
 pytest.importorskip("cryptography", reason="the library cryptography is not installed: nothing can be signed")
 

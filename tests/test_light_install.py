@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from seko_runtime.cli.console import LIBRARIES
-from tests.lone_runtime import outside_environment
+from tests.support.lone_runtime import outside_environment
 
 ROOT = Path(__file__).parents[1]
 NOT_AT_IMPORT = ("torch", "triton", "click", "transformers", "rich", "safetensors")

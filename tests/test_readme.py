@@ -14,7 +14,7 @@ from seko_export.cli import main as export_command
 from seko_export.families.registry import families, presets
 from seko_export.options.declaration import options_table
 from seko_runtime.cli.commands import main as runtime_command
-from tests.loaded import load_script
+from tests.support.loaded import load_script
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

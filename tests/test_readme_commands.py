@@ -17,8 +17,8 @@ from seko_export.cli import main as export_command
 from seko_runtime.cli.commands import main as seko_run
 from seko_runtime.opening.artifact import read_manifest
 from tests.serve.artifacts import make_single
-from tests.shared import made_once
-from tests.uncompiled import leave_uncompiled
+from tests.support.shared import made_once
+from tests.support.uncompiled import leave_uncompiled
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ from seko_export.video.media import open_media
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.cli.commands import main as run_command
 from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "real-models.md").read_text(encoding="utf-8")

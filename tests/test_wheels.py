@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lone_runtime import LINKED, build_wheel, make_venv, outside_environment
-from tests.manifest_schema import check_manifest
+from tests.support.lone_runtime import LINKED, build_wheel, make_venv, outside_environment
+from tests.support.manifest_schema import check_manifest
 
 pytestmark = pytest.mark.slow
 

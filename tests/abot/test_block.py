@@ -17,7 +17,7 @@ from seko_export.families.registry import graph_of
 from seko_export.lowering.trace import trace
 from seko_runtime.video.contract import FRONT_CACHES
 from tests.abot.streams import abot_config, keys_of, naive_of, naive_velocity, press, random_checkpoint
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 BAR = 1e-5  # in float32

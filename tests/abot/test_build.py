@@ -17,7 +17,7 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
-from tests.uncompiled import leave_uncompiled
+from tests.support.uncompiled import leave_uncompiled
 
 TEXT = np.random.default_rng(1).standard_normal((1, 8, 16), np.float32)
 

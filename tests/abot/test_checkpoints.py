@@ -18,7 +18,7 @@ from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.model import read_model
-from tests.asked import resolved
+from tests.support.asked import resolved
 
 TINY_MODEL = PRESETS[TINY].model
 # Wide enough for two heads of 128 channels, which no file states.

@@ -22,9 +22,9 @@ from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.video.contract import FRONT_CACHES
 from seko_runtime.video.pool import Pool
 from tests.abot.streams import abot_config, keys_of, press, random_checkpoint, weights_of
-from tests.eager_pool import eager_pool
-from tests.stacked import eager_session
-from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 CHUNKS = 6  # past two windows of 6 latent frames

@@ -15,7 +15,7 @@ from scripts.bench.peers.peers import PEERS, Compiler
 from scripts.bench.peers.shapes import Shape
 from seko_export.video.recording import golden_text
 from tests.bench.peer_streams import CHUNKS, naive_chunks, peer_chunks, small_network
-from tests.tolerances import STEP, relative_error
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.eager_stream import SMALL, small_config
 
 BAR = STEP[torch.float32]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.loaded import load_script
+from tests.support.loaded import load_script
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from seko_export.media.wan_vae.modules import VaeDecode, decoder_cache_shapes
 from seko_kernels import conv_reference
 from seko_kernels.causal_conv import DOUBLED_TAPS
 from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, read_table
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": "steady", "fp8": True, "only": ""}

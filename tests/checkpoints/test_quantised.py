@@ -19,7 +19,7 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.wan.family import FAMILY
-from tests.small_artifact import MODEL, STREAM
+from tests.support.small_artifact import MODEL, STREAM
 
 Weights = dict[str, torch.Tensor]
 E4M3 = torch.float8_e4m3fn

@@ -46,9 +46,9 @@ from seko_runtime import open_artifact
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
-from tests.stacked import eager_session, open_stacked
-from tests.tiers import first_is_fast
-from tests.tolerances import STEP, relative_error
+from tests.support.stacked import eager_session, open_stacked
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
 
 TINY = PRESETS["tiny"]

@@ -23,8 +23,8 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.trace import trace
 from seko_kernels.formats import NUMBER_FORMATS
 from seko_runtime.video.ring import Ring
-from tests.tiers import first_is_fast
-from tests.tolerances import REORDERED_SUM, ROUNDED_ONCE, STEP, ULP, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import REORDERED_SUM, ROUNDED_ONCE, STEP, ULP, relative_error
 from tests.truth.eager_stream import (
     EagerStream,
     random_text,

@@ -20,7 +20,7 @@ from seko_export.options.declaration import KV_FORMATS, BuildOptions
 from seko_export.roofline import room as room_module
 from seko_export.roofline.room import Room, check_room, room_of
 from seko_kernels.formats import NUMBER_FORMATS
-from tests.asked import resolved
+from tests.support.asked import resolved
 
 # Runs commands in one process; of each, how it ended, what it wrote, and whether torch has been loaded by then.
 LIGHT = """

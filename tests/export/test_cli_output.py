@@ -26,7 +26,7 @@ from seko_export.families.registry import all_presets
 from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS
 from seko_export.roofline.gpus import GPUS
 from tests.conftest import SEKO_EXPORT
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 ROOT = Path(__file__).parents[2]
 

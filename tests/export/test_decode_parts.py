@@ -32,8 +32,8 @@ from seko_kernels.tuned_conv import Convolution, ConvTiles
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Weight
 from tests.export.vae_oracle import SMALL_2_2
-from tests.stacked import stacked_session
-from tests.tiers import first_is_fast
+from tests.support.stacked import stacked_session
+from tests.support.tiers import first_is_fast
 
 FP8_LEVELS = 6  # of 255, the mean: a random VAE of few channels enlarges the rounding of e4m3
 LAST_LEVEL = 1  # of 255: rounding of a number that lies between two

@@ -36,14 +36,15 @@ from seko_export.video import recording as golden
 from seko_export.video.calibration import KvStatistics, layer_constants
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
-from tests.asked import resolved
 from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import batch_latents, eager_pool, text_of
-from tests.hopper import on_hopper
-from tests.tiers import first_is_fast
-from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.support.asked import resolved
+from tests.support.hopper import on_hopper
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.support.uncompiled import programs_as_they_are
 from tests.truth.eager_stream import (
     EagerStream,
     random_text,
@@ -51,7 +52,6 @@ from tests.truth.eager_stream import (
     same_bytes,
     small_config,
 )
-from tests.uncompiled import programs_as_they_are
 
 BLOCKS = ("block", "block_context")
 

@@ -28,8 +28,8 @@ from seko_export.video import bounds as golden_bounds
 from seko_export.video import recording as golden
 from seko_runtime import OpenArtifact, open_artifact
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
-from tests.stacked import open_stacked
-from tests.tolerances import FP8_MATMULS_PASS, relative_error
+from tests.support.stacked import open_stacked
+from tests.support.tolerances import FP8_MATMULS_PASS, relative_error
 
 pytestmark = [
     pytest.mark.gpu,

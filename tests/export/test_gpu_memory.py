@@ -22,8 +22,8 @@ from seko_export.host.gpu_memory import lacks_gpu_memory
 from seko_export.host.progress import silent
 from seko_export.video.workload import VideoExport
 from seko_runtime.errors import DeviceMemoryError
-from tests.tiers import first_is_fast
-from tests.uncompiled import leave_uncompiled
+from tests.support.tiers import first_is_fast
+from tests.support.uncompiled import leave_uncompiled
 
 FULL = "CUDA out of memory. Tried to allocate 6.88 GiB"
 PIECES = {name: SimpleNamespace(name=name, large=False) for name in ("block", "decode", "head")}

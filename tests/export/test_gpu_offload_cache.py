@@ -16,9 +16,9 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import Session, open_artifact
-from tests.no_host_sync import no_host_sync
-from tests.one_launch import events_of_one_launch
-from tests.stacked import open_stacked
+from tests.support.no_host_sync import no_host_sync
+from tests.support.one_launch import events_of_one_launch
+from tests.support.stacked import open_stacked
 
 from .resident_copy import resident_copy
 

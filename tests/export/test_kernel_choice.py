@@ -18,7 +18,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import Target, has_fp8
 from seko_kernels import hopper_attention_bf16, tuned, tuned_bf16
 from seko_kernels.tuned import SAFE, SPECIALISED, AttentionTiles, measured_tiles, shape_class, tiles_for
-from tests.asked import resolved
+from tests.support.asked import resolved
 
 
 def test_what_the_options_mean() -> None:

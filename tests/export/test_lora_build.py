@@ -27,7 +27,7 @@ from seko_export.families.wan.family import FAMILY
 from seko_export.families.wan.presets import PRESETS
 from seko_kernels.matmul import quantise_weight
 from seko_runtime.opening.artifact import read_manifest
-from tests.small_artifact import MODEL, STREAM, write_style
+from tests.support.small_artifact import MODEL, STREAM, write_style
 
 Q = "blocks.1.cross_attn.q"
 

@@ -20,9 +20,9 @@ from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.workloads import WORKLOADS
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.manifest_schema import schema_file, validator
 from tests.runtime.test_manifest import JUNK, PLACES, as_table, with_video
 from tests.speech.toy_speech import manifest as speech_manifest
+from tests.support.manifest_schema import schema_file, validator
 
 
 def test_the_runtimes_package_holds_the_schemas_of_its_dataclasses() -> None:

@@ -28,9 +28,9 @@ from seko_runtime import open_artifact
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.export.test_cli import NUMERIC, last_json, rewrite_manifest
-from tests.stacked import eager_session, open_stacked
-from tests.tolerances import VAE as VAE_BAR
-from tests.tolerances import relative_error
+from tests.support.stacked import eager_session, open_stacked
+from tests.support.tolerances import VAE as VAE_BAR
+from tests.support.tolerances import relative_error
 
 TINY = PRESETS["tiny"]
 STREAM = StreamConfig(32, 32, 3, 1, 6, batch=2)

@@ -23,7 +23,7 @@ from seko_export.media.umt5.encoder import TextEncoder
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from tests.export.media_files import TEXT, VAE
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 from tests.truth.eager_stream import same_bytes
 
 TINY = PRESETS["tiny"].model

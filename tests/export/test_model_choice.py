@@ -36,7 +36,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.families.wan_layout.picture_sizes import has_condition
 from seko_export.families.wan_layout.recognise import recognise
-from tests.asked import resolved
+from tests.support.asked import resolved
 
 TINY = PRESETS["tiny"]
 ODD = ModelConfig(

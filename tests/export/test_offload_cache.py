@@ -17,8 +17,8 @@ from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers
 from seko_runtime import Session
-from tests.stacked import eager_session
-from tests.tiers import first_is_fast
+from tests.support.stacked import eager_session
+from tests.support.tiers import first_is_fast
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
 CHUNKS = 14  # of 3 frames into a sink of 1 and a ring of 6: the first that evicts is the third

@@ -21,8 +21,8 @@ from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.stacked import open_stacked
-from tests.uncompiled import programs_as_they_are
+from tests.support.stacked import open_stacked
+from tests.support.uncompiled import programs_as_they_are
 
 from .resident_copy import resident_copy
 

@@ -28,9 +28,9 @@ from seko_export.video.plan.memory import weight_bytes
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.asked import resolved
 from tests.export.planned import on_gpu
-from tests.tiers import first_is_fast
+from tests.support.asked import resolved
+from tests.support.tiers import first_is_fast
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -17,8 +17,8 @@ from seko_export import BuildOptions, build
 from seko_export.workloads.base import BuildResult
 from seko_runtime import open_artifact
 from seko_runtime.video.pool import Pool, Session
-from tests.no_host_sync import no_host_sync
-from tests.uncompiled import leave_uncompiled
+from tests.support.no_host_sync import no_host_sync
+from tests.support.uncompiled import leave_uncompiled
 
 SESSIONS = 3
 

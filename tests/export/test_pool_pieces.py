@@ -29,9 +29,9 @@ from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, Session
-from tests.asked import resolved
-from tests.stacked import eager_session, open_rows
-from tests.tolerances import STEP, relative_error
+from tests.support.asked import resolved
+from tests.support.stacked import eager_session, open_rows
+from tests.support.tolerances import STEP, relative_error
 
 MODEL = replace(
     PRESETS["tiny"].model, layers=1, dim=64, heads=2, ffn_dim=32, text_dim=16, text_tokens=4, freq_dim=16

@@ -33,7 +33,7 @@ from seko_export.video.recording import placed_buffers
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import TensorSpec
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 from tests.truth.eager_stream import random_wan_weights, small_config
 
 SHARES = {"some of them": 0.7, "none": 0.1}  # how much of the exact track's buffers fits on the device

@@ -23,7 +23,7 @@ from seko_export.families.model_files import load_checkpoint, write_random_check
 from seko_export.families.registry import presets
 from seko_export.host import environment
 from tests.export.media_files import write_text_encoder
-from tests.uncompiled import leave_uncompiled
+from tests.support.uncompiled import leave_uncompiled
 
 TINY, OTHER = presets()["tiny"].model, presets()["wan-5b-tiny"].model
 INDEX = "diffusion_pytorch_model.safetensors.index.json"

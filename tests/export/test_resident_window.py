@@ -29,15 +29,15 @@ from seko_export.video.recording import placed_buffers
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
 from seko_runtime.video.contract import TEXT_BUFFER
-from tests.asked import resolved, wished
 from tests.export.test_fused_block import fused, seeded
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import eager_pool, text_of
-from tests.hopper import on_hopper
-from tests.no_host_sync import no_host_sync
-from tests.tiers import first_is_fast
-from tests.tolerances import relative_error
+from tests.support.asked import resolved, wished
+from tests.support.hopper import on_hopper
+from tests.support.no_host_sync import no_host_sync
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
 
 

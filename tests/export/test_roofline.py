@@ -24,8 +24,8 @@ from seko_export.roofline.op_count import (
 from seko_export.roofline.seconds import launch_seconds
 from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.video.plan.table import show
-from tests.asked import wished
 from tests.export.planned import on_gpu
+from tests.support.asked import wished
 
 ROOT = Path(__file__).parents[2]
 H200_ROWS = ROOT / "docs" / "benchmarks" / "h200.jsonl"

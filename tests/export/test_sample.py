@@ -22,7 +22,6 @@ from seko_export.options.build_files import find_tokenizer
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
 from seko_export.video import recording as golden
 from seko_export.video.media import open_media, prompt_ids
-from tests.asked import resolved
 from tests.export.media_files import (
     SAMPLE_MODEL,
     SAMPLE_STREAM,
@@ -32,6 +31,7 @@ from tests.export.media_files import (
     write_text_encoder,
     write_vae,
 )
+from tests.support.asked import resolved
 
 WORLD = replace(presets()["lingbot-tiny"].model, text_dim=128)  # as the shipped text encoder
 

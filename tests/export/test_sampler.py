@@ -16,7 +16,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.layers import sampler
 from seko_export.families.layers.sampler import Advance, Noise, gaussian, philox
-from tests.tolerances import BOX_MULLER, ULP, relative_error
+from tests.support.tolerances import BOX_MULLER, ULP, relative_error
 from tests.truth.eager_stream import same_bytes
 
 SHAPE = (4, 6, 5)  # 120 numbers a frame

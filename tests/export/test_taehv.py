@@ -21,7 +21,7 @@ from seko_export.media.taehv.vae import VAE
 from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
 from seko_export.media.wan_vae.config import LATENTS_MEAN, LATENTS_STD, VAE_PRESETS
 from tests.export.taehv_oracle import Oracle, Weights, ours, random_weights, streamed
-from tests.tolerances import VAE as VAE_BOUND
+from tests.support.tolerances import VAE as VAE_BOUND
 from tests.truth.naive_taehv import SUPER, TINY, decoded
 
 TAE_2_1 = TaehvConfig(16, (8, 6, 4, 4))

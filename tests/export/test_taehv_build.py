@@ -22,9 +22,9 @@ from seko_export.workloads.registry import workload_named
 from seko_runtime import open_artifact
 from tests.export.media_files import VAE, write_vae
 from tests.export.taehv_oracle import random_weights
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
+from tests.support.uncompiled import leave_uncompiled
 from tests.truth.naive_taehv import TINY, decoded
-from tests.uncompiled import leave_uncompiled
 
 TAE = TaehvConfig(16, (8, 6, 4, 4))
 FAMILIES = {

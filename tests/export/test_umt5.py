@@ -17,7 +17,7 @@ from seko_export.media.umt5.encoder import TextEncoder, position_buckets
 from seko_export.media.umt5.keys import text_shapes, text_transformers_names
 from seko_runtime.video.text import clean_prompt
 from tests.export.media_files import transformers_config
-from tests.tolerances import STEP, relative_error
+from tests.support.tolerances import STEP, relative_error
 
 SMALL = TextEncoderConfig(
     vocab_size=96, dim=48, heads=3, head_dim=32, ffn_dim=80, layers=3, buckets=16, max_distance=64

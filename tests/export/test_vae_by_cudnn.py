@@ -20,8 +20,8 @@ from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, channels
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from tests.export.test_wan_vae import some_latents, some_video, traced
 from tests.export.vae_oracle import VaeOracle, stream
-from tests.tiers import first_is_fast
-from tests.tolerances import VAE, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import VAE, relative_error
 
 HEIGHT, WIDTH = 5, 7
 CUTS = [(1, 1, 2), (2, 3, 1)]  # frames of each call from the beginning of a stream

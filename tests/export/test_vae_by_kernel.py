@@ -37,8 +37,8 @@ from seko_kernels.causal_conv import causal_conv, doubled_conv
 from seko_kernels.ops import stand_ins
 from seko_kernels.tuned_conv import Convolution, ConvTiles, read_table, write_table
 from tests.export.vae_oracle import SMALL, SMALL_2_2, VaeOracle, stream
-from tests.tiers import first_is_fast
-from tests.tolerances import VAE, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import VAE, relative_error
 
 TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4)
 FP8_PLACE = Convolution(64, 64, (3, 3, 3), "few", fp8=True)  # of the sample's VAE

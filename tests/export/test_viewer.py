@@ -13,7 +13,7 @@ from seko_export.checkpoints.errors import CheckpointError
 from seko_export.media.viewer import MAX_PICTURE_BYTES, VIEWER_FILE, read_viewer, write_viewer
 from seko_export.options.sample import SAMPLE_FOLDER
 from seko_runtime.video.manifest import MAX_EXAMPLES, Viewer, ViewerPicture
-from tests.asked import resolved
+from tests.support.asked import resolved
 
 WORLD = Path(__file__).parents[2] / "artifacts" / "world-sample"
 PNG = b"\x89PNG\r\n\x1a\n and so on"

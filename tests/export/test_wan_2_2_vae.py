@@ -21,8 +21,8 @@ from seko_export.media.wan_vae.modules import (
     encoder_cache_shapes,
 )
 from tests.export.vae_oracle import SMALL_2_2, VaeOracle, stream
-from tests.tiers import first_is_fast
-from tests.tolerances import VAE, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import VAE, relative_error
 
 ROWS, HEIGHT, WIDTH = 1, 3, 2  # latent cells
 WAN = VAE_PRESETS["wan-2.2"]

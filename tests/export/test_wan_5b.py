@@ -22,8 +22,8 @@ from seko_export.media.wan_vae.config import VAE_PRESETS
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
-from tests.stacked import open_stacked
-from tests.uncompiled import leave_uncompiled, programs_as_they_are
+from tests.support.stacked import open_stacked
+from tests.support.uncompiled import leave_uncompiled, programs_as_they_are
 
 LAST_LEVEL = 1  # of 255: rounding of a number that lies between two
 PRESET = "wan-5b-tiny"

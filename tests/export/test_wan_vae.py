@@ -23,8 +23,8 @@ from seko_export.media.wan_vae.modules import (
     encoder_cache_shapes,
 )
 from tests.export.vae_oracle import SMALL, SMALL_2_2, VaeOracle, stream
-from tests.tiers import first_is_fast
-from tests.tolerances import VAE, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import VAE, relative_error
 
 ROWS, HEIGHT, WIDTH = 2, 3, 5  # latent cells, odd on both sides
 TIME_CONV_SLOTS = (11, 18)  # of the decoder, for the four levels of Wan 2.1

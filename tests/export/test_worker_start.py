@@ -13,7 +13,7 @@ import pytest
 
 from seko_export.backends import export_backend, workers
 from seko_export.host.child_process import last_line, run_child
-from tests.delivered_signal import deliver
+from tests.support.delivered_signal import deliver
 
 
 @pytest.mark.parametrize(("length", "method"), [(75, "forkserver"), (76, "spawn")])

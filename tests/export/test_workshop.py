@@ -14,7 +14,7 @@ import pytest
 
 from seko_export.host import workshop as module
 from seko_export.host.workshop import workshop
-from tests.delivered_signal import deliver
+from tests.support.delivered_signal import deliver
 
 
 @pytest.fixture(autouse=True)

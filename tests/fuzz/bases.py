@@ -34,8 +34,8 @@ from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import Golden, VideoManifest, parse_video_manifest
 from tests.runtime import toy, toy_pool, toy_whole
 from tests.runtime.eager_backend import EagerBackend
-from tests.small_artifact import build_small_artifact
-from tests.stacked import open_stacked
+from tests.support.small_artifact import build_small_artifact
+from tests.support.stacked import open_stacked
 
 STREAMED_LAYERS, STREAMED_SEATS = 4, 2
 MODEL = ModelConfig(

@@ -36,7 +36,7 @@ from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 from seko_runtime.video.contract import TEXT_BUFFER
 from seko_runtime.video.manifest import VideoManifest
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
 
 from .bases import MODEL, SNAPSHOT_KEY, Base, Bases, entry_of, linked, put, reference_of
 from .damage import PATHS, Draw, change_json, damaged_bytes, damaged_header, damaged_json, encoded

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="the library cryptography is not installed: nothing can be signed")
 
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 from .corpus import CORPUS
 

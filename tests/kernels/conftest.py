@@ -23,7 +23,7 @@ from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from seko_export.lowering.patches import descriptor_scratch, outlined_kernels
 from seko_export.lowering.patches.patch import applied
-from tests.hopper import on_hopper
+from tests.support.hopper import on_hopper
 
 HOPPER, OTHERS = (90,), (80, 89, 100, 120)
 WARP_THREADS = 32

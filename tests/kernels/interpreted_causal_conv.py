@@ -9,7 +9,7 @@ from torch import Tensor
 from seko_kernels.causal_conv import doubled_filters, launch_causal_conv, packed_filters
 from seko_kernels.triton.causal_conv import causal_conv_kernel
 from seko_kernels.tuned_conv import ConvTiles
-from tests.tolerances import FUSED, relative_error
+from tests.support.tolerances import FUSED, relative_error
 from tests.truth.naive_conv import doubled_frames, naive_causal_conv, some_convolution
 
 ONE_PART = ConvTiles(4, 16, 32, 0, 16, stages=2, warps=4)

@@ -26,7 +26,7 @@ from tests.kernels.few_rows_inputs import (
     local_inputs,
     quantised,
 )
-from tests.tolerances import FUSED, relative_error
+from tests.support.tolerances import FUSED, relative_error
 
 EPS, SCALE = 1e-5, 0.25
 

@@ -7,7 +7,7 @@ import torch
 
 from seko_export.families.layers.sampler import gaussian
 from seko_kernels.triton.gaussian import GAUSSIAN_TILE, gaussian_kernel
-from tests.tolerances import BOX_MULLER
+from tests.support.tolerances import BOX_MULLER
 
 SEEDS = torch.tensor([0, -7, 2**61 + 12345])
 FRAMES = torch.tensor([[0, 1], [5, 2**33 + 6], [300, 301]])

@@ -9,7 +9,7 @@ import torch
 
 from seko_kernels.norm_silu import part_of
 from seko_kernels.triton.norm_silu import norm_silu_kernel
-from tests.tolerances import FUSED, relative_error
+from tests.support.tolerances import FUSED, relative_error
 
 
 @pytest.mark.parametrize("channels", [8, 24, 64, 96, 192, 384])

@@ -14,7 +14,7 @@ from seko_kernels.triton.row_gelu import gelu_parts, row_gelu_kernel
 from seko_kernels.triton.row_norm import row_norm_kernel, row_tiles
 from tests.kernels.fused_inputs import RINGS, Ring, chunk_of
 from tests.kernels.row_variants import EPS, VARIANTS, Variant, reference_of, row_inputs
-from tests.tolerances import FUSED, relative_error
+from tests.support.tolerances import FUSED, relative_error
 
 
 @pytest.mark.parametrize("plain", PLAIN_KEYS)

@@ -25,7 +25,7 @@ from seko_kernels.attention_bf16 import attention_bf16
 from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.tuned_bf16 import is_faster, read_table, write_table
 from tests.kernels.captured import run_and_replay
-from tests.tolerances import ROUNDED_TO_BF16, STEP
+from tests.support.tolerances import ROUNDED_TO_BF16, STEP
 
 ROWS = Case("rows of different fill", 37, 3, 150, (1, 77, 150))
 

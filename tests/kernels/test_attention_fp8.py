@@ -40,8 +40,8 @@ from seko_kernels.tuned import (
     write_table,
 )
 from tests.kernels.captured import run_and_replay
-from tests.tiers import first_is_fast
-from tests.tolerances import ROUNDED_TO_BF16, STEP
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import ROUNDED_TO_BF16, STEP
 
 SIGNATURE = {
     "Q": "*bf16",

@@ -34,10 +34,10 @@ from seko_kernels.tuned_conv import (
     size_class,
     write_table,
 )
-from tests.hopper import on_hopper
 from tests.kernels.captured import run_and_replay
-from tests.tiers import first_is_fast
-from tests.tolerances import FUSED, relative_error
+from tests.support.hopper import on_hopper
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import FUSED, relative_error
 from tests.truth.naive_conv import doubled_frames, naive_causal_conv, some_convolution
 
 TILES = ConvTiles(8, 16, 64, 32, 32, stages=4, warps=4, resident=2)

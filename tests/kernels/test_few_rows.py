@@ -50,7 +50,7 @@ from tests.kernels.few_rows_inputs import (
     local_inputs,
     quantised,
 )
-from tests.tolerances import ROUNDED_TO_BF16, relative_error
+from tests.support.tolerances import ROUNDED_TO_BF16, relative_error
 
 EPS, SCALE = 1e-5, 0.25
 # Rows, width and hidden width of a layer: the public model's, and sides that no tile divides.

@@ -10,7 +10,7 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear, quantise_weight
 from seko_kernels.rows import Rows, quantise_rows
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 
 
 def linear(tokens: int, inner: int, outer: int) -> tuple[Rows, Tensor, Tensor, Tensor]:

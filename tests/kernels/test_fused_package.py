@@ -23,7 +23,7 @@ from seko_kernels.rows import (
 )
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from tests.kernels.fused_inputs import Ring, chunk_of, fp4_cache, key_rotation
-from tests.tolerances import FP8_CHAIN, relative_error
+from tests.support.tolerances import FP8_CHAIN, relative_error
 
 EPS = 1e-6
 SMALL = Ring(2, 32, 13, 9, ((7, 8, 3),), (9,))

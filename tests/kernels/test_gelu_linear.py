@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from seko_kernels.errors import KernelsError
 from seko_kernels.matmul import gelu_linear
 from seko_kernels.ops import plain_torch, stand_ins
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 
 ONE_OP = torch.ops.aten._addmm_activation.default
 

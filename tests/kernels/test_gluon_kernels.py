@@ -17,9 +17,9 @@ from triton.compiler import ASTSource
 
 from seko_kernels.outlines import gluon_twin, kernel_of
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel
-from tests.hopper import on_hopper
 from tests.kernels.outlined import CONVOLUTION, EIGHT_BITS, SIXTEEN_BITS, Shown
-from tests.tiers import first_is_fast
+from tests.support.hopper import on_hopper
+from tests.support.tiers import first_is_fast
 
 HOPPER_SHARED = 227 * 1024  # bytes of a multiprocessor
 FEW_CONVERSIONS = 32  # a tile has 64 scores a thread; there are divisions by run-time numbers, too

@@ -33,7 +33,7 @@ from seko_kernels.triton.kv_expand import (
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
 from tests.kernels.conftest import HOPPER, OTHERS
 from tests.kernels.interpreted_kv import keys, shape_of
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 FORMS = tuple(NUMBER_FORMATS.values())
 EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)

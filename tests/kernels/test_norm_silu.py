@@ -15,7 +15,7 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.norm_silu import NUMBERS, WARPS, norm_silu, part_of
 from seko_kernels.triton.norm_silu import norm_silu_kernel
 from tests.kernels.captured import run_and_replay
-from tests.tolerances import FUSED, relative_error
+from tests.support.tolerances import FUSED, relative_error
 
 
 def frames(channels: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

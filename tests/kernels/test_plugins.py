@@ -17,8 +17,8 @@ from scripts.kernel_admission.attention_cases import expected as truth_and_round
 from scripts.kernel_admission.judge import distance
 from seko_kernels.errors import KernelsError
 from seko_kernels.plugin_ptx import compile_plugin, without_hidden_parameters
-from tests.kernel_driver import KernelDriver
-from tests.tiers import first_is_fast
+from tests.support.kernel_driver import KernelDriver
+from tests.support.tiers import first_is_fast
 
 from .plugin_cases import PluginCase, cases
 

@@ -16,7 +16,7 @@ from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
 from seko_kernels.triton.qk_norm_rope import NORM_ROPE_WARPS, qk_norm_rope_kernel
 from tests.kernels.fused_inputs import RINGS, Chunk, Ring, chunk_of
 from tests.kernels.test_scratch import FULL, FULL_ROWS
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 
 EPS = 1e-6
 

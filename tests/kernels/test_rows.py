@@ -27,7 +27,7 @@ from seko_kernels.rows import (
 from seko_kernels.triton.row_gelu import gelu_parts, gelu_warps, row_gelu_kernel
 from seko_kernels.triton.row_norm import row_norm_kernel, row_tiles
 from tests.kernels.row_variants import EPS, VARIANTS, RowInputs, Variant, row_inputs, run
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 
 SHAPES = [(2, 3, 5, 64), (1, 1, 7, 100)]
 FULL = [(1, 3, 1560, 1536), (1, 3, 390, 5120), (3, 2, 37, 100)]

@@ -16,7 +16,7 @@ from seko_export.media.wan_vae.modules import VaeDecode
 from seko_export.media.wan_vae.own_convolution import FRAMES_SCALE, OwnConvolution, packed_weights
 from seko_export.options.sample import SAMPLE_FOLDER
 from tests.export.vae_oracle import SMALL
-from tests.tolerances import FUSED, relative_error
+from tests.support.tolerances import FUSED, relative_error
 
 CHANNELS = 12
 

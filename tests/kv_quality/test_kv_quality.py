@@ -32,7 +32,7 @@ from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.video.ring import Ring
-from tests.tolerances import STEP
+from tests.support.tolerances import STEP
 
 pytestmark = pytest.mark.slow
 

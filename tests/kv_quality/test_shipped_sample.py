@@ -11,7 +11,7 @@ from scripts.train_sample.captions import parse
 from scripts.train_sample.evaluate import CLIP_LATENTS
 from scripts.train_sample.judge import judge, look
 from seko_export.options.sample import SAMPLE_FOLDER
-from tests.stacked import eager_session
+from tests.support.stacked import eager_session
 
 # One shape each: that is what the sample does in more than nine of ten, so one of four may miss.
 PROMPTS = [

@@ -9,7 +9,7 @@ from seko_export.families.layers.fused_block import set_fp8
 from seko_export.families.lingbot.camera import TOKENS, CameraInLayer, ScaleShift
 from seko_kernels.matmul import quantise_weight
 from tests.lingbot.streams import INPUTS, Reference, given_of, lingbot_config, random_checkpoint
-from tests.tolerances import FP8_MATMULS_PASS, ORACLE, relative_error
+from tests.support.tolerances import FP8_MATMULS_PASS, ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 BAR = ORACLE[torch.float32]

@@ -17,9 +17,9 @@ from seko_runtime.controls.camera import KEYS as CODES
 from seko_runtime.controls.camera import KeySettings
 from seko_runtime.controls.key_text import key_letters, key_steps
 from seko_runtime.errors import UsageError
-from tests.cameras import LETTERS as KEYS
-from tests.cameras import camera as camera_at
-from tests.cameras import chunk_of, text_of
+from tests.support.cameras import LETTERS as KEYS
+from tests.support.cameras import camera as camera_at
+from tests.support.cameras import chunk_of, text_of
 
 # One rounding to float32 of numbers up to about 4, beside float64's own.
 ROUNDED = 5e-7

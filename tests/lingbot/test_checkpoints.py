@@ -24,7 +24,7 @@ from seko_export.families.registry import graph_of
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.model import read_model
-from tests.asked import resolved
+from tests.support.asked import resolved
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
 # Sixteen times as wide, so that 128 channels a head, which no file states, give two heads.

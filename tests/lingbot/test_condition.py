@@ -10,7 +10,7 @@ from seko_export.media.wan_vae.modules import VaeEncode
 from tests.export.vae_oracle import SMALL, VaeOracle, stream
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import lingbot_config
-from tests.tolerances import VAE, relative_error
+from tests.support.tolerances import VAE, relative_error
 
 FRAMES = 33  # of the clip: some behind the table's end
 

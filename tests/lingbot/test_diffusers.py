@@ -14,7 +14,7 @@ from seko_export.families.lingbot import camera
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.families.wan_layout.namings import wan_to_diffusers
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 from tests.truth.naive_lingbot import naive_plucker
 from tests.truth.test_diffusers_oracle import MaskedSelfAttention, full_forward

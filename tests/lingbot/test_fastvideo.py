@@ -19,10 +19,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.families.lingbot import camera
-from tests.cameras import camera as camera_at
-from tests.cameras import chunk_of
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
-from tests.tolerances import ORACLE, relative_error
+from tests.support.cameras import camera as camera_at
+from tests.support.cameras import chunk_of
+from tests.support.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 WHEEL = os.environ.get("SEKO_FASTVIDEO_WHEEL", "")

@@ -41,14 +41,14 @@ from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.session import Session
-from tests.asked import resolved
-from tests.cameras import camera, chunk_of
 from tests.export.vae_oracle import SMALL
-from tests.given_pictures import opening_with
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
-from tests.stacked import open_rows, stacked_session
-from tests.tolerances import ORACLE, relative_error
+from tests.support.asked import resolved
+from tests.support.cameras import camera, chunk_of
+from tests.support.given_pictures import opening_with
+from tests.support.stacked import open_rows, stacked_session
+from tests.support.tolerances import ORACLE, relative_error
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
 

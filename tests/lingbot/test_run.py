@@ -15,8 +15,8 @@ from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from tests.export.media_files import VAE, write_vae
 from tests.lingbot.streams import lingbot_config, random_checkpoint
-from tests.stacked import open_stacked
-from tests.uncompiled import leave_uncompiled
+from tests.support.stacked import open_stacked
+from tests.support.uncompiled import leave_uncompiled
 
 KEYS = "w-9,jl-6"
 

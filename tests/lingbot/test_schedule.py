@@ -15,7 +15,7 @@ from seko_export.families.lingbot.presets import PRESETS, TINY, V1, V2, trained_
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.passes import asked_schedule
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
-from tests.tolerances import ULP
+from tests.support.tolerances import ULP
 from tests.truth.eager_stream import EagerStream, random_text
 
 # Measured on the original's scheduler, in float32, for shift and steps.

@@ -17,11 +17,11 @@ from seko_export.config.video import VideoBuild
 from seko_export.video.recording import golden_text
 from seko_runtime.controls.camera import CameraControl
 from seko_runtime.video.pool import Pool
-from tests.cameras import camera, chunk_of
-from tests.eager_pool import eager_pool
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint, weights_of
-from tests.stacked import eager_session
-from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.support.cameras import camera, chunk_of
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 # Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.

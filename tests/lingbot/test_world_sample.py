@@ -21,10 +21,10 @@ from seko_export.media.viewer import VIEWER_FILE, read_viewer
 from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
 from seko_runtime.media_files.pictures import load_image
-from tests.asked import resolved
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import weights_of
-from tests.stacked import eager_session
+from tests.support.asked import resolved
+from tests.support.stacked import eager_session
 
 WORLD = Path(__file__).parents[2] / "artifacts" / "world-sample"
 CHUNKS = 2

@@ -31,7 +31,7 @@ from seko_export.families.registry import graph_of
 from seko_export.lowering.trace import trace
 from seko_kernels.matmul import quantise_weight
 from tests.matrix_game.streams import game_config, random_checkpoint
-from tests.tolerances import FP8_MATMULS_PASS, relative_error
+from tests.support.tolerances import FP8_MATMULS_PASS, relative_error
 
 CONFIG = game_config()
 MODEL, STREAM = matrix_game_model(CONFIG.model), CONFIG.workload.stream

@@ -27,7 +27,7 @@ from seko_serve.video.facts import described
 from seko_serve.video.opening import Opening
 from tests.export.media_files import write_vae
 from tests.matrix_game.streams import game_config
-from tests.uncompiled import leave_uncompiled
+from tests.support.uncompiled import leave_uncompiled
 
 PHOTO = np.random.default_rng(5).integers(0, 256, (70, 60, 3), np.uint8)
 

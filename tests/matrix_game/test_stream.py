@@ -22,10 +22,10 @@ from seko_export.families.matrix_game.family import FAMILY
 from seko_runtime.errors import UsageError
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.session import Session
-from tests.eager_pool import eager_pool
 from tests.matrix_game.streams import GAMES, GameStream, Played, game_config, random_checkpoint, weights_of
-from tests.stacked import eager_session
-from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 
 # Three passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
 STREAM_BAR = 5e-5

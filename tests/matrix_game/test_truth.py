@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.matrix_game.streams import GAMES, GameStream, Played, Reference, game_config, random_checkpoint
-from tests.tolerances import STEP, relative_error
+from tests.support.tolerances import STEP, relative_error
 
 CHUNKS = 6  # of three latent frames; the window has six
 

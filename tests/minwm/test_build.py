@@ -22,8 +22,8 @@ from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_serve.video.facts import described
 from tests.minwm.streams import MODEL, minwm_config
+from tests.support.uncompiled import leave_uncompiled
 from tests.truth.naive_minwm import walked
-from tests.uncompiled import leave_uncompiled
 
 TEXT = np.random.default_rng(1).standard_normal((1, 8, 16), np.float32)
 

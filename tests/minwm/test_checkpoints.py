@@ -18,8 +18,8 @@ from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.model import read_model
-from tests.asked import resolved
 from tests.minwm.streams import MODEL
+from tests.support.asked import resolved
 
 # Wide enough for two heads of 128 channels, which no file states.
 WIDE = replace(MODEL, name="small", dim=256, heads=2, text_tokens=512)

@@ -22,10 +22,10 @@ from seko_export.video.recording import golden_text
 from seko_runtime.errors import UsageError
 from seko_runtime.video.contract import RECALL
 from seko_runtime.video.pool import Pool
-from tests.eager_pool import eager_pool
 from tests.minwm.streams import MODEL, cameras_of, look, minwm_config, random_checkpoint, weights_of
-from tests.stacked import eager_session
-from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 from tests.truth.naive_minwm import walked
 

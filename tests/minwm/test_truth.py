@@ -30,7 +30,7 @@ from tests.minwm.streams import (
     naive_velocity,
     random_checkpoint,
 )
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 BAR = 1e-5  # in float32

@@ -30,9 +30,9 @@ from seko_export.engines.piece import Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.model_files import write_random_checkpoint
 from tests.conftest import Built
-from tests.shared import made_once
+from tests.support.shared import made_once
+from tests.support.uncompiled import build_here
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
-from tests.uncompiled import build_here
 
 CHUNKS = 12
 ROWS = 2  # of the artifact and of all forms that are compared with it

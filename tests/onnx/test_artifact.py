@@ -25,7 +25,7 @@ from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from tests.conftest import Built
 from tests.runtime.toy import file_entries
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
 
 from .forms import ODD, ROWS, onnx_artifact
 

@@ -15,8 +15,8 @@ from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.backends.onnx_form.translate import NEWEST_OPSET, OPSET
 from seko_export.families.layers.pieces import make_pieces, make_programs
 from seko_runtime.format.manifest import DTYPE_BYTES, Call
-from tests.tiers import first_is_fast
-from tests.tolerances import relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import relative_error
 
 from . import forms
 from .forms import ROWS

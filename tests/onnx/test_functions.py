@@ -16,7 +16,7 @@ from seko_export.backends.onnx_form.kept_ops import nvfp4_write
 from seko_export.backends.onnx_form.translate import NEWEST_OPSET, OPSET, translate
 from seko_kernels.ops import stand_ins
 from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 from tests.truth.eager_stream import same_bytes
 
 from . import forms

@@ -15,7 +15,7 @@ from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import LEVELS, TOLERANCES, random_inputs
 from tests.export.media_files import TEXT, VAE
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 
 from . import forms
 

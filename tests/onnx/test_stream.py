@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 
 from . import forms
 from .forms import ROWS

@@ -14,9 +14,9 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from tests.lone_runtime import LINKED, build_project, build_wheel, make_venv, outside_environment
 from tests.serve.browser import browser_path, open_page
 from tests.serve.processes import free_port
+from tests.support.lone_runtime import LINKED, build_project, build_wheel, make_venv, outside_environment
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"

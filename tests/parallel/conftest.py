@@ -26,7 +26,7 @@ from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.backends import runtime_backend
 from tests.conftest import Built, build_once
 from tests.export.media_files import VAE, write_vae
-from tests.uncompiled import leave_uncompiled
+from tests.support.uncompiled import leave_uncompiled
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
 TARGET = os.environ.get("SEKO_RANKS_TARGET", "cpu")

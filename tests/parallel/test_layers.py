@@ -27,7 +27,7 @@ from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.video.calibration import layer_constants, uncalibrated_scales
 from seko_kernels.fused_reference import FP8
 from tests.parallel.in_threads import InThreads, Meeting
-from tests.tolerances import STEP, relative_error
+from tests.support.tolerances import STEP, relative_error
 
 RANKS = 2
 LAYOUT = {"chunk_frames": 2, "sink_frames": 0, "ring_frames": 4}

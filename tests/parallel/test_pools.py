@@ -21,13 +21,13 @@ from seko_runtime.errors import PoolFullError, RankLostError, SnapshotError, Usa
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.row_numbers import stream_content
-from tests.eager_pool import eager_pool
 from tests.export.media_files import write_vae
 from tests.parallel.conftest import one_gpu, ranks_of_programs, weights_of
 from tests.parallel.test_faults import run_on
 from tests.parallel.test_ranks import same_pictures
 from tests.runtime import toy
-from tests.shared import made_once
+from tests.support.eager_pool import eager_pool
+from tests.support.shared import made_once
 
 CHUNKS = 4  # the ring of six frames behind a sink of one wraps with the third
 

@@ -21,7 +21,7 @@ from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
-from tests.stacked import eager_session, open_stacked
+from tests.support.stacked import eager_session, open_stacked
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from tests.export.media_files import TEXT, write_text_encoder, write_vae
 from tests.parallel.conftest import one_gpu, ranks_of_programs
 from tests.serve.test_fleet_gateway import to_the_end
 from tests.serve.test_server import watch
-from tests.shared import made_once
+from tests.support.shared import made_once
 
 pytestmark = pytest.mark.slow
 PROMPT, SEED, CHUNKS, LIMIT_S = "a b", 3, 3, 200.0

@@ -24,7 +24,7 @@ from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.parallel.thread_group import EagerRank, random_weights, ranks_in_threads
-from tests.stacked import Stacked, StackedChunk, stacked
+from tests.support.stacked import Stacked, StackedChunk, stacked
 from tests.truth.eager_stream import random_text
 
 BOUND, VIDEO_BOUND = (table[torch.float32]["exact"] for table in (TOLERANCES, VIDEO_TOLERANCES))

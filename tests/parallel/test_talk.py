@@ -22,12 +22,12 @@ from seko_export.media.sources import MediaSources
 from seko_export.video.recording import golden_text
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.video.pool import Pool, Session
-from tests.eager_pool import eager_pool
 from tests.parallel.conftest import ranks_of_programs, weights_of
 from tests.seko_talk.streams import random_reference, talk_config, write_hubert
-from tests.shared import made_once
-from tests.stacked import needed, push
-from tests.tolerances import relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.shared import made_once
+from tests.support.stacked import needed, push
+from tests.support.tolerances import relative_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

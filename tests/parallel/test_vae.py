@@ -26,7 +26,7 @@ from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_export.media.wan_vae.rows import DecodeShare
 from tests.parallel.in_threads import Meeting, RowsInThreads
-from tests.tolerances import VAE, relative_error
+from tests.support.tolerances import VAE, relative_error
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from seko_runtime.video.row_numbers import STATE_FORM
 from seko_runtime.video.rows import VideoRows
 from seko_runtime.video.text import PromptIds
 from tests.parallel.in_threads import InThreads, Meeting, RowsInThreads
-from tests.stacked import open_rows
+from tests.support.stacked import open_rows
 
 
 class EagerRank:

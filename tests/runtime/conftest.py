@@ -16,9 +16,9 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
-from tests.manifest_schema import check_manifest
-from tests.shared import made_once
-from tests.stacked import stacked_session
+from tests.support.manifest_schema import check_manifest
+from tests.support.shared import made_once
+from tests.support.stacked import stacked_session
 
 from . import order_watch, toy, toy_whole
 from .eager_backend import EagerBackend, write_whole

@@ -13,7 +13,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.video.manifest import Golden, VideoManifest
-from tests.manifest_schema import check_manifest
+from tests.support.manifest_schema import check_manifest
 
 from . import toy, toy_whole
 

@@ -15,7 +15,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import SessionClosedError
 from seko_runtime.opening.artifact import open_artifact
-from tests.stacked import open_stacked, stacked_session
+from tests.support.stacked import open_stacked, stacked_session
 
 from . import toy
 

@@ -21,7 +21,7 @@ from seko_runtime.format.manifest import Buffer, Call, FileEntry
 from seko_runtime.video.contract import resolve_video, video_contract
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from seko_runtime.video.session import Session
-from tests.stacked import stacked_session
+from tests.support.stacked import stacked_session
 
 from . import toy
 

@@ -28,7 +28,7 @@ REPLAY = """
 import sys, json, torch
 from dataclasses import replace
 from seko_runtime import open_artifact
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
 with open_artifact(sys.argv[1]) as artifact:
     first = artifact.stats["graphs_compiled"]
     errors = artifact.verify()

@@ -17,8 +17,8 @@ from seko_runtime.opening import checked_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import check_artifact, read_manifest
 from seko_runtime.video.lockstep import Lockstep
-from tests.stacked import open_stacked
-from tests.tiers import first_is_fast
+from tests.support.stacked import open_stacked
+from tests.support.tiers import first_is_fast
 
 from . import toy_whole
 from .eager_backend import EagerBackend

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seko_runtime.errors import EngineRunError, SessionClosedError, StaleChunkError, UsageError
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.session import Session
-from tests.stacked import stacked_session
+from tests.support.stacked import stacked_session
 
 from . import toy, toy_whole
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH, open_whole

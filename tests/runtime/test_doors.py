@@ -10,7 +10,7 @@ import pytest
 
 from seko_runtime.doors import BrokenPluginWarning, Door
 from seko_runtime.errors import UsageError
-from tests.entry_points import Install, installing
+from tests.support.entry_points import Install, installing
 
 GROUP = "seko.tests"
 

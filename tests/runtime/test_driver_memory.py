@@ -29,9 +29,9 @@ from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.contract import PICTURE_CONDITION, PICTURE_LEVELS
 from seko_runtime.video.session import Session
-from tests.kernel_driver import KernelDriver
-from tests.stacked import stacked_session
-from tests.tolerances import STEP, relative_error
+from tests.support.kernel_driver import KernelDriver
+from tests.support.stacked import stacked_session
+from tests.support.tolerances import STEP, relative_error
 
 from . import kernel_stream, toy_whole
 from .host_driver import HostDriver, over_addresses, tensor_at

@@ -19,7 +19,7 @@ import pytest
 from seko_export.artifact.packing import pack_artifact
 from seko_runtime.host import end_signals
 from seko_runtime.host.end_signals import AskedToEnd, until_ended
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 from . import toy_whole
 from .eager_backend import write_whole

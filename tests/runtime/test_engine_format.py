@@ -21,7 +21,7 @@ from seko_runtime.video import contract
 from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODER_PROGRAMS
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
-from tests.manifest_schema import schema_file, validator
+from tests.support.manifest_schema import schema_file, validator
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "engine-format.md").read_text(encoding="utf-8")

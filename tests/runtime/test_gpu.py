@@ -14,9 +14,9 @@ import torch
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact
-from tests.no_host_sync import no_host_sync
-from tests.one_launch import events_of_one_launch
-from tests.stacked import open_stacked, stacked_session
+from tests.support.no_host_sync import no_host_sync
+from tests.support.one_launch import events_of_one_launch
+from tests.support.stacked import open_stacked, stacked_session
 
 from . import toy
 

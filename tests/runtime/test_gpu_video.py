@@ -16,8 +16,8 @@ import torch
 from seko_runtime.backends.cuda_memory import CudaLane, CudaMemory
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.video.decoding import FRAME_BLOCKS
-from tests.no_host_sync import no_host_sync
-from tests.stacked import Stacked, open_stacked, stacked_session
+from tests.support.no_host_sync import no_host_sync
+from tests.support.stacked import Stacked, open_stacked, stacked_session
 
 from . import toy_whole
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, open_whole

@@ -17,7 +17,7 @@ from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.sessions.snapshot import read_snapshot
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.pool import Pool, Session
-from tests.stacked import stacked_session
+from tests.support.stacked import stacked_session
 
 from . import toy, toy_pool, toy_whole
 from .toy_inputs import CHANNELS, INPUTS, RUNS, input_engines, input_manifest, open_pool

@@ -18,7 +18,7 @@ from seko_runtime.backends.cuda_memory import CudaLane
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.sessions.row_moves import RowMoves
 from seko_runtime.video.decoding import FRAME_BLOCKS
-from tests.stacked import StackedChunk
+from tests.support.stacked import StackedChunk
 
 from .order_watch import FakeMemory, RaceError, Watch, World
 from .toy_pool import open_pool

@@ -16,7 +16,7 @@ from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.session import Session
-from tests.stacked import stacked_session
+from tests.support.stacked import stacked_session
 
 from . import toy_whole
 

@@ -24,7 +24,7 @@ from seko_runtime.format.pipes import Pipe
 from seko_runtime.media_files.sound_writer import sound_form
 from seko_runtime.video.files import ChunkWriter, output_form
 from seko_runtime.video.manifest import Stream, Video
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 from .test_end_signals import PATIENCE_S, started
 from .test_end_signals import whole as whole  # a fixture

@@ -35,7 +35,7 @@ from seko_runtime.sessions import membership as membership_module
 from seko_runtime.sessions import pool as pool_module
 from seko_runtime.sessions import session as session_module
 from seko_runtime.video.pool import Session, SessionLeakWarning
-from tests.tiers import first_is_fast
+from tests.support.tiers import first_is_fast
 
 from .pool_stories import PROMPTS, Story, closing, take
 from .toy_pool import BUCKETS, SESSIONS, open_pool

@@ -11,7 +11,7 @@ import pytest
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.session import Session
-from tests.stacked import Stacked
+from tests.support.stacked import Stacked
 
 from . import toy_whole
 from .eager_backend import EagerBackend, write_whole

@@ -18,7 +18,7 @@ from seko_runtime.backends import cuda_driver
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
 
 from . import toy_whole
 from .host_driver import HostDriver

@@ -23,7 +23,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
 from seko_runtime.video.session import Session
-from tests.stacked import stacked_session
+from tests.support.stacked import stacked_session
 
 from . import toy
 

@@ -24,7 +24,7 @@ from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest
 from tests.runtime import toy
 from tests.runtime.strict import StrictError
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
 
 from . import toy_whole
 from .eager_backend import write_whole

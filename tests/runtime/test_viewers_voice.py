@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seko_runtime.controls.recording import as_json
 from seko_runtime.controls.voice import AudioWindows, pcm_samples
-from tests.voices import voice_control
+from tests.support.voices import voice_control
 
 WINDOWS = AudioWindows(1, 2, 1000, 4, normalised=False)
 LONGEST = 400_000  # samples that a story may come to

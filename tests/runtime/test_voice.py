@@ -19,7 +19,7 @@ from seko_runtime.controls.voice import (
     SampleBuffer,
 )
 from seko_runtime.errors import UsageError
-from tests.voices import Heard, voice_control
+from tests.support.voices import Heard, voice_control
 
 from .toy import CHUNK
 

@@ -16,7 +16,7 @@ from seko_runtime.cli.commands import main
 from seko_runtime.cli.video.conditioning import MAX_SCHEDULE_BYTES, load_schedule
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import VideoManifest
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
 
 from . import toy, toy_whole
 from .conftest import Edit

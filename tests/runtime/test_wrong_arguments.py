@@ -18,7 +18,7 @@ from seko_runtime.controls.camera import CameraControl
 from seko_runtime.controls.masks import MasksControl
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import InputSpec
-from tests.voices import voice_control
+from tests.support.voices import voice_control
 
 from . import toy, toy_inputs, toy_pool, toy_whole
 from .eager_backend import EagerBackend, write_whole

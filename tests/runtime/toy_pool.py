@@ -14,7 +14,7 @@ from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Pool, TensorS
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool as OpenPool
 from seko_runtime.video.session import Session
-from tests.stacked import open_rows, stacked_session
+from tests.support.stacked import open_rows, stacked_session
 
 from . import toy, toy_whole
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS

@@ -16,7 +16,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Buffer, Call, EngineSpec, TensorSpec, Weight
 from seko_runtime.video.manifest import Golden, GoldenBound, Schedule, Text, Video, VideoManifest
 from seko_runtime.video.session import Session
-from tests.stacked import stacked_session
+from tests.support.stacked import stacked_session
 
 from . import toy
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS

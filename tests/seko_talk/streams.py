@@ -24,7 +24,7 @@ from seko_export.families.seko_talk.presets import PRESETS, TINY
 from seko_export.families.wan_layout import picture_branch
 from seko_export.video.calibration import layer_constants
 from seko_runtime.video.pool import Pool
-from tests.eager_pool import eager_pool
+from tests.support.eager_pool import eager_pool
 from tests.truth.eager_stream import EagerStream, known_channels
 from tests.truth.naive_seko_talk import NaiveTalk, Window, by_pass
 

@@ -22,8 +22,8 @@ from tests.seko_talk.streams import (
     random_reference,
     talk_config,
 )
-from tests.tiers import first_is_fast
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import random_text
 
 BAR = ORACLE[torch.float32]

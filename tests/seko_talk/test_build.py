@@ -30,9 +30,9 @@ from seko_runtime.controls.voice import AudioWindows, VoiceControl, read_voices
 from seko_runtime.errors import UsageError
 from tests.export.media_files import VAE, write_vae
 from tests.seko_talk.streams import Reference, talk_config, weights_of, write_clip, write_hubert
-from tests.stacked import eager_session, open_stacked
-from tests.tolerances import relative_error
-from tests.uncompiled import leave_uncompiled
+from tests.support.stacked import eager_session, open_stacked
+from tests.support.tolerances import relative_error
+from tests.support.uncompiled import leave_uncompiled
 
 # Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
 STREAM_BAR = 5e-5

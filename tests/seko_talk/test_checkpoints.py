@@ -31,7 +31,7 @@ from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from tests.seko_talk.streams import talk_config
 from tests.seko_talk.test_run_config import LOCAL
-from tests.uncompiled import UNCOMPILED
+from tests.support.uncompiled import UNCOMPILED
 
 MODEL = PRESETS[TINY].model
 ADAPTER = "audio_adapter_model.safetensors"

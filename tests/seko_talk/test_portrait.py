@@ -38,8 +38,8 @@ from tests.seko_talk.streams import (
     weights_of,
     write_clip,
 )
-from tests.stacked import eager_session
-from tests.tolerances import ORACLE, relative_error
+from tests.support.stacked import eager_session
+from tests.support.tolerances import ORACLE, relative_error
 
 WIDTH = 32
 STREAM_BAR = 5e-5  # two passes in float32 that feed on each other

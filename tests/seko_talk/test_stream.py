@@ -34,8 +34,8 @@ from tests.seko_talk.streams import (
     talk_config,
     weights_of,
 )
-from tests.stacked import eager_session
-from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.support.stacked import eager_session
+from tests.support.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import random_text
 
 # Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.

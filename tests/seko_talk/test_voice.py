@@ -41,7 +41,6 @@ from seko_runtime.controls.voice import AudioWindows
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import InputSpec, Weight
 from seko_runtime.video.manifest import VideoManifest
-from tests.asked import resolved
 from tests.seko_talk.streams import (
     PRESET,
     heard_by,
@@ -52,9 +51,10 @@ from tests.seko_talk.streams import (
     weights_of,
     write_hubert,
 )
-from tests.stacked import eager_session, needed, push
-from tests.tolerances import ORACLE, relative_error
-from tests.voices import Heard
+from tests.support.asked import resolved
+from tests.support.stacked import eager_session, needed, push
+from tests.support.tolerances import ORACLE, relative_error
+from tests.support.voices import Heard
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -18,11 +18,11 @@ from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
-from tests.asked import resolved
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.seko_talk.streams import talk_config, write_clip, write_hubert
-from tests.small_artifact import MODEL, STREAM
-from tests.uncompiled import UNCOMPILED, leave_uncompiled
+from tests.support.asked import resolved
+from tests.support.small_artifact import MODEL, STREAM
+from tests.support.uncompiled import UNCOMPILED, leave_uncompiled
 from tests.wan_i2v.streams import TWO, i2v_config
 
 from .test_uploads import coded

@@ -19,7 +19,7 @@ from seko_serve.live.manager import SessionManager
 from seko_serve.run import Server
 from seko_serve.settings import Settings
 from tests.runtime import toy_pool, toy_whole
-from tests.stacked import open_rows
+from tests.support.stacked import open_rows
 
 
 @contextmanager

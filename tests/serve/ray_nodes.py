@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seko_serve.fleet.config import FleetConfig, ModelConfig
-from tests.shared import made_once
+from tests.support.shared import made_once
 
 from .artifacts import ENVIRONMENT, make_film
 from .test_server import http

@@ -20,7 +20,7 @@ from seko_serve.live.calibration import calibrate
 from seko_serve.live.device import step_seconds
 from tests.runtime import toy_pool, toy_whole
 from tests.speech import toy_speech
-from tests.stacked import open_rows
+from tests.support.stacked import open_rows
 
 PERIOD = 0.75
 

@@ -20,9 +20,9 @@ from seko_runtime.controls.poses import framewise
 from seko_runtime.controls.recording import read_recording
 from seko_serve.client import AsyncClient
 from seko_serve.protocol import Codec, Media
-from tests.cameras import camera_of, chunk_of
 from tests.runtime import toy_pool, toy_whole
-from tests.stacked import push
+from tests.support.cameras import camera_of, chunk_of
+from tests.support.stacked import push
 
 from .conftest import Starter
 from .test_server import PROMPT, http, pictures, run, watch

@@ -17,7 +17,7 @@ from seko_serve.client import AsyncClient
 from seko_serve.http.openapi import document
 from seko_serve.live.workload import check_served
 from seko_serve.protocol import Media
-from tests.entry_points import installing
+from tests.support.entry_points import installing
 from tests.toy_workload import model
 from tests.toy_workload.test_toy_workload import alone, open_pool
 from tests.toy_workload.workload import ToyPool

@@ -15,7 +15,7 @@ import torch
 from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
 from seko_serve.live.device import pool_of
 from seko_serve.video.content import VideoContent
-from tests.shared import made_once
+from tests.support.shared import made_once
 from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_sessions import opened as opened_speech
 

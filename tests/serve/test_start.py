@@ -16,8 +16,8 @@ from seko_runtime.errors import ArtifactError, LibraryMissingError
 from seko_serve.client import Client
 from seko_serve.live.workload import check_served
 from tests.runtime import toy, toy_whole
-from tests.shared import made_once
-from tests.small_artifact import small_artifact_once
+from tests.support.shared import made_once
+from tests.support.small_artifact import small_artifact_once
 
 from .artifacts import ENVIRONMENT, make_single
 from .processes import served

@@ -17,8 +17,8 @@ from seko_serve.errors import ServeError
 from seko_serve.live.device import pool_of
 from seko_serve.video.facts import described
 from seko_serve.video.opening import blank_opening, opening_of
-from tests.given_pictures import opening_with
-from tests.shared import made_once
+from tests.support.given_pictures import opening_with
+from tests.support.shared import made_once
 from tests.wan_i2v.streams import ONE, TWO
 from tests.wan_i2v.test_picture import LAST, PHOTO, build, clip, manifest_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seko_runtime.speech import contract
-from tests.manifest_schema import schema_file
 from tests.speech.toy_speech import BUCKETS, manifest
+from tests.support.manifest_schema import schema_file
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "speech-format.md").read_text(encoding="utf-8")

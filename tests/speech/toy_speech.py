@@ -36,8 +36,8 @@ from seko_runtime.speech.manifest import (
 )
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import SpeechMarks, SpeechPrompt, assemble
-from tests.manifest_schema import check_manifest
 from tests.runtime import toy
+from tests.support.manifest_schema import check_manifest
 
 BUCKETS, SESSIONS = (1, 2, 4), 4
 READ_LENGTHS, PREFILL_TOKENS, PLACES = (8, 16, 32), (4, 8), 75

@@ -11,7 +11,7 @@ from seko_export.backends.tensorrt_plans.plugin_library import compile_plugin_li
 from seko_export.errors import MachineError
 from seko_export.host.tensorrt_library import RTX
 from tests.onnx.conftest import folders_of_models
-from tests.shared import made_once
+from tests.support.shared import made_once
 
 __all__ = ["folders_of_models"]  # a fixture
 

@@ -15,7 +15,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of
 from tests.export.media_files import TEXT, VAE
 from tests.onnx import forms
-from tests.shared import made_once
+from tests.support.shared import made_once
 
 
 def gpu_config(scheme: str = "fp4") -> VideoBuild:

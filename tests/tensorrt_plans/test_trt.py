@@ -17,8 +17,8 @@ import pytest
 from seko_runtime import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 from seko_runtime.video.golden import relative_error
-from tests.manifest_schema import check_manifest
-from tests.stacked import open_stacked
+from tests.support.manifest_schema import check_manifest
+from tests.support.stacked import open_stacked
 
 KINDS = [pytest.param("tensorrt", marks=pytest.mark.trt), pytest.param("tensorrt-rtx", marks=pytest.mark.rtx)]
 CHUNKS = 12  # past the wrap of the ring

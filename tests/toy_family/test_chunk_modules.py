@@ -23,9 +23,9 @@ from seko_export.families.layers.pieces import make_buffers, make_pieces, make_p
 from seko_export.families.registry import graph_of
 from seko_export.video.recording import golden_text
 from seko_runtime.format.manifest import InputSpec
-from tests.eager_pool import eager_pool
-from tests.stacked import eager_session
-from tests.tolerances import relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import relative_error
 from tests.toy_family.family import CAMERA, MODEL, STREAM, CameraFamily, camera_of
 from tests.toy_family.naive import NaiveToy
 from tests.toy_family.test_toy_family import CHUNKS, SEEDS, STREAM_BAR

@@ -25,12 +25,12 @@ from seko_export.tools.profile_ranks import profile_artifact
 from seko_export.video.recording import golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
-from tests.eager_pool import eager_pool
-from tests.stacked import eager_session, open_stacked
-from tests.tolerances import relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session, open_stacked
+from tests.support.tolerances import relative_error
+from tests.support.uncompiled import UNCOMPILED, leave_uncompiled
 from tests.toy_family.family import CAMERA, MODEL, NAME, STREAM, camera_of, random_checkpoint
 from tests.toy_family.naive import NaiveToy
-from tests.uncompiled import UNCOMPILED, leave_uncompiled
 
 # A chunk is three passes in float32 that feed on each other, and later chunks read what they wrote: some ten times the
 # bar of one pass, `tolerances.STEP`.

@@ -22,10 +22,10 @@ from seko_export.media import vaes
 from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError as RuntimeUsageError
-from tests.stacked import open_stacked
+from tests.support.stacked import open_stacked
+from tests.support.uncompiled import leave_uncompiled
 from tests.toy_vae.vae import KEY, NAME, PAST, ToyVaeConfig
 from tests.truth.eager_stream import SMALL, random_wan_weights
-from tests.uncompiled import leave_uncompiled
 
 MODEL = replace(SMALL, name="four-channels", dim=64, ffn_dim=96, in_channels=4, out_channels=4)
 STREAM = StreamConfig(

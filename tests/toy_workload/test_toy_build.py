@@ -24,14 +24,14 @@ from seko_runtime import open_artifact, read_manifest, register_workload
 from seko_runtime.cli.commands import main as seko_run
 from seko_runtime.errors import ManifestError, PoolFullError
 from seko_runtime.opening import workloads
-from tests.entry_points import installing
-from tests.shared import made_once
-from tests.tiers import first_is_fast
+from tests.support.entry_points import installing
+from tests.support.shared import made_once
+from tests.support.tiers import first_is_fast
+from tests.support.uncompiled import UNCOMPILED, leave_uncompiled
 from tests.toy_workload import model
 from tests.toy_workload.export import CONFIG, GOLDEN_STEPS, WORKLOAD
 from tests.toy_workload.test_toy_workload import NEAR, ROOT, WORDS, alone, said
 from tests.toy_workload.workload import WORKLOAD as IN_RUNTIME
-from tests.uncompiled import UNCOMPILED, leave_uncompiled
 
 # Found by its entry point in the processes that verify, by its name in those that compile.
 ENTRY_POINT = "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
 from seko_export.families.wan_layout.keys import wan_shapes
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, Pass, random_text, random_wan_weights, small_config
 
 pytestmark = pytest.mark.slow

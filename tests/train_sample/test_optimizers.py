@@ -18,7 +18,7 @@ from scripts.train_sample.optimizers import (
     orthogonal,
 )
 from scripts.train_sample.progress import Run
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.self_forcing import SelfForcing, sequence_of
 from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import Conditioned
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.train_sample.test_training import MICRO, averaging_encoder, options
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 

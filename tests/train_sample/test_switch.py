@@ -39,7 +39,7 @@ from scripts.train_sample.train_switch import (
     views_of,
 )
 from seko_export.options.sample import SAMPLE_FOLDER
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 
 pytestmark = pytest.mark.slow
 

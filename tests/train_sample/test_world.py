@@ -17,7 +17,7 @@ from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.families.wan_layout.keys import wan_shapes
 from tests.lingbot.streams import Reference, given_of, lingbot_config, random_checkpoint
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 
 pytestmark = pytest.mark.slow
 

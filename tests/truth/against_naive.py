@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seko_export.config.video import VideoBuild
-from tests.tolerances import STEP, relative_error
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream
 from tests.truth.naive_dit import ShiftingDit
 

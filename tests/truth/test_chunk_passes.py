@@ -25,9 +25,9 @@ from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import rescheduled
-from tests.eager_pool import eager_pool
-from tests.stacked import eager_session
-from tests.tolerances import STREAM, relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import STREAM, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
 from tests.truth.naive_loop import NaiveLoop
 

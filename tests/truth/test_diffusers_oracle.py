@@ -19,7 +19,7 @@ from torch import Tensor
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.wan_layout.namings import diffusers_to_wan
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, small_config
 
 BAR = ORACLE[torch.float32]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seko_export.config.schedule import Schedule
-from tests.tolerances import STEP, relative_error
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
 from tests.truth.naive_dit import ShiftingDit
 

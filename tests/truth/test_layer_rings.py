@@ -23,10 +23,10 @@ from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest import Call
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.asked import resolved, wished
 from tests.export.test_pool_pieces import eager_pool
-from tests.stacked import eager_session
-from tests.tolerances import STEP, relative_error
+from tests.support.asked import resolved, wished
+from tests.support.stacked import eager_session
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 from tests.truth.test_pass_caches import session_weights

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from seko_kernels.formats import NUMBER_FORMATS
-from tests.tiers import first_is_fast
-from tests.tolerances import STEP, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
 from tests.truth.naive_dit import ShiftingDit, SliceWrites
 

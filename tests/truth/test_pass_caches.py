@@ -19,8 +19,8 @@ from seko_export.video.calibration import KvStatistics
 from seko_export.video.recording import golden_text
 from seko_runtime.errors import UsageError
 from seko_runtime.video.schedule import rescheduled
-from tests.stacked import eager_session
-from tests.tolerances import STEP, relative_error
+from tests.support.stacked import eager_session
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 from tests.truth.naive_dit import ShiftingDit
 

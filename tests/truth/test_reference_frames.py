@@ -23,9 +23,9 @@ from seko_runtime.format.manifest import FileEntry
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.session import Session
 from tests.export.test_pool_pieces import eager_pool
-from tests.stacked import eager_session
-from tests.tiers import first_is_fast
-from tests.tolerances import STEP, relative_error
+from tests.support.stacked import eager_session
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 from tests.truth.test_pass_caches import session_weights

@@ -12,9 +12,9 @@ from seko_export.config.video import VideoBuild
 from seko_runtime.errors import SnapshotError, UsageError
 from seko_runtime.video.clocks import Cut, RowClocks
 from seko_runtime.video.ring import Ring
-from tests.eager_pool import eager_pool
-from tests.stacked import eager_session
-from tests.tolerances import STREAM, relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import STREAM, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
 from tests.truth.naive_loop import NaiveLoop, PinningDit
 from tests.truth.test_chunk_passes import SEED, weights_of

@@ -17,9 +17,9 @@ from seko_export.errors import UsageError
 from seko_export.families.layers.sampler import UniPcAdvance
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime.video.schedule import rescheduled, unipc_passes, unipc_weights
-from tests.eager_pool import eager_pool
-from tests.stacked import eager_session
-from tests.tolerances import REORDERED_SUM, STREAM, relative_error
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import REORDERED_SUM, STREAM, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
 from tests.truth.naive_loop import NaiveLoop
 from tests.truth.test_chunk_passes import SEED, described, weights_of

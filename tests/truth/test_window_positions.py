@@ -17,9 +17,9 @@ from seko_export.families.layers.ring_positions import window_positions
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.ring import Ring
-from tests.asked import resolved
-from tests.stacked import eager_session
-from tests.tolerances import relative_error
+from tests.support.asked import resolved
+from tests.support.stacked import eager_session
+from tests.support.tolerances import relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 from tests.truth.test_pass_caches import session_weights

@@ -29,7 +29,7 @@ from seko_export.media.audio_vae.modules import (
     state_shapes,
     state_size,
 )
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.voxcpm2.oracle import original_model, original_vae, weights_of
 
 BAR = ORACLE[torch.float32]

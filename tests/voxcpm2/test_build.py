@@ -42,9 +42,9 @@ from seko_runtime.speech import contract, golden
 from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.prompts import SpeechPrompt
-from tests.shared import made_once
-from tests.tolerances import ORACLE, relative_error
-from tests.uncompiled import UNCOMPILED, programs_as_they_are
+from tests.support.shared import made_once
+from tests.support.tolerances import ORACLE, relative_error
+from tests.support.uncompiled import UNCOMPILED, programs_as_they_are
 from tests.voxcpm2.models import PLAIN, prompt, scaled, with_heads
 from tests.voxcpm2.oracle import Step, original_model, run_original, weights_of
 

@@ -12,8 +12,8 @@ from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, st
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.lowering.trace import trace
 from seko_kernels.formats import FP4, INT4
-from tests.hopper import on_hopper
-from tests.tolerances import ORACLE, relative_error
+from tests.support.hopper import on_hopper
+from tests.support.tolerances import ORACLE, relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.models import PLAIN, ours, prompt, scaled
 from tests.voxcpm2.oracle import original_model

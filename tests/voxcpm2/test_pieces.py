@@ -14,8 +14,8 @@ from seko_export.errors import UsageError
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces, voice_piece
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.lowering.trace import trace
-from tests.tiers import first_is_fast
-from tests.tolerances import STEP, relative_error
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import STEP, relative_error
 from tests.voxcpm2.models import scaled
 
 CONFIG = PRESETS[TINY]

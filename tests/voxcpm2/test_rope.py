@@ -15,7 +15,7 @@ from seko_export.families.voxcpm2.config import LongRope, VoxCpm2Config
 from seko_export.families.voxcpm2.layers import CachedLayer, Norm, Positions, local_rotary, rope_tables
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
 from seko_export.families.voxcpm2.weights import SpeechWeights
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.voxcpm2.oracle import original, original_config, original_model, weights_of
 
 BAR = ORACLE[torch.float32]

@@ -27,8 +27,8 @@ from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats, assemble
 from seko_runtime.speech.tokens import SpeechTokenizer
-from tests.shared import made_once
-from tests.tolerances import relative_error
+from tests.support.shared import made_once
+from tests.support.tolerances import relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_truth import FREE_BAR

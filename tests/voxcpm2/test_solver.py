@@ -16,7 +16,7 @@ from seko_export.families.voxcpm2.pieces import SpeechLayout
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.families.voxcpm2.solver import solver_tables, solver_times, still_steps
 from seko_runtime.speech.contract import PATCH
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.oracle import original, original_model, weights_of
 

@@ -18,7 +18,7 @@ from seko_export.families.voxcpm2.random_files import tokenizer_json
 from seko_runtime.speech.manifest import SpeechLimits
 from seko_runtime.speech.prompts import assemble, pad_voice
 from seko_runtime.speech.tokens import SpeechTokenizer
-from tests.tolerances import relative_error
+from tests.support.tolerances import relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.models import PLAIN, ours
 from tests.voxcpm2.oracle import original, original_model, quiet

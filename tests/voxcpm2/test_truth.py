@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seko_export.families.voxcpm2.modules import Fsq
-from tests.tolerances import ORACLE, relative_error
+from tests.support.tolerances import ORACLE, relative_error
 from tests.voxcpm2.models import PLAIN, ours, prompt, scaled
 from tests.voxcpm2.oracle import original_model, run_original
 

@@ -24,8 +24,8 @@ from seko_export.workloads.registry import workload_of
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from tests.export.media_files import write_vae
-from tests.stacked import open_stacked
-from tests.tolerances import relative_error
+from tests.support.stacked import open_stacked
+from tests.support.tolerances import relative_error
 from tests.wan_i2v.streams import TWO, i2v_config, weights_of
 from tests.wan_i2v.test_picture import STREAM_BAR, opened
 

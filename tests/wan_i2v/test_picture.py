@@ -28,11 +28,11 @@ from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.session import Session
 from tests.export.vae_oracle import SMALL, VaeOracle
-from tests.given_pictures import opening_with
 from tests.seko_talk.streams import seen_by, write_clip
-from tests.stacked import stacked_session
-from tests.tiers import first_is_fast
-from tests.tolerances import VAE, relative_error
+from tests.support.given_pictures import opening_with
+from tests.support.stacked import stacked_session
+from tests.support.tiers import first_is_fast
+from tests.support.tolerances import VAE, relative_error
 from tests.wan_i2v.streams import ONE, TWO, i2v_config, random_checkpoint, weights_of
 
 # Four passes in float32 that feed on each other: some ten times the bar of one pass.

@@ -13,7 +13,7 @@ from seko_export.families.wan_i2v.family import FAMILY
 from seko_export.families.wan_i2v.keys import i2v_diffusers_config, i2v_shapes
 from seko_export.families.wan_layout import picture_branch
 from seko_export.families.wan_layout.namings import wan_to_diffusers
-from tests.tolerances import ORACLE, STEP, relative_error
+from tests.support.tolerances import ORACLE, STEP, relative_error
 from tests.truth.eager_stream import random_text
 from tests.truth.test_diffusers_oracle import MaskedSelfAttention, full_forward
 from tests.wan_i2v.streams import KINDS, ONE, TWO, Reference, begun, i2v_config, random_checkpoint

@@ -12,7 +12,7 @@ from seko_export.artifact import manifest_json as module
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.workloads import WORKLOADS
 
-RUNTIME = Path(__file__).parents[1] / "runtime" / "seko_runtime"
+RUNTIME = Path(__file__).parents[2] / "runtime" / "seko_runtime"
 BUILDER = "seko_export.build_steps"  # the module that writes the manifest of every build
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared import made_once
+from tests.support.shared import made_once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # What the three distributions require, and triton, which torch's CPU build does not.
 LINKED = ("torch", "numpy", "triton", "safetensors", "click", "rich", "tokenizers")
 

@@ -18,8 +18,8 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
-from tests.shared import made_once
-from tests.uncompiled import leave_uncompiled
+from tests.support.shared import made_once
+from tests.support.uncompiled import leave_uncompiled
 
 MODEL = ModelConfig(
     name="small", layers=2, dim=32, heads=2, ffn_dim=48, in_channels=4, out_channels=4,

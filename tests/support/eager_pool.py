@@ -18,7 +18,7 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
-from tests.stacked import open_rows
+from tests.support.stacked import open_rows
 
 
 def eager_pool(config: VideoBuild, weights: Mapping[str, Tensor], like: VideoManifest | None = None) -> Pool:

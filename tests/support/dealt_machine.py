@@ -1,6 +1,6 @@
 """A pytest plugin for GPU boxes: to each process of a run its GPU and its cores, to one process what shares a build.
 
-    SEKO_GPUS=2 python -m pytest -p tests.dealt_machine -n 8 -m gpu tests/export
+    SEKO_GPUS=2 python -m pytest -p tests.support.dealt_machine -n 8 -m gpu tests/export
 
 A build takes as many processes as it may have cores, each with a CUDA context: several builds that all take a whole
 machine run out of its cores and its GPU's memory. Failures are told when they happen: such a run may meet a time limit.
