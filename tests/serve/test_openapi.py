@@ -83,6 +83,25 @@ def test_requests_have_the_fields_that_are_taken(schema: str, fields: set[str]) 
     assert set(DOCUMENT["components"]["schemas"][schema]["properties"]) == set(fields)
 
 
+@pytest.mark.parametrize(
+    ("schema", "table"),
+    [
+        ("VideoRequest", {"prompt": "a", "seconds": "2", "fps": "16", "seed": None, "model": None}),
+        (
+            "VideoRequest",
+            {"prompt": "a", "num_frames": 8, "input_reference": {"image_url": "data:,"}, "n": 1},
+        ),
+        (
+            "SpeechRequest",
+            {"input": "a", "voice": {"id": "voice_1"}, "speed": 1.0, "stream": True, "ref_text": None},
+        ),
+        ("VoiceRequest", {"name": "a", "audio_sample": "AAAA", "consent": "cons_1"}),
+    ],
+)
+def test_requests_may_be_as_clients_send_them(schema: str, table: dict[str, object]) -> None:
+    check(table, schema)
+
+
 def test_answers_are_as_it_says(start: Starter) -> None:
     server = start()
     url = server.url

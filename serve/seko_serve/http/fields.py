@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,11 +83,16 @@ class Fields(Mapping[str, Field]):
                 )
         return values
 
-    def schema(self, required: Iterable[str] = ()) -> Table:
-        """Return the JSON schema of the request's body."""
-        described = {name: {**field.schema, "description": field.meaning} for name, field in self.items()}
-        needed = {name: described.pop(name) for name in required}
-        return object_of(needed, described)
+    def schema(self, required: Sequence[str] = ()) -> Table:
+        """Return the JSON schema of the request's body; fields that are not required may be null."""
+        properties = {
+            name: {
+                **(field.schema if name in required else _or_null(field.schema)),
+                "description": field.meaning,
+            }
+            for name, field in self.items()
+        }
+        return object_of({name: properties.pop(name) for name in required}, properties)
 
     def table(self) -> str:
         """Return the table of the fields in Markdown, as docs/serving.md has it; fields of one meaning share a row."""
@@ -156,6 +161,11 @@ def one_of(*words: str) -> Read:
         return str(value)
 
     return read
+
+
+def _or_null(schema: Table) -> Table:
+    null = {"type": "null"}
+    return {**schema, "anyOf": [*schema["anyOf"], null]} if "anyOf" in schema else {"anyOf": [schema, null]}
 
 
 def _or_text(schema: Table) -> Table:
