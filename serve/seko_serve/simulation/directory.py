@@ -1,11 +1,14 @@
-"""The simulated directory: an entry for each box, which expires unless the box renews it."""
+"""The simulated directory: that of a fleet in memory, whose commands are counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-from seko_serve.fleet.directory import LEASE_S, BoxFacts
+from seko_serve.fleet.directory import BoxFacts, MemoryDirectory
 from seko_serve.simulation.traffic import Traffic
+
+ResultT = TypeVar("ResultT")
 
 
 class Rows:
@@ -20,8 +23,7 @@ class Rows:
     """
 
     def __init__(self, clock: Callable[[], float], traffic: Traffic) -> None:
-        self._clock, self._traffic = clock, traffic
-        self._rows: dict[str, tuple[BoxFacts, float]] = {}  # with the time at which the row ends
+        self._directory, self._traffic = MemoryDirectory(clock), traffic
 
     def announce(self, box: BoxFacts) -> None:
         """Renew a box's entry."""
@@ -29,19 +31,25 @@ class Rows:
         self.enter(box)
 
     def enter(self, box: BoxFacts) -> None:
-        """Write the first entry of a box. Writing the first entry is not counted as a command, because the directory of
-        a running fleet already has the entry."""
-        self._rows[box.name] = box, self._clock() + LEASE_S
+        """Write the first entry of a box, which is not counted: the directory of a running fleet already has it."""
+        _at_once(self._directory.announce(box))
 
     def withdraw(self, box: str) -> None:
         """Remove a box's entry."""
         self._traffic.directory("withdraw")
-        self._rows.pop(box, None)
+        _at_once(self._directory.withdraw(box))
 
     def boxes(self) -> list[BoxFacts]:
         """Return the entries of all boxes, in the order of their names."""
         self._traffic.directory("boxes")
-        now = self._clock()
-        for name in [name for name, (_, end) in self._rows.items() if end <= now]:
-            del self._rows[name]
-        return [self._rows[name][0] for name in sorted(self._rows)]
+        return _at_once(self._directory.boxes())
+
+
+def _at_once(call: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Return the result of a method that never waits."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        result: ResultT = end.value
+        return result
+    raise RuntimeError("the directory in memory waits")
