@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.vae import VAE as TINY
 from seko_export.media.taehv.vae import decoder_shapes
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
-from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
+from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 SIZES: dict[str, WanVaeConfig | TaehvConfig] = {
@@ -136,3 +136,21 @@ def _encoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
                 shapes[f"{block}.conv.{layer}.weight"] = (n, channels, *side)
                 shapes[f"{block}.conv.{layer}.bias"] = (n,)
     return {f"encoder.{name}": shape for name, shape in shapes.items()}
+
+
+def vae_diffusers_config(config: WanVaeConfig) -> dict[str, object]:
+    """Return the content of config.json for this VAE: the arguments of ``diffusers.AutoencoderKLWan``."""
+    fields: dict[str, object] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()
+    }
+    del fields["fp8"]  # a choice of the build
+    fields["temperal_downsample"] = fields.pop("temporal_downsample")  # their spelling
+    return {
+        "_class_name": "AutoencoderKLWan",
+        **fields,
+        "patch_size": None if config.patch_size == 1 else config.patch_size,
+        "in_channels": config.patch_channels,
+        "out_channels": config.patch_channels,
+        "scale_factor_temporal": config.temporal_stride,
+        "scale_factor_spatial": config.spatial_stride,
+    }

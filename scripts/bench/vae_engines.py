@@ -24,6 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a bench that runs as a file, its folder stands there
 
 from scripts.bench import built
+from scripts.random_vae import vae_diffusers_config
 from seko_export.backends.aoti import compile_piece
 from seko_export.backends.workers import make_engine
 from seko_export.config.video import VideoBuild
@@ -31,7 +32,7 @@ from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.registry import graph_of
 from seko_export.media.vaes import vae_of
 from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
+from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
 
 DECODERS = ("vae_decode_first", "vae_decode")
 

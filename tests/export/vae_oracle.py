@@ -9,8 +9,9 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
+from scripts.random_vae import vae_diffusers_config
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
-from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names
+from seko_export.media.wan_vae.keys import vae_diffusers_names
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 
 SMALL = WanVaeConfig(base_dim=8)

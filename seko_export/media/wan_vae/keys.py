@@ -7,7 +7,7 @@ Wan's names to diffusers' names; diffusers' shapes are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -89,24 +89,6 @@ def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
 def vae_diffusers_names(config: WanVaeConfig) -> dict[str, str]:
     """Return the name in ``diffusers.AutoencoderKLWan`` of every tensor, by Wan's name."""
     return {name: _in_diffusers(name, config) for name in vae_shapes(config, "both")}
-
-
-def vae_diffusers_config(config: WanVaeConfig) -> dict[str, object]:
-    """Return the content of config.json for this VAE: the arguments of ``diffusers.AutoencoderKLWan``."""
-    fields: dict[str, object] = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()
-    }
-    del fields["fp8"]  # a choice of the build
-    fields["temperal_downsample"] = fields.pop("temporal_downsample")  # their spelling
-    return {
-        "_class_name": "AutoencoderKLWan",
-        **fields,
-        "patch_size": None if config.patch_size == 1 else config.patch_size,
-        "in_channels": config.patch_channels,
-        "out_channels": config.patch_channels,
-        "scale_factor_temporal": config.temporal_stride,
-        "scale_factor_spatial": config.spatial_stride,
-    }
 
 
 def _in_diffusers(name: str, config: WanVaeConfig) -> str:
