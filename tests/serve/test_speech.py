@@ -615,6 +615,7 @@ def test_a_voice_that_leaves_no_room_is_refused_before_it_is_encoded(
         ({"input": "a", "stream": "maybe"}, 400, "stream is 'maybe'"),
         ({"input": "a", "stream_format": "x"}, 400, "sse"),
         ({"input": "a", "model": "other"}, 404, "toy-speech"),
+        ({"input": "a", "model": "gpt-4o-mini-tts-2025-12-15\r\na: b"}, 404, "toy-speech"),
         ({"input": "a", "seed": -1}, 400, "expected 0 or more"),
         ({"input": "a", "ref_text": "b"}, 400, "ref_audio is missing"),
         ({"input": "a", "ref_text": 1, "ref_audio": "AAAA"}, 400, "ref_text is no text"),

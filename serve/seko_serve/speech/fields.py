@@ -3,6 +3,7 @@ send them."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from seko_runtime.errors import UsageError
@@ -33,12 +34,13 @@ STOCK_VOICES = (  # of OpenAI
     "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse",
 )  # fmt: skip
 STOCK_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+_STOCK_MODEL = re.compile(rf"(?:{'|'.join(STOCK_MODELS)})(?:-[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}})?")
 _A_VOICE: Table = {"anyOf": [TEXT, object_of({"id": TEXT})]}
 
 
 def is_stock_model(name: object) -> bool:
     """Return whether a name is that of one of OpenAI's models, for which the artifact stands in."""
-    return name in STOCK_MODELS or (isinstance(name, str) and name.startswith(f"{STOCK_MODELS[-1]}-20"))
+    return isinstance(name, str) and _STOCK_MODEL.fullmatch(name) is not None
 
 
 def _input(value: Any, name: str) -> str:
