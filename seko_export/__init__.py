@@ -18,7 +18,6 @@ from seko_export.host.progress import Progress, silent
 from seko_export.options.declaration import BuildOptions
 
 if TYPE_CHECKING:
-    from seko_export.options.resolved import ResolvedBuild
     from seko_export.workloads.base import BuildResult
 
 __all__ = ["BuildOptions", "build", "inspect", "plan"]
@@ -72,10 +71,11 @@ def build(
     check_build(options, output_path, force=replace)
 
     from seko_export.build_steps import build_artifact
+    from seko_export.options.asked import workload_asked
     from seko_export.options.build_files import opened_checkpoint
     from seko_export.roofline.room import check_room, room_of
 
-    resolved = _resolved(options)
+    resolved = workload_asked(options).resolve_options(options)
     if room_check:
         room = room_of(resolved.config, random_weights=resolved.checkpoint is None)
         progress(check_room(room, output_path), 0, 1)
@@ -97,23 +97,11 @@ def build(
         )
 
 
-def _resolved(options: BuildOptions) -> ResolvedBuild[Any]:
-    from seko_export.options.checks import is_speech
-
-    if is_speech(options):
-        from seko_export.speech.options import resolve_speech
-
-        return resolve_speech(options)
-    from seko_export.options.resolve import resolve_build
-
-    return resolve_build(options)
-
-
 def plan(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
-    """Estimate memory and time of a build on a GPU that need not be present; see
-    `seko_export.video.plan.predict.predict` and, for speech models, `seko_export.speech.plan.predict_speech`.
+    """Estimate memory and time of a build on a GPU that need not be present; see `ExportWorkload.plan` of the model's
+    workload.
 
     Parameters
     ----------
@@ -122,7 +110,7 @@ def plan(
     gpu : str
         Name of a GPU in `seko_export.roofline.gpus.GPUS`.
     steps : int, optional
-        Number of denoise passes of a chunk; for speech models, number of solver steps of a patch.
+        Number of denoise passes of a chunk, or of solver steps of a patch of sound.
     fps : int, optional
         Frame rate of playback, in video frames per second.
 
@@ -131,19 +119,13 @@ def plan(
     UsageError
         If the GPU, preset or another name in the options is unknown, or the options contradict each other.
     """
-    from seko_export.options.checks import check_options, is_speech
+    from seko_export.options.asked import workload_asked
+    from seko_export.options.checks import check_options
     from seko_export.roofline.gpus import find_gpu
 
     find_gpu(gpu)
     check_options(options)  # both before torch is loaded
-
-    if is_speech(options):
-        from seko_export.speech.plan import predict_speech
-
-        return predict_speech(options, gpu, steps=steps, fps=fps)
-    from seko_export.video.plan.predict import PlanRequest, predict
-
-    return predict(PlanRequest(options, gpu, steps, fps))
+    return workload_asked(options).plan(options, gpu, steps=steps, fps=fps)
 
 
 def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
@@ -170,11 +152,14 @@ def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
     path = Path(path)
     check_exists(str(path), path, "give the path of an artifact's folder or of a checkpoint")
 
-    from seko_export.tools.checkpoint_inspection import inspect_checkpoint, is_checkpoint
-    from seko_export.tools.inspection import inspect_artifact
+    from seko_export.options.asked import workload_asked
+    from seko_export.roofline.gpus import find_gpu
+    from seko_export.tools.inspection import inspect_artifact, is_checkpoint
 
     if is_checkpoint(path):
-        return inspect_checkpoint(path, gpu)
+        if gpu is not None:
+            find_gpu(gpu)
+        return workload_asked(BuildOptions(path)).inspect(path, gpu)
     if gpu is not None:
         raise UsageError(
             f"--gpu {gpu} is for checkpoints; {path} is an artifact, whose bytes are in its report"

@@ -12,7 +12,7 @@ import pytest
 from seko_export.backends import BACKENDS
 from seko_export.cli import main as export_command
 from seko_export.families.registry import families, presets
-from seko_export.options.declaration import options_table
+from seko_export.options.asked import options_table
 from seko_runtime.cli.commands import main as runtime_command
 from tests.support.loaded import load_script
 

@@ -64,7 +64,7 @@ BACKEND = ExportBackend(
         kv_schemes=("bf16", "fp4"),
         pools=False,
         lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames", "--vae-fp8"),
-        workloads=("video",),  # speech is always a pool
+        workloads=("video",),  # others are pools
     ),
     export_piece,
     suffix=".onnx",

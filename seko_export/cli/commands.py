@@ -17,12 +17,11 @@ from seko_export.cli.progress import shown_progress
 from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
 from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, print_table, say
 from seko_export.errors import UsageError
+from seko_export.options.asked import all_options, options_of, workload_asked
 from seko_export.options.declaration import (
-    BuildOptions,
     Group,
     Option,
     decimals,
-    declared,
     flag,
     numbers,
 )
@@ -33,17 +32,16 @@ from seko_runtime.cli.output import note
 @click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="seko-export")
 def main() -> None:
-    """Turn checkpoints of chunk-wise video models and of speech models into artifacts that replay step by step."""
+    """Turn checkpoints of models that make video or sound chunk by chunk into artifacts that replay step by step."""
 
 
 def build_options(*, of_plan: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator that adds the options of `BuildOptions` to a command: all, or only those of `plan`."""
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option_field, option in reversed([*declared()]):  # the last one added stands first in the help
-            if of_plan and not option.plan:
-                continue
-            command = _click_option(option_field, option)(command)
+        for option_field, option in reversed(all_options().values()):  # the last one stands first in the help
+            if option.plan or not of_plan:
+                command = _click_option(option_field, option)(command)
         return command
 
     return give
@@ -58,59 +56,46 @@ def _click_option(
         return add(f"{spelled}/{option.off}", option_field.name, default=None)
     if kind == "bool":
         return add(spelled, option_field.name, is_flag=True)
-    if option.repeated:
+    if kind == "tuple[str, ...]":
         return add(spelled, option_field.name, multiple=True)
-    if option.numbers:
-        return add(spelled, option_field.name, callback=_numbers)
-    if option.decimals:
-        return add(spelled, option_field.name, callback=_decimals)
-    types: dict[str, Any] = {
-        "int | None": int,
-        "float | None": float,
-        "Path | None": click.Path(path_type=Path),
-    }
+    if kind in _LISTS:
+        return add(spelled, option_field.name, callback=_LISTS[kind])
     return add(
         spelled,
         option_field.name,
-        type=types.get(kind),
+        type=_TYPES.get(kind),
         default=option_field.default,
         show_default=option_field.default is not None,
         shell_complete=None if option.values is None else completing(option.values),
     )
 
 
-def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    return None if value is None else numbers(param.opts[0], value)
+def _list_of(parse: Callable[[str, str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    return lambda _, param, value: None if value is None else parse(param.opts[0], value)
 
 
-def _decimals(_: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
-    return None if value is None else decimals(param.opts[0], value)
-
-
-grouped_option = partial(click.option, cls=GroupedOption)
+_LISTS = {"tuple[int, ...] | None": _list_of(numbers), "tuple[float, ...] | None": _list_of(decimals)}
+_TYPES: dict[str, Any] = {
+    "int | None": int,
+    "float | None": float,
+    "Path | None": click.Path(path_type=Path),
+}
+output_option = partial(click.option, cls=GroupedOption, group=Group.OUTPUT)
 
 
 @click.command(cls=GroupedCommand, short_help="Build an artifact from a checkpoint, or of the sample model.")
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @build_options()
-@grouped_option(
+@output_option(
     "-o",
     "--output",
-    group=Group.OUTPUT,
     common=True,
     type=click.Path(path_type=Path),
     required=True,
     help="The artifact's folder.",
 )
-@grouped_option(
-    "--force", group=Group.OUTPUT, is_flag=True, help="Replace an artifact that is already there."
-)
-@grouped_option(
-    "--no-room-check",
-    group=Group.OUTPUT,
-    is_flag=True,
-    help="Begin even if memory or disk seem too small.",
-)
+@output_option("--force", is_flag=True, help="Replace an artifact that is already there.")
+@output_option("--no-room-check", is_flag=True, help="Begin even if memory or disk seem too small.")
 @json_option
 @help_all_option
 def build(
@@ -129,7 +114,7 @@ def build(
 
     with shown_progress() as tell:
         result = seko_export.build(
-            BuildOptions(checkpoint, **asked),
+            options_of(checkpoint, **asked),
             output,
             replace=force,
             room_check=not no_room_check,
@@ -145,39 +130,28 @@ def build(
 @click.command("try", cls=GroupedCommand, short_help="Build into a cache and write a video, or run the page.")
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @build_options()
-@grouped_option(
+@output_option(
     "-o",
     "--output",
-    group=Group.OUTPUT,
     common=True,
     type=click.Path(path_type=Path),
     default=Path("try.mp4"),
     show_default=True,
     help="The video's file: .mp4, .y4m or .npy.",
 )
-@grouped_option(
-    "--prompt", group=Group.OUTPUT, common=True, help="A sentence, of a build with a text encoder."
-)
-@grouped_option(
-    "--chunks", group=Group.OUTPUT, common=True, type=click.IntRange(min=1), help="Chunks to make."
-)
-@grouped_option("--seed", group=Group.OUTPUT, type=int, help="Seed of the noise.")
-@grouped_option(
+@output_option("--prompt", common=True, help="A sentence, of a build with a text encoder.")
+@output_option("--chunks", common=True, type=click.IntRange(min=1), help="Chunks to make.")
+@output_option("--seed", type=int, help="Seed of the noise.")
+@output_option(
     "--image",
-    group=Group.OUTPUT,
     common=True,
     type=click.Path(path_type=Path),
     help="The start picture, of a model that takes one.",
 )
-@grouped_option(
-    "--last-image",
-    group=Group.OUTPUT,
-    type=click.Path(path_type=Path),
-    help="The last picture, of a model that takes two.",
+@output_option(
+    "--last-image", type=click.Path(path_type=Path), help="The last picture, of a model that takes two."
 )
-@grouped_option(
-    "--serve", group=Group.OUTPUT, common=True, is_flag=True, help="Run the page of seko-serve instead."
-)
+@output_option("--serve", common=True, is_flag=True, help="Run the page of seko-serve instead.")
 @json_option
 @help_all_option
 def try_command(
@@ -207,7 +181,7 @@ def try_command(
     check_shown(None if serve else output, pictures)
     with shown_progress() as tell:
         build_it = partial(seko_export.build, progress=tell, note=note)
-        artifact, built = try_artifact(BuildOptions(checkpoint, **asked), build_it, options_of_video)
+        artifact, built = try_artifact(options_of(checkpoint, **asked), build_it, options_of_video)
     how = "built" if built else "nothing changed since it was built"
     if serve:
         note(f"{artifact}: {how}")
@@ -221,20 +195,19 @@ def try_command(
 
 
 @click.command(cls=GroupedCommand, short_help="Predict memory and time of a build on any GPU.")
-@grouped_option(
+@output_option(
     "--gpu",
-    group=Group.OUTPUT,
     required=True,
     help=f"One of {', '.join(GPUS)}; it need not be in this machine.",
     shell_complete=completing(lambda: [*GPUS]),
 )
-@grouped_option(
+@output_option(
     "--steps",
     group=Group.LAYOUT,
     type=int,
-    help="Denoise passes of a chunk; solver steps of a patch of speech.",
+    help="Denoise passes of a chunk; solver steps of a patch of sound.",
 )
-@grouped_option(
+@output_option(
     "--fps", group=Group.LAYOUT, type=int, help="Video frames per second that a stream must reach."
 )
 @build_options(of_plan=True)
@@ -243,17 +216,16 @@ def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: A
     """Predict memory and time of a build on a GPU: whether it fits, whether it is real-time, and for how many
     sessions."""
     import seko_export
-    from seko_export.options.checks import is_speech
-    from seko_export.video.plan.table import show
 
-    options = BuildOptions(**asked)
+    options = options_of(**asked)
     report = seko_export.plan(options, gpu, steps=steps, fps=fps)
+    shown = None if as_json else workload_asked(options).show_plan(report)
     if as_json:
         print_json(report)
-    elif is_speech(options):
+    elif shown is None:
         print_table(report)
     else:
-        say(show(report))
+        say(shown)
 
 
 main.add_section("Build", build, try_command, inspect, presets, plan, doctor)

@@ -18,7 +18,7 @@ class GroupedOption(click.Option):
 
     Parameters
     ----------
-    group : Group
+    group : str
         Heading of the option in the help of a `GroupedCommand`.
     common : bool
         Whether ``--help`` shows the option if the command has ``--help-all``.
@@ -26,7 +26,7 @@ class GroupedOption(click.Option):
         The arguments of `click.Option`.
     """
 
-    def __init__(self, *arguments: Any, group: Group, common: bool = False, **more: Any) -> None:
+    def __init__(self, *arguments: Any, group: str, common: bool = False, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.group, self.common = group, common
 
@@ -39,7 +39,8 @@ class GroupedCommand(click.Command):
         ``--help-all``."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         short = any(option.name == "help_all" for option in options) and not ctx.meta.get(_ALL)
-        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*Group, "Help")}
+        own = [option.group for option in options if isinstance(option, GroupedOption)]  # of workloads, too
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*Group, *own, "Help")}
         for option in options:
             record = option.get_help_record(ctx)
             if record is not None and not (short and isinstance(option, GroupedOption) and not option.common):

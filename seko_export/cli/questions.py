@@ -50,23 +50,15 @@ def presets(as_json: bool) -> None:
 
     Presets that cannot be built yet are listed with the features that they lack. A build of such a preset is refused.
     """
-    from seko_export.tools.preset_report import preset_report
+    from seko_export.workloads.registry import WORKLOADS
 
-    report = preset_report()
+    found = [(workload, workload.presets()) for _, workload in WORKLOADS.every()]
     if as_json:
-        print_json(report)
+        print_json({name: preset for _, named in found for name, preset in named.items()})
         return
-    for name, preset in report.items():
-        if "stream" not in preset:
-            say(f"{name}  ({preset['family']}: speech)")
-            continue
-        stream = preset["stream"]
-        size = f"{preset['model']['layers']} layers of {preset['model']['dim']}, {stream['height']}x{stream['width']}"
-        frames = f"chunk {stream['chunk_frames']}, sink {stream['sink_frames']}, ring {stream['ring_frames']}"
-        say(f"{name}  ({preset['family']}: {size}, {frames})")
-        for word in ("source", "needs", "unverified", "missing"):
-            if preset[word]:
-                say(f"    {word:11} {preset[word]}")
+    for workload, named in found:
+        for name, preset in named.items():
+            say(*workload.preset_lines(name, preset))
 
 
 @click.command(short_help="Replay the goldens of an artifact and compare.")

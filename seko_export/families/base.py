@@ -82,8 +82,8 @@ class Family(ABC, Generic[Build]):
 
     @property
     def presets(self) -> Mapping[str, Any]:
-        """Models with known dimensions, by the name for ``--preset``. What a preset is depends on its workload, whose
-        name is `workload` of the preset."""
+        """Models with known dimensions, by the name for ``--preset``. What a preset is depends on the workload that it
+        states: of video a `Preset`, otherwise the model's dimensions."""
         return {}
 
     @property

@@ -100,11 +100,6 @@ class VideoFamily(Family["VideoBuild"]):
     splits_over_ranks: bool = False
     """Whether several GPUs of a machine can share a chunk in the family's layers (`layers.rank_split`)."""
 
-    @property
-    @abstractmethod
-    def presets(self) -> Mapping[str, Preset]:
-        """Models with known dimensions, by the name for ``--preset``."""
-
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:

@@ -17,7 +17,7 @@ class MediaSources:
     vae, text_encoder : Path or None
         Paths for `load_vae` and `load_text_encoder`; None for a build without a VAE or without a text encoder.
     tokenizer : Path or None
-        File of the tokenizer of the text encoder, or of a speech model: a JSON file of the library `tokenizers`.
+        File of the tokenizer of the text encoder, or of a model that speaks: a JSON file of the library `tokenizers`.
     audio_encoder : Path or None
         Path for `load_hubert`; None for a build without an audio encoder.
     image_encoder : Path or None

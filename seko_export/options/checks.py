@@ -8,11 +8,9 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from seko_export.backends import BACKENDS
 from seko_export.checkpoints.errors import check_exists
-from seko_export.checkpoints.json_files import read_json
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import MachineError, UsageError
@@ -21,6 +19,7 @@ from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_files
+from seko_export.options.asked import check_workload, config_in, workload_asked
 from seko_export.options.declaration import (
     ATTENTIONS,
     KERNELS,
@@ -28,38 +27,39 @@ from seko_export.options.declaration import (
     RANDOM,
     SAMPLE,
     BuildOptions,
-    Group,
     declared,
-    flag,
 )
 from seko_runtime.format.whole_files import check_folder_place
 
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
-SAMPLE_CONFIG = "config.json"
-_SPEECH = tuple(field.name for field, option in declared() if option.group == Group.SPEECH)
-# What config.json has for speech models of any version of VoxCPM, of which the family builds some.
-_SPEECH_SECTIONS = {"lm_config", "encoder_config", "dit_config"}
-_OF_ANY = tuple(field.name for field, option in declared() if option.any_workload)
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
 
 
-def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER) -> None:
-    """Refuse unknown names and impossible layouts, as far as they can be found without a checkpoint.
+def check_options(options: BuildOptions) -> None:
+    """Refuse unknown names, options of other models, and whatever else the model's workload can refuse without a
+    checkpoint.
 
     Raises
     ------
     UsageError
         If an option is invalid.
     """
-    if is_speech(options):
-        check_speech_options(options)
-        return
+    workload = workload_asked(options)
+    for field, option in declared(type(options)):
+        if getattr(options, field.name) != field.default:
+            check_workload(field.name, option, workload)
+    workload.check_options(options)
+
+
+def check_video_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER) -> None:
+    """Refuse unknown names and impossible layouts of a video build, as far as they can be found without a checkpoint.
+
+    Raises
+    ------
+    UsageError
+        If an option is invalid.
+    """
     options, sample_folder = with_sample(options, sample_folder)
-    for name in _asked(options):
-        if name in _SPEECH:
-            raise UsageError(
-                f"{flag(name)} belongs to models of speech, and this is one of video: leave it out"
-            )
     kv = "|".join(map(re.escape, KV_FORMATS))
     if options.kv is not None and not re.fullmatch(rf"(?:{kv})(?:-(?:{kv}))?(?:-sink)?", options.kv):
         raise UsageError(
@@ -67,7 +67,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
             "int8-fp4; with -sink behind it the sink stays exact"
         )
     known = presets()
-    _check_names(options, (SAMPLE, *all_presets()))
+    check_names(options)
     nameless = options.checkpoint is None and options.model_folder is None
     if options.tokenizer is not None and options.text_encoder is None:
         raise UsageError(
@@ -80,36 +80,6 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
         check_sink(replace(stream, **options.layout))
 
 
-def is_speech(options: BuildOptions) -> bool:
-    """Return whether a build is for a speech model, by its preset or by the config.json of its folder."""
-    if options.preset is not None:
-        named = all_presets().get(options.preset)
-        return named is not None and named.workload == "speech"
-    folder = options.checkpoint or options.model_folder
-    config = {} if folder is None else _config_in(folder)
-    return config.get("architecture") == "voxcpm2" or config.keys() >= _SPEECH_SECTIONS
-
-
-def check_speech_options(options: BuildOptions) -> None:
-    """Refuse invalid options of a speech build, as far as they can be found without a checkpoint.
-
-    Raises
-    ------
-    UsageError
-        If an option is invalid, or only for video models.
-    """
-    _check_names(options, (SAMPLE, *all_presets()))
-    for name in _asked(options):
-        if name not in (*_SPEECH, *_OF_ANY):
-            raise UsageError(
-                f"{flag(name)} belongs to models of video, and this is one of speech: leave it out"
-            )
-    if options.checkpoint is not None and options.model_folder is not None:
-        raise UsageError(
-            "a speech model is one folder: give it as CHECKPOINT or with --model-folder, not both"
-        )
-
-
 def check_no_goldens(options: BuildOptions, target: TargetConfig) -> None:
     """Refuse --no-goldens for a build that runs on this machine."""
     if options.no_goldens and not target.archs:
@@ -118,14 +88,10 @@ def check_no_goldens(options: BuildOptions, target: TargetConfig) -> None:
         )
 
 
-def _asked(options: BuildOptions) -> list[str]:
-    """Return the options whose values differ from their defaults."""
-    return [field.name for field, _ in declared() if getattr(options, field.name) != field.default]
-
-
-def _check_names(options: BuildOptions, known: tuple[str, ...]) -> None:
+def check_names(options: BuildOptions) -> None:
+    """Refuse names of presets, kernels, backends and targets that are not known."""
     for option, name, names in (
-        ("--preset", options.preset, known),
+        ("--preset", options.preset, (SAMPLE, *all_presets())),
         ("--kernels", options.kernels, KERNELS),
         ("--attention", options.attention, ATTENTIONS),
         ("--backend", options.backend, BACKENDS.names()),
@@ -220,17 +186,7 @@ def is_sample(folder: Path) -> bool:
     """Return whether a folder has a sample's layout: a whole model, whose config.json also describes VAE and text
     encoder.
     """
-    return {"format_version", "model", "stream"} <= set(_config_in(folder))
-
-
-def _config_in(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json; empty if there is none that can be read, which another check
-    reports."""
-    try:
-        content = read_json(folder / SAMPLE_CONFIG)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return {"format_version", "model", "stream"} <= set(config_in(folder))
 
 
 def check_sink(stream: StreamConfig) -> None:
@@ -248,7 +204,7 @@ def check_sink(stream: StreamConfig) -> None:
 def _sample_stream(folder: Path) -> StreamConfig | None:
     """Return the sample's layout; None if its config.json cannot be read, which the build will report."""
     try:
-        return StreamConfig(**_config_in(folder)["stream"])
+        return StreamConfig(**config_in(folder)["stream"])
     except (KeyError, TypeError):
         return None
 

@@ -34,8 +34,8 @@ from seko_export.options.build_files import find_tokenizer
 from seko_export.options.checks import (
     SAMPLE_FOLDER,
     check_no_goldens,
-    check_options,
     check_sink,
+    check_video_options,
     preset_of,
     with_sample,
 )
@@ -64,29 +64,11 @@ EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
 def resolve_build(
     options: BuildOptions, *, machine: Target | None = None, sample_folder: Path = SAMPLE_FOLDER
 ) -> ResolvedBuild[VideoBuild]:
-    """Return the configuration and input files that the options of a video build determine.
-
-    Parameters
-    ----------
-    options : BuildOptions
-        The options of `seko-export build`.
-    machine : Target, optional
-        The target, in place of ``--target``, to estimate a build for another machine.
-    sample_folder : Path
-        Folder of the preset ``sample``.
-
-    Raises
-    ------
-    UsageError
-        If a name is unknown or options contradict each other.
-    CheckpointError
-        If the sample, or a checkpoint, VAE or text encoder that was named, cannot be read or contradicts itself.
-    MachineError
-        If this machine cannot build for the target.
-    """
+    """Return the configuration and input files of a video build; see `ExportWorkload.resolve_options`.
+    ``sample_folder`` is that of the preset ``sample``."""
     named = options.checkpoint or options.model_folder
     options, sample_folder = with_sample(options, sample_folder)
-    check_options(options, sample_folder=sample_folder)
+    check_video_options(options, sample_folder=sample_folder)
     named_image_encoder, named_text_encoder = options.image_encoder, options.text_encoder
     options, notes_of_folder = with_model_folder(with_pipeline(options))
     options = with_variant(options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
-from seko_export.checkpoints.json_files import read_json_object
+from seko_export.checkpoints.json_files import CONFIG_FILE, read_json_object
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -18,7 +18,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config
 from seko_export.media.vaes import vae_config
 from seko_export.options.build_files import TOKENIZER
-from seko_export.options.checks import SAMPLE_CONFIG, SAMPLE_FOLDER
+from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE
 
 _FORMAT = 1
@@ -84,7 +84,7 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     UsageError
         If dimensions in config.json contradict each other.
     """
-    file = folder / SAMPLE_CONFIG
+    file = folder / CONFIG_FILE
     if not file.is_file():
         raise CheckpointNotFoundError(
             f"no sample model at {folder}: this installation came without it; name a checkpoint, or build the random "

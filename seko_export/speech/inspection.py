@@ -12,7 +12,7 @@ from typing import Any
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.options.model_folder import WEIGHT_SUFFIXES
 from seko_export.speech.families import speech_family_of, speech_presets
-from seko_export.speech.options import recognised_speech
+from seko_export.speech.resolve import recognised_speech
 
 
 def inspect_speech(folder: Path) -> dict[str, Any]:

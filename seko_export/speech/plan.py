@@ -20,30 +20,21 @@ from seko_export.roofline.op_count import count_piece
 from seko_export.roofline.seconds import program_parts
 from seko_export.roofline.work import Work, nbytes, weight_sizes
 from seko_export.speech.description import speech_workload
-from seko_export.speech.options import resolve_speech
+from seko_export.speech.options import SpeechOptions
+from seko_export.speech.resolve import resolve_speech
 from seko_runtime.speech import contract
 
 
 def predict_speech(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
-    """Return memory and step times of a build on a GPU of `roofline.gpus.GPUS` that need not be present.
-
-    Parameters
-    ----------
-    options : BuildOptions
-        The options of `seko-export plan`.
-    gpu : str
-        Name of the GPU.
-    steps : int, optional
-        Number of solver steps of a patch.
-    fps : int, optional
-        Must be None: speech has no video frames.
-    """
+    """Return memory and step times of a build; see `ExportWorkload.plan`. ``steps`` are solver steps of a patch."""
     if fps is not None:
         raise UsageError(f"--fps {fps} belongs to models of video, and this is one of speech: leave it out")
     card = find_gpu(gpu)
-    config = resolve_speech(replace(options, steps=steps), machine=Target("cuda", card.arch)).config
+    config = resolve_speech(
+        replace(SpeechOptions.of(options), steps=steps), machine=Target("cuda", card.arch)
+    ).config
     return report(config, card)
 
 

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch import Tensor
-
-from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import UsageError
 from seko_export.families.registry import family_of, graph_of
-from seko_export.families.speech.config import SpeechBuild
-from seko_export.host.progress import Progress
-from seko_export.media.sources import MediaSources
-from seko_export.speech.description import TOKENIZER_FILE, speech_workload
-from seko_export.speech.recording import SpeechRecord, record
+from seko_export.families.speech.config import SpeechBuild, SpeechModel
+from seko_export.options.checks import check_names
+from seko_export.speech.families import speech_presets
+from seko_export.speech.options import SpeechOptions
 from seko_export.workloads.base import UNVERIFIED, BuildResult, ExportWorkload, Recording
 from seko_runtime import open_artifact
-from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import Manifest
-from seko_runtime.speech.contract import resolve_speech
 from seko_runtime.speech.manifest import Golden, SpeechManifest, SpeechWorkload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.host.environment import Target
+    from seko_export.host.progress import Progress
+    from seko_export.media.sources import MediaSources
+    from seko_export.options.declaration import BuildOptions
+    from seko_export.options.resolved import ResolvedBuild
+    from seko_export.speech.recording import SpeechRecord
+    from seko_runtime.executor.resolved import Programs
+    from seko_runtime.format.manifest import Manifest
+
+# What config.json has for models of any version of VoxCPM, of which the family builds some.
+_SECTIONS = {"lm_config", "encoder_config", "dit_config"}
 
 
 @dataclass(frozen=True)
@@ -75,11 +84,48 @@ class SpeechBuildResult(BuildResult):
 class SpeechExport(ExportWorkload[SpeechBuild]):
     """The workload of speech models, which make sound patch by patch over the KV caches of two language models."""
 
-    name = "speech"
+    name = SpeechModel.workload
     manifest = SpeechManifest
+    options = SpeechOptions
+
+    def recognises(self, config_json: Mapping[str, Any]) -> bool:
+        """Return whether a config.json describes a model that speaks, of a known family or of one with its sections."""
+        named = {model.family for model in speech_presets().values()}
+        return config_json.get("architecture") in named or config_json.keys() >= _SECTIONS
+
+    def check_options(self, options: BuildOptions) -> None:
+        """Refuse unknown names, and a model's folder that is named twice."""
+        check_names(options)
+        if options.checkpoint is not None and options.model_folder is not None:
+            raise UsageError(
+                "a speech model is one folder: give it as CHECKPOINT or with --model-folder, not both"
+            )
+
+    def resolve_options(
+        self, options: BuildOptions, *, machine: Target | None = None
+    ) -> ResolvedBuild[SpeechBuild]:
+        """Return the configuration and input files of a build; see `resolve_speech`."""
+        from seko_export.speech.resolve import resolve_speech
+
+        return resolve_speech(options, machine=machine)
+
+    def inspect(self, path: Path, gpu: str | None) -> dict[str, Any]:
+        """Return the report on the folder of a model."""
+        from seko_export.speech.inspection import inspect_speech
+
+        del gpu
+        return inspect_speech(path)
+
+    def plan(self, options: BuildOptions, gpu: str, *, steps: int | None, fps: int | None) -> dict[str, Any]:
+        """Return memory and step times of a build; see `predict_speech`."""
+        from seko_export.speech.plan import predict_speech
+
+        return predict_speech(options, gpu, steps=steps, fps=fps)
 
     def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:
         """Return the object ``workload`` of the manifest: sizes, defaults, limits and recorded steps."""
+        from seko_export.speech.description import speech_workload
+
         return speech_workload(config, golden)
 
     def describe_model(self, config: SpeechBuild) -> Mapping[str, object]:
@@ -92,7 +138,9 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
 
     def resolve(self, manifest: Manifest) -> Programs:
         """Return the programs of a speech manifest, checked against the workload's contract."""
-        return resolve_speech(cast(SpeechManifest, manifest))
+        from seko_runtime.speech import contract
+
+        return contract.resolve_speech(cast(SpeechManifest, manifest))
 
     def cache_format(self, config: SpeechBuild) -> str:
         """Return the name of the KV scheme; an exact cache is called ``bf16`` on every device."""
@@ -108,6 +156,10 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         progress: Progress,
     ) -> SpeechRecord:
         """Record the results of a prompt and its first steps."""
+        import torch
+
+        from seko_export.speech.recording import record
+
         exact: dict[str, Tensor] = {}
         if config.target.fp8:
             pieces = graph_of(config.as_exact).pieces
@@ -120,6 +172,8 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
 
     def write_files(self, folder: Path, config: SpeechBuild, media: MediaSources, *, measured: bool) -> None:
         """Write the tokenizer into the artifact's folder."""
+        from seko_export.speech.description import TOKENIZER_FILE
+
         del config, measured
         if media.tokenizer is not None:
             copy = folder / TOKENIZER_FILE
@@ -147,7 +201,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
             kv["error_vs_exact"] = dict(recorded.error_vs_exact)
         errors = None if report is None else _largest_errors(report)
         return SpeechBuildResult(
-            **{result_field.name: getattr(result, result_field.name) for result_field in fields(BuildResult)},
+            **vars(result),
             kv=kv,
             golden_error=None if errors is None else max(errors.values()),
             golden_errors=errors,

@@ -20,6 +20,7 @@ from seko_export.checkpoints.lora_files import read_files
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles
 from seko_export.config.media import VaeConfig
+from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import ExportError, MachineError, RunError, UsageError
 from seko_export.families.registry import family_named
@@ -31,7 +32,8 @@ from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_of
 from seko_export.media.viewer import read_viewer
-from seko_export.options.checks import check_files, is_speech
+from seko_export.options.asked import workload_asked
+from seko_export.options.checks import check_files
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.options.resolved import ResolvedBuild
@@ -76,9 +78,10 @@ def try_artifact(
     ExportError
         If the build of the artifact fails, with the errors of `seko_export.build`.
     """
-    if is_speech(options):
+    workload = workload_asked(options).name
+    if workload != ModelConfig.workload:
         raise UsageError(
-            "try makes video: build a speech model with `seko-export build`, and run it with seko-run"
+            f"try makes video: build a {workload} model with `seko-export build`, and run it with seko-run"
         )
     check_files(options)
     resolved = resolve_build(options)

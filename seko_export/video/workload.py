@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from torch import Tensor
-
-from seko_export.config.video import VideoBuild
-from seko_export.engines.kernel_table import write_kernel_table
-from seko_export.engines.piece import Piece
-from seko_export.engines.weight_source import WeightSource
-from seko_export.families.base import MediaTensors
+from seko_export.config.model import ModelConfig
 from seko_export.families.registry import family_of, graph_of, video_family_of
-from seko_export.goldens.placement import device_bytes
-from seko_export.host.progress import Progress
-from seko_export.media.sources import MediaSources
-from seko_export.media.viewer import read_viewer, write_viewer
-from seko_export.roofline.gpus import find_gpu
-from seko_export.roofline.work import Work, weight_sizes
-from seko_export.video.calibration import uncalibrated_scales
-from seko_export.video.description import video_workload
-from seko_export.video.media import open_media, prompt_ids, write_tokenizer
-from seko_export.video.plan.memory import memory_report
-from seko_export.video.plan.seconds import time_report
-from seko_export.video.recording import GOLDEN_PROMPT, Record, record
+from seko_export.options.checks import check_video_options
+from seko_export.options.declaration import BuildOptions
 from seko_export.workloads.base import UNVERIFIED, BuildResult, ExportWorkload, Need, Recording
-from seko_runtime import open_artifact
-from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import ControlSpec, Manifest
-from seko_runtime.video.artifact import video_artifact
-from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video, start_pictures
 from seko_runtime.video.manifest import Golden, VideoManifest, VideoWorkload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from seko_export.config.video import VideoBuild
+    from seko_export.engines.piece import Piece
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.families.base import MediaTensors
+    from seko_export.host.environment import Target
+    from seko_export.host.progress import Progress
+    from seko_export.media.sources import MediaSources
+    from seko_export.options.resolved import ResolvedBuild
+    from seko_export.video.recording import Record
+    from seko_runtime.executor.resolved import Programs
+    from seko_runtime.format.manifest import ControlSpec, Manifest
 
 
 @dataclass(frozen=True)
@@ -87,16 +80,61 @@ class VideoBuildResult(BuildResult):
             yield f"          other last bits alone move the eager model by {self.golden_rounding:.2e}{where}"
 
 
-class VideoExport(ExportWorkload[VideoBuild]):
+class VideoExport(ExportWorkload["VideoBuild"]):
     """The workload of causal video transformers, which denoise frames chunk by chunk over a KV cache of earlier
     frames."""
 
-    name = "video"
+    name = ModelConfig.workload
     manifest = VideoManifest
     whole_programs = ("denoise", "context")
+    options = BuildOptions
+
+    def presets(self) -> dict[str, dict[str, Any]]:
+        """Return the sample and the presets of all families, with facts and open questions about each."""
+        from seko_export.video.preset_report import preset_report
+
+        return preset_report()
+
+    def preset_lines(self, name: str, preset: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a preset's sizes and stream, and the facts and open questions about it."""
+        from seko_export.video.preset_report import preset_lines
+
+        return preset_lines(name, preset)
+
+    def check_options(self, options: BuildOptions) -> None:
+        """Refuse unknown names and impossible layouts."""
+        check_video_options(options)
+
+    def resolve_options(
+        self, options: BuildOptions, *, machine: Target | None = None
+    ) -> ResolvedBuild[VideoBuild]:
+        """Return the configuration and input files of a build; see `resolve_build`."""
+        from seko_export.options.resolve import resolve_build
+
+        return resolve_build(options, machine=machine)
+
+    def inspect(self, path: Path, gpu: str | None) -> dict[str, Any]:
+        """Return the report on a checkpoint, a LoRA or a VAE."""
+        from seko_export.video.inspection import inspect_checkpoint
+
+        return inspect_checkpoint(path, gpu)
+
+    def plan(self, options: BuildOptions, gpu: str, *, steps: int | None, fps: int | None) -> dict[str, Any]:
+        """Return memory in bytes and times in seconds; see `video.plan.predict.predict`."""
+        from seko_export.video.plan.predict import PlanRequest, predict
+
+        return predict(PlanRequest(options, gpu, steps, fps))
+
+    def show_plan(self, report: Mapping[str, Any]) -> str:
+        """Return the report of `plan` as tables."""
+        from seko_export.video.plan.table import show
+
+        return show(report)
 
     def describe(self, config: VideoBuild, golden: Golden | None) -> VideoWorkload:
         """Return the manifest's description of layout, schedule, cache format and recorded chunks."""
+        from seko_export.video.description import video_workload
+
         return video_workload(config, golden)
 
     def describe_model(self, config: VideoBuild) -> Mapping[str, object]:
@@ -125,6 +163,8 @@ class VideoExport(ExportWorkload[VideoBuild]):
 
     def resolve(self, manifest: Manifest) -> Programs:
         """Return the programs of a video manifest, checked against the workload's contract."""
+        from seko_runtime.video.contract import resolve_video
+
         return resolve_video(cast(VideoManifest, manifest))
 
     def needs(self, config: VideoBuild) -> Iterator[Need]:
@@ -153,6 +193,9 @@ class VideoExport(ExportWorkload[VideoBuild]):
 
     def open_media(self, config: VideoBuild, media: MediaSources) -> MediaTensors:
         """Open the weights of VAE and encoders; refuse a tokenizer with other ids than the text encoder."""
+        from seko_export.video.media import open_media, prompt_ids
+        from seko_export.video.recording import GOLDEN_PROMPT
+
         if media.tokenizer is not None:
             prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
         return open_media(media, config)
@@ -170,17 +213,25 @@ class VideoExport(ExportWorkload[VideoBuild]):
         progress: Progress,
     ) -> Record:
         """Record two chunks; for a quantised cache first calibrate the scales, on the model with an exact cache."""
+        from seko_export.video.media import prompt_ids
+        from seko_export.video.recording import GOLDEN_PROMPT, record
+
         ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
         eager = {**weights, **_exact_weights(config, weights, checkpoint)}
         return record(config.as_batch, eager, progress, ids)
 
     def uncalibrated(self, config: VideoBuild) -> Mapping[str, Tensor]:
         """Return a quantised cache's scales for channels whose values lie in [-1, 1]."""
+        from seko_export.video.calibration import uncalibrated_scales
+
         return {} if config.lossless else uncalibrated_scales(config)
 
     def recording_bytes(self, config: VideoBuild) -> int:
         """Return the further bytes that recording needs: unquantised copies of weights that the artifact holds in
         fp8, and on a CPU the exact cache."""
+        from seko_export.goldens.placement import device_bytes
+        from seko_export.roofline.work import weight_sizes
+
         cache = 0
         if config.target.eager_device == "cpu":
             cache = device_bytes(graph_of(config.as_exact.as_batch).buffers)
@@ -192,6 +243,10 @@ class VideoExport(ExportWorkload[VideoBuild]):
 
     def write_files(self, folder: Path, config: VideoBuild, media: MediaSources, *, measured: bool) -> None:
         """Write the tokenizer, the viewer's pictures, and the table of kernels if the build has fused layers."""
+        from seko_export.engines.kernel_table import write_kernel_table
+        from seko_export.media.viewer import read_viewer, write_viewer
+        from seko_export.video.media import write_tokenizer
+
         write_tokenizer(folder, media.tokenizer)
         if media.viewer is not None:
             write_viewer(folder, read_viewer(media.viewer))
@@ -200,6 +255,12 @@ class VideoExport(ExportWorkload[VideoBuild]):
 
     def warm_up(self, folder: Path) -> None:
         """Make chunks until the ring has wrapped around, with a prompt and a picture if the artifact takes them."""
+        import numpy as np
+
+        from seko_runtime import open_artifact
+        from seko_runtime.video.artifact import video_artifact
+        from seko_runtime.video.contract import PICTURE_CHANNELS, start_pictures
+
         with open_artifact(folder) as opened:
             artifact = video_artifact(opened)
             manifest = artifact.manifest
@@ -238,19 +299,13 @@ class VideoExport(ExportWorkload[VideoBuild]):
         if recorded is not None and recorded.exact:
             kv["error_vs_exact"] = recorded.error_vs_exact
         return VideoBuildResult(
-            **{field.name: getattr(result, field.name) for field in fields(BuildResult)},
+            **vars(result),
             kv=kv,
             golden_error=None if report is None else report["worst"]["golden"],
             golden_cache_error=max((row["cache"] for row in errors), default=None),
             golden_video_error=max(videos, default=None),
             golden_rounding=None if recorded is None else recorded.rounding,
         )
-
-    def predict(self, config: VideoBuild, gpu: str) -> dict[str, Any]:
-        """Return the report of `seko-export plan` for a video build: memory in bytes, times in seconds."""
-        card, work = find_gpu(gpu), Work.of(config)
-        memory = memory_report(config, card, work)
-        return memory | time_report(config, card, work, memory["sessions_fit"])
 
 
 def _exact_weights(
@@ -266,6 +321,8 @@ def _exact_weights(
 def _exact_pieces(config: VideoBuild, known: Container[str]) -> dict[str, Piece]:
     """Return the exact model's engines that need weights whose names are not in ``known``. These are engines of layers:
     the weights of a VAE are the same in both models."""
+    from seko_export.roofline.work import weight_sizes
+
     pieces = graph_of(config.as_exact).pieces
     return {
         name: piece

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from seko_export.config.build import BuildConfig
+from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
+from seko_export.families.registry import presets_of
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
 from seko_runtime.format.manifest import ControlSpec, Manifest, Workload
@@ -25,6 +27,9 @@ if TYPE_CHECKING:  # backends refer to workloads and are read before torch is im
     from torch import Tensor
 
     from seko_export.engines.weight_source import WeightSource
+    from seko_export.host.environment import Target
+    from seko_export.options.declaration import BuildOptions
+    from seko_export.options.resolved import ResolvedBuild
     from seko_runtime.executor.resolved import Programs
 
 Build = TypeVar("Build", bound=BuildConfig)  # the build configuration of a workload
@@ -120,6 +125,72 @@ class ExportWorkload(ABC, Generic[Build]):
     """The class of the workload's manifests."""
     whole_programs: tuple[str, ...] = ()
     """Programs that a backend may also write as one file each."""
+    options: type[BuildOptions] | None = None
+    """The class of the options of a build; None: `build_steps.build_artifact` alone builds it. A command reads options
+    before torch is imported, so the module of a workload imports torch only in methods that build."""
+
+    def presets(self) -> dict[str, dict[str, Any]]:
+        """Return the models of `seko-export presets` by name, as plain data."""
+        return {
+            name: {"family": model.family, "model": asdict(model)}
+            for name, model in presets_of(self.name).items()
+        }
+
+    def preset_lines(self, name: str, preset: Mapping[str, Any]) -> Iterator[str]:
+        """Yield lines of text that describe one of `presets` for a person."""
+        yield f"{name}  ({preset['family']}: {self.name})"
+
+    def recognises(self, config_json: Mapping[str, Any]) -> bool:
+        """Return whether the config.json of a folder describes a model of this workload."""
+        del config_json
+        return False
+
+    def check_options(self, options: BuildOptions) -> None:
+        """Refuse invalid options of a build, as far as they can be found without a checkpoint.
+
+        Raises
+        ------
+        UsageError
+            If an option is invalid.
+        """
+        del options
+
+    def resolve_options(
+        self, options: BuildOptions, *, machine: Target | None = None
+    ) -> ResolvedBuild[Build]:
+        """Return the configuration and input files that the options of a build determine. ``machine`` takes the place
+        of ``--target``, to estimate a build for another machine.
+
+        Raises
+        ------
+        UsageError
+            If a name is unknown or options contradict each other.
+        CheckpointError
+            If a file that was named cannot be read, or contradicts itself or the preset.
+        MachineError
+            If this machine cannot build for the target.
+        """
+        del options, machine
+        raise self._lacks("options of a build")
+
+    def inspect(self, path: Path, gpu: str | None) -> dict[str, Any]:
+        """Return the report of `seko-export inspect` on a checkpoint. With the name of a GPU the report may have the
+        bytes of a build on this GPU."""
+        del path, gpu
+        raise self._lacks("report on a checkpoint")
+
+    def plan(self, options: BuildOptions, gpu: str, *, steps: int | None, fps: int | None) -> dict[str, Any]:
+        """Estimate memory and time of a build on a GPU of `roofline.gpus.GPUS` that need not be present."""
+        del options, gpu, steps, fps
+        raise self._lacks("estimate of memory and time")
+
+    def show_plan(self, report: Mapping[str, Any]) -> str | None:
+        """Return the report of `plan` as lines of text; None: the entries of the report are listed."""
+        del report
+        return None
+
+    def _lacks(self, what: str) -> UsageError:
+        return UsageError(f"the workload {self.name!r} has no {what}")
 
     @abstractmethod
     def describe(self, config: Build, golden: Any) -> Workload:
@@ -226,10 +297,6 @@ class ExportWorkload(ABC, Generic[Build]):
         JSON line of `verify`, or None."""
         del config, manifest, recording, report
         return result
-
-    def predict(self, config: Build, gpu: str) -> dict[str, Any]:
-        """Estimate memory and time of a build on a GPU of `roofline.gpus.GPUS` that need not be present."""
-        raise NotImplementedError(f"the workload {self.name!r} has no estimate of memory and time for {gpu}")
 
     def verify(self, folder: Path) -> tuple[str, ...]:
         """Return the command that replays the recorded results of an artifact in a process of its own: a Python module

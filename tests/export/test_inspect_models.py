@@ -19,7 +19,7 @@ from seko_export.errors import UsageError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import presets
 from seko_export.families.wan.presets import PRESETS
-from seko_export.tools import checkpoint_inspection
+from seko_export.video import inspection as checkpoint_inspection
 
 TINY = PRESETS["tiny"].model
 

@@ -23,7 +23,7 @@ from seko_export.families.registry import families, family_named, graph_of, pres
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
-from seko_export.tools.checkpoint_inspection import CHOICE
+from seko_export.video.inspection import CHOICE
 
 
 class StopError(RuntimeError):

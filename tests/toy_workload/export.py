@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -16,11 +17,15 @@ from seko_export.config.target import TargetConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, on_meta
 from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import UsageError
 from seko_export.families.base import Family, MediaTensors, ModelGraph
 from seko_export.families.registry import graph_of
 from seko_export.goldens.eager import GOLDEN_FILE, eager_engine, eager_manifest, eager_memory, write_goldens
+from seko_export.host.environment import Target
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
+from seko_export.options.declaration import BuildOptions, option
+from seko_export.options.resolved import ResolvedBuild
 from seko_export.workloads.base import ExportWorkload
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
@@ -81,10 +86,20 @@ class ToyConfig(WorkloadConfig):
 CONFIG = BuildConfig(ToyModel("toy-speech"), ToyConfig(), TargetConfig("cpu"))
 
 
+@dataclass(frozen=True)
+class ToyOptions(BuildOptions):
+    """What a person may ask of a toy build: the options of any build, and one of its own."""
+
+    lengths: tuple[int, ...] | None = option(
+        "Numbers of words that a call reads.", group="Toy (words)", workload=ToyModel.workload, plan=True
+    )
+
+
 class ToyFamily(Family[BuildConfig]):
     """The one net that there is."""
 
     name = f"{__name__}:FAMILY"
+    presets = MappingProxyType({"toy-speech": CONFIG.model})
 
     @property
     def keys(self) -> KeyTable:
@@ -173,6 +188,20 @@ class ToyExport(ExportWorkload[BuildConfig]):
 
     name = ToyModel.workload
     manifest = ToyManifest
+    options = ToyOptions
+
+    def check_options(self, options: BuildOptions) -> None:
+        """Refuse lengths that no engine has."""
+        if isinstance(options, ToyOptions) and not {*(options.lengths or LENGTHS)} <= {*LENGTHS}:
+            raise UsageError(f"--lengths: expected some of {', '.join(map(str, LENGTHS))}")
+
+    def resolve_options(
+        self, options: BuildOptions, *, machine: Target | None = None
+    ) -> ResolvedBuild[BuildConfig]:
+        """Return the one net, with the lengths that were asked for."""
+        del machine
+        asked = options.lengths if isinstance(options, ToyOptions) else None
+        return ResolvedBuild(CONFIG.changed(lengths=asked or LENGTHS), options.checkpoint, MediaSources())
 
     def describe(self, config: BuildConfig, golden: Golden | None) -> ToyWorkload:
         """Return lengths and positions."""

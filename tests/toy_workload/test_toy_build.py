@@ -7,17 +7,25 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 
+from seko_export import build, plan
 from seko_export.backends import export_backend
 from seko_export.build_steps import build_artifact
+from seko_export.cli.commands import main as seko_export
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
+from seko_export.options.asked import options_of, options_table, workload_asked
+from seko_export.options.checks import check_options
 from seko_export.roofline.room import room_of
 from seko_export.workloads.registry import workload_named
 from seko_runtime import open_artifact, read_manifest, register_workload
@@ -29,7 +37,7 @@ from tests.support.shared import made_once
 from tests.support.tiers import first_is_fast
 from tests.support.uncompiled import UNCOMPILED, leave_uncompiled
 from tests.toy_workload import model
-from tests.toy_workload.export import CONFIG, GOLDEN_STEPS, WORKLOAD
+from tests.toy_workload.export import CONFIG, FAMILY, GOLDEN_STEPS, WORKLOAD, ToyOptions
 from tests.toy_workload.test_toy_workload import NEAR, ROOT, WORDS, alone, said
 from tests.toy_workload.workload import WORKLOAD as IN_RUNTIME
 
@@ -37,15 +45,32 @@ from tests.toy_workload.workload import WORKLOAD as IN_RUNTIME
 ENTRY_POINT = "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
 
 
+@contextmanager
+def installed(home: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Context manager in which family and workload are installed in a folder for the exporter."""
+    home.mkdir()
+    with (
+        installing(home, patch, "seko.families") as family,
+        installing(home, patch, "seko.export_workloads") as workload,
+    ):
+        family("toy_family", **{FAMILY.name: FAMILY.name})
+        workload("toy_workload", **{WORKLOAD.name: WORKLOAD.name})
+        yield
+
+
 def build_uncompiled(folder: Path) -> None:
-    """Build it in this process, which knows the workload; its engines are exported programs."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Build it in this process from its preset; its engines are exported programs."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        installed(folder.with_name(f"{folder.name}-installed"), patch),
+    ):
         leave_uncompiled(patch)
         patch.setattr(workloads, "_registered", {})
         register_workload(IN_RUNTIME)
         checkpoint = folder.with_name(f"{folder.name}.safetensors")
         save_file(model.weights(), checkpoint)
-        result = build_artifact(CONFIG, checkpoint, folder, backend="compile", compiler_cache=False)
+        asked = ToyOptions(checkpoint, preset="toy-speech", backend="compile")
+        result = build(asked, folder, compiler_cache=False)
     assert set(result.engine_s) == set(model.MODULES)
 
 
@@ -183,6 +208,28 @@ def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Pa
         report = json.loads(child.stdout)
         assert {name: report[name] for name in said_there} == said_there
     np.testing.assert_allclose(np.load(output), alone(words), **NEAR)
+
+
+def test_a_workload_from_outside_answers_for_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its preset is listed, its own option stands under its heading, and options of others are refused."""
+    with installed(tmp_path / "installed", monkeypatch):
+        listed = json.loads(CliRunner().invoke(seko_export, ["presets", "--json"]).stdout)
+        assert listed["toy-speech"] == {"family": FAMILY.name, "model": asdict(CONFIG.model)}
+        assert "| **Toy (words)** | | |\n| `--lengths` |" in options_table()
+        asked = options_of(preset="toy-speech", lengths=(4,), height=None)
+        assert asked == ToyOptions(preset="toy-speech", lengths=(4,))
+        assert workload_asked(asked).resolve_options(asked).config == CONFIG.changed(lengths=(4,))
+        for preset, options, why in (
+            ("toy-speech", {"height": 480}, "--height belongs to models of video, and this is one of tests"),
+            ("tiny", {"lengths": (4,)}, r"--lengths belongs to models of tests\S*, and this is one of video"),
+            ("toy-speech", {"lengths": (5,)}, "--lengths: expected some of 4, 8"),
+        ):
+            with pytest.raises(UsageError, match=why):
+                check_options(options_of(preset=preset, **options))
+        with pytest.raises(UsageError, match="has no estimate of memory and time"):
+            plan(asked, "h200")
 
 
 def test_a_backend_of_another_workload_refuses_it() -> None:

@@ -29,10 +29,12 @@ from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.random_files import stored_tensors, tokenizer_json
 from seko_export.families.voxcpm2.recognise import config_json
 from seko_export.host.progress import silent
-from seko_export.options.checks import check_options, is_speech
+from seko_export.options.asked import workload_asked
+from seko_export.options.checks import check_options
 from seko_export.speech.description import kv_pool
-from seko_export.speech.options import resolve_speech
+from seko_export.speech.options import SpeechOptions
 from seko_export.speech.recording import LEAST
+from seko_export.speech.resolve import resolve_speech
 from seko_export.speech.workload import WORKLOAD
 from seko_runtime import open_artifact
 from seko_runtime.backends.cuda_memory import ENGINE_ALIGNMENT, CudaMemory
@@ -72,7 +74,7 @@ def build_speech(folder: Path, config: VoxCpm2Config, backend: str = "compile", 
     """Build an artifact of two sessions beside its checkpoint; engines of the backend ``compile`` are not compiled."""
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
     write_folder(checkpoint, config)
-    asked = BuildOptions(
+    asked = SpeechOptions(
         checkpoint,
         sessions=2,
         batch=(2,),  # a session alone has a batch index without one beside it
@@ -213,7 +215,7 @@ def test_a_tampered_manifest_is_refused(built: Path, tmp_path: Path) -> None:
 def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
     write_folder(tmp_path / "tiny", PLAIN)
     options = BuildOptions(tmp_path / "tiny", target="cpu")
-    assert is_speech(options)
+    assert workload_asked(options).name == "speech"
     config = resolve_speech(options).config
     assert (config.model, config.workload.positions) == (PLAIN, PLAIN.rope.max_positions)
     report = inspect(tmp_path / "tiny")
@@ -246,9 +248,10 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
         ({"kv": "int8-fp4"}, "keys and values alike"),
     ],
 )
-def test_what_speech_cannot_have_is_refused(options: dict[str, Any], why: str) -> None:
+def test_what_speech_cannot_have_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    asked = SpeechOptions(preset="voxcpm2-tiny", random_weights=0, **{"target": "cpu", **options})
     with pytest.raises(UsageError, match=why):
-        resolve_speech(BuildOptions(preset="voxcpm2-tiny", random_weights=0, **{"target": "cpu", **options}))
+        build(asked, tmp_path / "artifact")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +266,7 @@ def test_lossy_caches_and_weights_are_compared_with_exact_ones(
     folder = tmp_path / "model"
     write_folder(folder, WIDE)
     sizes = {"positions": POSITIONS, "prefill": (16,), "read_lengths": (POSITIONS,)}
-    resolved = resolve_speech(BuildOptions(folder, target="cpu", **sizes, **options))
+    resolved = resolve_speech(SpeechOptions(folder, target="cpu", **sizes, **options))
     config, family = resolved.config, family_of(resolved.config)
     checkpoint = family.load(folder, config.model)
     weights = dict(family.weights(graph_of(config).pieces, checkpoint)) | dict(
@@ -306,7 +309,7 @@ def test_each_layers_cache_begins_where_an_engine_may_write_it(kv: str, tmp_path
     folder = tmp_path / "model"
     write_folder(folder, WIDE)
     options = {"fp4_kv": True} if kv == "fp4" else {"kv": kv}
-    config = resolve_speech(BuildOptions(folder, target="cpu", positions=POSITIONS, **options)).config
+    config = resolve_speech(SpeechOptions(folder, target="cpu", positions=POSITIONS, **options)).config
     graph, memory = graph_of(config), cast(CudaMemory, SimpleNamespace(device=torch.device("cpu")))
     tensors = {buffer.name: CudaMemory.allocate(memory, buffer) for buffer in graph.buffers}
     layers = [
@@ -332,7 +335,7 @@ def test_quantised_caches_need_heads_of_whole_groups() -> None:
 
 def test_video_has_no_options_of_speech() -> None:
     with pytest.raises(UsageError, match="--positions belongs to models of speech"):
-        check_options(BuildOptions(preset="tiny", positions=8))
+        check_options(SpeechOptions(preset="tiny", positions=8))
 
 
 @pytest.mark.slow
@@ -351,7 +354,7 @@ def test_a_plan_has_memory_and_the_time_of_a_step() -> None:
 
     The times are those of the newest rows of `vox_step_ms` and `vox_fp8_step_vs_bf16`.
     """
-    options = BuildOptions(preset="voxcpm2", sessions=64, batch=(1, 64), positions=1024)
+    options = SpeechOptions(preset="voxcpm2", sessions=64, batch=(1, 64), positions=1024)
     report = plan(options, "h200")
     alone, many = report["steps"]
     assert alone["weight_bytes"] == pytest.approx(7.55e9 + 4 * 45.7e6, rel=0.01)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from seko_export import BuildOptions, build
+from seko_export import build
+from seko_export.speech.options import SpeechOptions
 from seko_runtime import open_artifact
 from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
 from tests.voxcpm2.models import with_heads
@@ -38,7 +39,7 @@ def artifact(
     # in bfloat16, with heads as the kernels of few tokens take them
     write_folder(home / "model", with_heads(128, dtype="bfloat16"))
     sizes: dict[str, Any] = {"sessions": 3, "batch": (2,), "positions": POSITIONS, "prefill": (16,)}
-    build(BuildOptions(home / "model", **sizes, **request.param), home / "artifact", compiler_cache=False)
+    build(SpeechOptions(home / "model", **sizes, **request.param), home / "artifact", compiler_cache=False)
     with open_artifact(home / "artifact") as opened:
         yield speech_artifact(opened)
 

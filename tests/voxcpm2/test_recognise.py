@@ -19,9 +19,9 @@ from seko_export.families.voxcpm2.keys import voxcpm2_shapes
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.families.voxcpm2.recognise import config_json, read_config, recognise
 from seko_export.media.audio_vae.files import audio_vae_shapes
-from seko_export.options.checks import is_speech
+from seko_export.options.asked import workload_asked
 from seko_export.options.declaration import BuildOptions
-from seko_export.speech.options import resolve_speech
+from seko_export.speech.resolve import resolve_speech
 from tests.voxcpm2.models import scaled
 from tests.voxcpm2.oracle import original, original_config
 
@@ -245,7 +245,7 @@ def test_a_voxcpm_1_is_named_and_no_video(architecture: str | None, tmp_path: Pa
             resolve_speech(BuildOptions(tmp_path, preset=preset))
     with pytest.raises(NotACheckpointError, match="describes a VoxCPM 1,"):
         inspect(tmp_path)
-    assert is_speech(BuildOptions(tmp_path))
+    assert workload_asked(BuildOptions(tmp_path)).name == "speech"
 
 
 def test_a_later_version_is_no_video_either(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 
 from seko_export.families.base import Family
@@ -12,11 +11,6 @@ from seko_export.families.speech.config import SpeechBuild, SpeechModel
 
 class SpeechFamily(Family[SpeechBuild]):
     """A family of speech models. A model's checkpoint is a folder with config.json, weights and tokenizer."""
-
-    @property
-    @abstractmethod
-    def presets(self) -> Mapping[str, SpeechModel]:
-        """Models with known dimensions, by the name for ``--preset``."""
 
     @abstractmethod
     def recognise(self, folder: Path) -> SpeechModel | None:

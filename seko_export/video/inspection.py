@@ -1,4 +1,4 @@
-"""Report of `seko-export inspect CHECKPOINT`: family, dimensions with their sources, and the build command."""
+"""Report of `seko-export inspect` on files of video models: family, dimensions with their sources, build command."""
 
 from __future__ import annotations
 
@@ -28,35 +28,15 @@ from seko_export.families.video import Preset
 from seko_export.media.load import load_vae
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_config_of, vae_for, vae_of, vaes
-from seko_export.options.checks import SAMPLE_FOLDER, is_sample, is_speech
+from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
 from seko_export.options.model_folder import find_files
 from seko_export.options.sample import read_sample
-from seko_export.roofline.gpus import find_gpu
-from seko_export.speech.inspection import inspect_speech
 from seko_export.video.plan.predict import PlanRequest, predict
-from seko_runtime.format.manifest import MANIFEST_FILE
 
 CHOICE = "NAME"  # in place of the preset that the user must choose; no preset has this name
-_ENGINES = "engines"  # a folder that every artifact has, even one that lost its manifest
 _MODELS = "models"  # subfolder of repositories with a .pt
-_TAR_MARK = (257, b"ustar")
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Return whether a path is to be read as a checkpoint, since nothing there looks like an artifact."""
-    if path.is_dir():
-        return not (path / MANIFEST_FILE).exists() and not (path / _ENGINES).is_dir()
-    if not path.is_file():
-        return False
-    at, mark = _TAR_MARK
-    try:
-        with path.open("rb") as file:
-            file.seek(at)
-            return file.read(len(mark)) != mark
-    except OSError:
-        return True
 
 
 def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
@@ -88,13 +68,9 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
         If the checkpoint cannot be read, belongs to no known family, contradicts its config.json, or has other keys
         than its model.
     """
-    if gpu is not None:
-        find_gpu(gpu)
     lora = _lora_of(path)
     if lora is not None:
         return lora
-    if is_speech(BuildOptions(path)):
-        return inspect_speech(path)
     vae = _vae_of(path)
     if vae is not None:
         return vae

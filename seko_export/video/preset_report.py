@@ -1,14 +1,15 @@
-"""Report of `seko-export presets`: models by name, with facts and open questions about each."""
+"""Report of `seko-export presets` on video models: by name, with facts and open questions about each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.families.registry import presets, presets_of
+from seko_export.families.registry import presets
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE
 from seko_export.options.sample import read_sample
@@ -21,7 +22,7 @@ def preset_report() -> dict[str, dict[str, Any]]:
     of a chunk, or None for the four timesteps of Self-Forcing. ``first_passes`` are the timesteps of a stream's first
     chunk, or None if all chunks have the same timesteps. ``entry`` is the entry of a `.pt`, and ``files`` are the
     authors' paths. ``source``, ``needs`` and ``unverified`` are sentences. ``missing`` names the features that a build
-    lacks; it is empty if the preset can be built. Speech models have only ``family`` and ``model``.
+    lacks; it is empty if the preset can be built.
 
     Returns
     -------
@@ -40,10 +41,18 @@ def preset_report() -> dict[str, dict[str, Any]]:
         }
         for name, preset in presets().items()
     }
-    speech = {
-        name: {"family": model.family, "model": asdict(model)} for name, model in presets_of("speech").items()
-    }
-    return _sample() | video | speech
+    return _sample() | video
+
+
+def preset_lines(name: str, preset: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines of text that describe an entry of `preset_report` for a person."""
+    model, stream = preset["model"], preset["stream"]
+    size = f"{model['layers']} layers of {model['dim']}, {stream['height']}x{stream['width']}"
+    frames = f"chunk {stream['chunk_frames']}, sink {stream['sink_frames']}, ring {stream['ring_frames']}"
+    yield f"{name}  ({preset['family']}: {size}, {frames})"
+    for word in ("source", "needs", "unverified", "missing"):
+        if preset[word]:
+            yield f"    {word:11} {preset[word]}"
 
 
 def _entries(model: ModelConfig, stream: StreamConfig, schedule: Schedule | None) -> dict[str, Any]:
