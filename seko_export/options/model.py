@@ -123,38 +123,23 @@ def with_aspect(chosen: ChosenModel, aspect: str | None) -> ChosenModel:
     return replace(chosen, stream=replace(chosen.stream, height=height, width=width))
 
 
-def with_camera(chosen: ChosenModel, camera: str | None) -> ChosenModel:
-    """Return the model with ``--camera`` applied.
+def with_model_options(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:
+    """Return the model with ``--camera`` and ``--speakers`` applied.
 
     Raises
     ------
     UsageError
-        If the model has no camera, or does not support this value of ``--camera``.
+        If the model has no such field, or does not support the value.
     """
-    if camera is None:
-        return chosen
-    if not hasattr(chosen.model, "camera"):
-        raise UsageError(f"--camera {camera}: {chosen.model.name!r} has no camera; leave it out")
-    changed: dict[str, Any] = {"camera": camera}
-    return replace(chosen, model=replace(chosen.model, **changed))
-
-
-def with_speakers(chosen: ChosenModel, speakers: int | None) -> ChosenModel:
-    """Return the model with ``--speakers`` applied.
-
-    Raises
-    ------
-    UsageError
-        If the model takes no audio, or ``--speakers`` is below 1.
-    """
-    if speakers is None:
-        return chosen
-    if not hasattr(chosen.model, "speakers"):
-        raise UsageError(f"--speakers {speakers}: {chosen.model.name!r} hears no voice; leave it out")
-    if speakers < 1:
-        raise UsageError(f"--speakers {speakers}: expected at least 1")
-    changed: dict[str, Any] = {"speakers": speakers}
-    return replace(chosen, model=replace(chosen.model, **changed))
+    if options.speakers is not None and options.speakers < 1:
+        raise UsageError(f"--speakers {options.speakers}: expected at least 1")
+    for name, lacking in (("camera", "has no camera"), ("speakers", "hears no voice")):
+        value = getattr(options, name)
+        if value is not None and not hasattr(chosen.model, name):
+            raise UsageError(f"--{name} {value}: {chosen.model.name!r} {lacking}; leave it out")
+        if value is not None:
+            chosen = replace(chosen, model=replace(chosen.model, **{name: value}))
+    return chosen
 
 
 def with_run_config(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:

@@ -45,9 +45,8 @@ from seko_export.options.model import (
     preset_model,
     read_model,
     with_aspect,
-    with_camera,
+    with_model_options,
     with_run_config,
-    with_speakers,
 )
 from seko_export.options.model_folder import with_model_folder, with_pipeline, with_variant
 from seko_export.options.passes import asked_schedule
@@ -129,7 +128,7 @@ def _chosen_model(
         named = Preset(sample.model, sample.stream, sample.schedule) if sample else known[preset or RANDOM]
         chosen = preset_model(preset or RANDOM, named, options)
     chosen = with_run_config(chosen, options)
-    chosen = with_speakers(with_camera(chosen, options.camera), options.speakers)
+    chosen = with_model_options(chosen, options)
     chosen = with_aspect(chosen, options.aspect)
     check_sink(chosen.stream)
     return chosen
