@@ -19,6 +19,7 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
+from seko_runtime.controls import controls_of
 from seko_runtime.controls.fitting import fit_levels
 from seko_runtime.controls.pictures import squashed
 from seko_runtime.errors import UsageError
@@ -151,11 +152,11 @@ def test_a_server_shows_it_without_a_word_of_the_family(artifact: Path) -> None:
         assert isinstance(takes, dict)
         assert (takes["prompt"], takes["keys"], takes["image"]) == (False, True, "required")
         json.dumps(facts)
+        (pictures,) = controls_of(opened.manifest).of_kind("pictures")
+        pictures.take({"start": PHOTO})
         chunks = []
         for event in ({}, {"held": ["KeyW"]}, {"axes": {"yaw": 1.0}}):
-            content = VideoContent(
-                opened.manifest, Opening(None, 3, 12.0, image=fit_levels(PHOTO, 32, 48)[0])
-            )
+            content = VideoContent(opened.manifest, Opening(None, 3, 12.0, pictures.state()))
             row = content.open(pool, "viewer", "somebody")
             if event:
                 row.controls["actions"].take(event)

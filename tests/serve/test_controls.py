@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,10 @@ from seko_runtime.controls.fitting import cover_pictures
 from seko_runtime.controls.poses import framewise
 from seko_runtime.controls.recording import read_recording
 from seko_serve.client import AsyncClient
-from seko_serve.protocol import Codec, Media
+from seko_serve.protocol import Codec, Control, Media
+from seko_serve.store.arrays import array_table
+from seko_serve.video.content import VideoContent
+from seko_serve.video.opening import Opening, opening_of
 from tests.runtime import toy_pool, toy_whole
 from tests.support.cameras import camera_of, chunk_of
 from tests.support.stacked import push
@@ -320,3 +324,18 @@ def test_a_session_that_is_not_recorded_says_so(start: Starter) -> None:
         await client.close()
 
     run(test, server)
+
+
+def test_a_session_that_goes_on_begins_again_with_its_picture() -> None:
+    picture = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
+    url = "data:image/png;base64," + base64.b64encode(coded(picture, "png")).decode()
+    with toy_pool.open_pool() as pool:
+        begun = VideoContent(pool.manifest, opening_of({"prompt": PROMPT, "image": url}, pool.manifest))
+        with begun.open(pool, "one", "tenant") as row, pool.open_session(prompt=PROMPT) as plain:
+            first = row.run_chunk().to_host().copy()
+            assert not np.array_equal(first, plain.run_chunk().to_host())
+            state = json.loads(json.dumps(begun.state(), default=array_table))
+            following = VideoContent(pool.manifest, Opening.of_state(state["opening"]))
+            following.load(row, state)
+            following.apply(row, Control("restart", "1", {}))
+            assert np.array_equal(row.run_chunk().to_host(), first)

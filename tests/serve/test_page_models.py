@@ -217,13 +217,15 @@ def test_a_page_asks_for_two_pictures_where_a_video_leads_from_one_to_the_other(
         page.until(f"{FRAMES} > 20")
         (session,) = server.manager.sessions.values()
         assert isinstance(session.content, VideoContent)
-        assert session.content.opening.inputs["last_frame"].tolist() == [4]  # 16 frames: 1, and 4 a latent
+        assert session.content.opening.pictures["inputs"]["last_frame"].tolist() == [
+            4
+        ]  # 16 frames: 1, and 4 a latent
         page.value("document.getElementById('last_s').value = 0.5; true")
         page.value("document.getElementById('restart').click(); true")
         while not (others := [other for other in server.manager.sessions.values() if other is not session]):
             time.sleep(0.02)
         assert isinstance(others[0].content, VideoContent)
-        assert others[0].content.opening.inputs["last_frame"].tolist() == [2]
+        assert others[0].content.opening.pictures["inputs"]["last_frame"].tolist() == [2]
         page.until("document.getElementById('state').textContent === 'Live'")
         page.screenshot(way.parent / "way.png")
         page.screenshot(way.parent / "way-phone.png", 390, 1300)

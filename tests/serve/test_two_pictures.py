@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from seko_runtime import Pool
+from seko_runtime.controls import controls_of
 from seko_runtime.video.manifest import VideoManifest
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.live.device import pool_of
 from seko_serve.video.facts import described
-from seko_serve.video.opening import blank_opening, opening_of
+from seko_serve.video.opening import Opening, blank_opening, opening_of
 from tests.support.given_pictures import opening_with
 from tests.support.shared import made_once
 from tests.wan_i2v.streams import ONE, TWO
@@ -47,11 +48,18 @@ def test_a_session_begins_with_what_the_command_line_would_give_it(clip: tuple[P
     seconds = (1 + 4 * (frames - 1)) / fps  # the first latent frame holds one video frame, the others four
     opening = opening_of({"image": upload(PHOTO), "last_image": upload(LAST), "last_s": seconds}, manifest)
     begins = opening_with(manifest, 4, start=PHOTO, last=LAST)
-    inputs = begins["inputs"]
-    assert opening.image is not None
-    assert np.array_equal(opening.image, begins["image"])
-    assert set(opening.inputs) == set(inputs) == {"last_frame", "squashed"}
-    assert all(np.array_equal(opening.inputs[name], inputs[name]) for name in inputs)
+    taken = of_controls(opening, manifest)
+    assert np.array_equal(taken["image"], begins["image"])
+    assert set(taken["inputs"]) == set(begins["inputs"]) == {"last_frame", "squashed"}
+    assert all(np.array_equal(taken["inputs"][name], begins["inputs"][name]) for name in begins["inputs"])
+
+
+def of_controls(opening: Opening, manifest: VideoManifest) -> Table:
+    """What a session begins with by the pictures of an opening."""
+    (control,) = controls_of(manifest).of_kind("pictures")
+    assert opening.pictures is not None
+    control.load(opening.pictures)
+    return control.opening()
 
 
 @pytest.mark.parametrize(("video_frames", "frame"), [(2, 1), (5, 1), (6, 2), (81, 20)])
@@ -64,10 +72,9 @@ def test_a_page_is_told_that_there_are_two_pictures(manifest: VideoManifest) -> 
     takes = described(manifest)["takes"]
     assert isinstance(takes, dict)
     assert (takes["image"], takes["last_image"]) == ("required", True)
-    blank = blank_opening(manifest)
-    assert blank.image is not None
-    assert blank.image.shape == (2, 32, 48, 3)
-    assert blank.inputs["last_frame"].tolist() == [0]
+    blank = of_controls(blank_opening(manifest), manifest)
+    assert blank["image"].shape == (2, 32, 48, 3)
+    assert blank["inputs"]["last_frame"].tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -114,10 +121,9 @@ def test_frames_are_the_runtimes_also_when_a_session_starts_over(
         manifest, wanted = pool.manifest, {}
         for frame in (4, 0):
             opening = opening_of({"prompt": "a red disc", "seed": 3, **pictures, "last_s": 1}, manifest)
-            inputs = {**opening.inputs, "last_frame": np.array([frame])}
-            with pool.open_session(
-                seed=3, prompt="a red disc", image=opening.image, inputs=inputs
-            ) as session:
+            begins = of_controls(opening, manifest)
+            begins["inputs"]["last_frame"] = np.array([frame])
+            with pool.open_session(seed=3, prompt="a red disc", **begins) as session:
                 wanted[frame] = np.concatenate([session.run_chunk().video()[0] for _ in range(3)])
     assert np.array_equal(wanted[4][:13], wanted[0][:13])  # the chunks before latent frame 4
     assert not np.array_equal(wanted[4][13:], wanted[0][13:])

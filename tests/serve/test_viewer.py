@@ -97,7 +97,7 @@ def test_a_client_opens_a_session_with_it(
         client.open(codecs=["rgb24"], **example)
         (session,) = server.manager.sessions.values()
         assert session.content.opening.prompt == "a b"
-        assert session.content.opening.image.max(axis=(0, 1)).tolist() == [200, 0, 0]
+        assert session.content.opening.pictures["arguments"]["image"].max(axis=(0, 1)).tolist() == [200, 0, 0]
         with pytest.raises(ServeError, match="no such model"):
             client.example("other")
 
@@ -135,7 +135,7 @@ def test_the_page_begins_with_what_the_artifact_brings(
         page.value("document.getElementById('start').click(); true")
         page.until(f"{FRAMES} > 3")
         (session,) = server.manager.sessions.values()
-        assert session.content.opening.image.max(axis=(0, 1)).tolist() == [0, 0, 200]
+        assert session.content.opening.pictures["arguments"]["image"].max(axis=(0, 1)).tolist() == [0, 0, 200]
         assert session.content.opening.prompt == "c a"
         assert page.problems == []
 

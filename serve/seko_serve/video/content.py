@@ -14,12 +14,11 @@ from seko_runtime.controls import Event, controls_of
 from seko_runtime.controls.recording import Recording, of_json
 from seko_runtime.errors import UsageError
 from seko_runtime.sessions.session import PendingResult
-from seko_runtime.video.conditioning.clip_pictures import clip_input
 from seko_serve.errors import ServeError
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound, video
 from seko_serve.protocol import Codec, Control, Media
-from seko_serve.video.facts import described, picture_place
+from seko_serve.video.facts import described
 from seko_serve.video.opening import Opening
 
 # Messages of a client that stand for an event of a control, by the message's type: the event's name, and fields that it
@@ -51,6 +50,9 @@ class VideoContent:
         self._table, self._fps = table, max(1, round(opening.fps))
         self._controls = controls_of(manifest)
         self._sounding = self._controls.sounding()
+        if opening.pictures is not None:
+            for pictures in self._controls.of_kind("pictures"):
+                pictures.load(opening.pictures)
         self._begin_controls()
         self._recording: Recording | None = None
         self.frames: video.VideoEncoder | None = None
@@ -138,15 +140,13 @@ class VideoContent:
 
     def open(self, pool: Pool, name: str, tenant: str) -> Session:
         """Open a session of the pool with the picture, prompt, inputs and voice that the client sent."""
-        opening, place = self.opening, picture_place(self.manifest)
+        opening = self.opening
         row = pool.open_session(
             seed=opening.seed,
             prompt=opening.prompt,
             inputs=dict(opening.inputs) or None,
             name=name,
             tenant=tenant,
-            image=opening.image if place == "image" else None,
-            reference=opening.image if place == "reference" else None,
             controls=self._controls,
         )
         self._overlaps_decoding = row.overlaps_decoding
@@ -220,11 +220,7 @@ class VideoContent:
         row.controls = self._controls
 
     def _restart(self, row: Session, seed: int | None) -> None:
-        picture = self.opening.image if picture_place(self.manifest) == "image" else None
-        row.restart(seed=seed, image=picture)
-        squashed = clip_input(self.manifest)
-        if squashed is not None and squashed.name in self.opening.inputs:
-            row.set_inputs({squashed.name: self.opening.inputs[squashed.name]})
+        row.restart(seed=seed)
         self._begin_controls()
 
     def _begin_controls(self) -> None:

@@ -6,7 +6,6 @@ from urllib.parse import quote
 
 from seko_runtime import VideoManifest
 from seko_runtime.controls import Controls, controls_of
-from seko_runtime.controls.pictures import LAST_FRAME_KIND
 from seko_runtime.video.manifest import Viewer
 from seko_serve.errors import ServeError
 
@@ -16,14 +15,6 @@ def video_manifest(manifest: object) -> VideoManifest:
     if isinstance(manifest, VideoManifest):
         return manifest
     raise ServeError("unsupported", "this artifact speaks, and makes no video")
-
-
-def picture_place(manifest: VideoManifest) -> str | None:
-    """Return the name of the argument by which a session of an artifact takes a picture, which is ``reference``,
-    ``image``, or none."""
-    if manifest.workload.stream.reference_frames:
-        return "reference" if "encode" in manifest.programs else None
-    return "image" if {"encode", "condition"} & set(manifest.programs) else None
 
 
 def described(manifest: VideoManifest) -> dict[str, object]:
@@ -50,7 +41,7 @@ def described(manifest: VideoManifest) -> dict[str, object]:
 def _viewer_facts(manifest: VideoManifest) -> dict[str, object]:
     """Return the help, prompts and pictures that the artifact brings for a viewer, as far as its model takes them."""
     viewer, takes_text = manifest.workload.viewer or Viewer(), manifest.workload.text is not None
-    taken = viewer.pictures if picture_place(manifest) is not None else ()
+    taken = viewer.pictures if "image" in asked_pictures(controls_of(manifest)) else ()
     return {
         "help": viewer.help,
         "prompts": list(viewer.prompts) if takes_text else [],
@@ -76,10 +67,3 @@ def speakers_of(controls: Controls) -> int:
     """Return the number of voices that an artifact hears."""
     sounding = controls.sounding()
     return 0 if sounding is None else int(sounding.describe()["sound"]["speakers"])
-
-
-def last_frame_input(manifest: VideoManifest) -> str | None:
-    """Return the name of the input that says at which latent frame a stream shows its last picture; None if the model
-    takes no last picture."""
-    names = [spec.name for spec in manifest.caller_inputs if spec.kind == LAST_FRAME_KIND]
-    return names[0] if names else None

@@ -10,16 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime import VideoManifest
-from seko_runtime.controls import controls_of
+from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.pictures import LAST_S
 from seko_runtime.errors import UsageError
-from seko_runtime.video.contract import start_pictures
 from seko_serve.errors import MAX_NAME_LETTERS, ServeError
 from seko_serve.http.openings import check_opening
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS, whole_seed
 from seko_serve.store.arrays import array_of, arrays_of
-from seko_serve.video.facts import asked_pictures, last_frame_input, picture_place, speakers_of
+from seko_serve.video.facts import asked_pictures, speakers_of
 
 LEAST_FPS, MAX_FPS = 1.0, 240.0
 FIELDS = (
@@ -49,9 +48,9 @@ class Opening:
         Seed of the random noise.
     fps : float
         Number of video frames that the viewer shows in a second.
-    image : numpy.ndarray, optional
-        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3]; for a model of
-        first and last picture, both pictures: [2, H, W, 3].
+    pictures : mapping of str to object, optional
+        The pictures with which the stream begins, as the state of the control of pictures. A session that goes on has
+        them in the state of its own controls.
     inputs : mapping of str to numpy.ndarray
         Further model inputs that the caller supplies for the session, by name.
     voice : numpy.ndarray, optional
@@ -63,7 +62,7 @@ class Opening:
     prompt: str | None
     seed: int
     fps: float
-    image: NDArray[Any] | None = None
+    pictures: Mapping[str, Any] | None = None
     inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     voice: NDArray[np.float32] | None = None
     record: bool = False
@@ -74,7 +73,6 @@ class Opening:
         return {
             "seed": self.seed,
             "fps": self.fps,
-            "image": self.image,
             "inputs": dict(self.inputs),
             "voice": self.voice,
         }
@@ -84,12 +82,11 @@ class Opening:
         """Return the conditions from a value that `state` returned; KeyError, TypeError or ValueError if the value is
         invalid.
         """
-        image, voice = state["image"], state["voice"]
+        voice = state["voice"]
         return cls(
             None,
             int(state["seed"]),
             float(state["fps"]),
-            image=None if image is None else array_of(image),
             inputs=arrays_of(state["inputs"]),
             voice=None if voice is None else array_of(voice),
         )
@@ -98,15 +95,15 @@ class Opening:
 def blank_opening(manifest: VideoManifest) -> Opening:
     """Return an opening with seed 0 and a word for a prompt, whose pictures are black where the artifact takes
     pictures."""
-    stream, last = manifest.workload.stream, last_frame_input(manifest)
-    pictures = np.zeros((start_pictures(manifest), stream.height, stream.width, 3), np.uint8)
-    image = pictures[0] if len(pictures) == 1 else pictures
+    stream, controls = manifest.workload.stream, controls_of(manifest)
+    black = np.zeros((stream.height, stream.width, 3), np.uint8)
+    asked = asked_pictures(controls)
+    last = {"last": black, "last_frame": 0} if "last_image" in asked else {}
     return Opening(
         None if manifest.workload.text is None else "a",
         0,
         float(stream.fps),
-        image=None if picture_place(manifest) is None else image,
-        inputs={} if last is None else {last: np.zeros(1, np.int64)},
+        pictures=_taken(controls, black, last) if "image" in asked else None,
     )
 
 
@@ -116,12 +113,11 @@ def opening_of(table: dict[str, Any], manifest: VideoManifest, picture: str = "i
     check_opening(table, FIELDS, manifest.name)
     prompt, seed = _prompt(_first_prompt(table), manifest), whole_seed(table.get("seed", 0), "seed")
     fps = _fps(table.get("fps", manifest.workload.stream.fps), manifest)
-    image, of_pictures = _pictures(table, fps, manifest, picture)
-    inputs = {**of_pictures, **_inputs(table.get("inputs", {}))}
+    pictures, inputs = _pictures(table, fps, manifest, picture), _inputs(table.get("inputs", {}))
     record = table.get("record", False)
     if not isinstance(record, bool):
         raise ServeError("bad_request", f"record is of type {type(record).__name__}, expected true or false")
-    return Opening(prompt, seed, fps, image, inputs, _voice(table.get("voice"), manifest), record)
+    return Opening(prompt, seed, fps, pictures, inputs, _voice(table.get("voice"), manifest), record)
 
 
 def _first_prompt(table: dict[str, Any]) -> object:
@@ -177,11 +173,11 @@ def _fps(fps: object, manifest: VideoManifest) -> float:
 
 def _pictures(
     table: dict[str, Any], fps: float, manifest: VideoManifest, picture: str
-) -> tuple[NDArray[Any] | None, dict[str, NDArray[Any]]]:
-    """Return the pictures of a request as a session takes them, and the session's inputs that follow from them."""
-    controls, last_frame = controls_of(manifest), last_frame_input(manifest)
+) -> dict[str, Any] | None:
+    """Return the pictures of a request, as the state of the control of pictures; None without any."""
+    controls = controls_of(manifest)
     asked = asked_pictures(controls)
-    if last_frame is None and (table.get("last_image") is not None or table.get("last_s") is not None):
+    if "last_image" not in asked and (table.get("last_image") is not None or table.get("last_s") is not None):
         raise ServeError(
             "unsupported", "this artifact takes no last picture: leave last_image and last_s out"
         )
@@ -190,32 +186,34 @@ def _pictures(
             raise ServeError(
                 "bad_request", f"{picture} is missing: this artifact's video begins with a picture"
             )
-        return None, {}
+        return None
     if "image" not in asked:
         raise ServeError("unsupported", f"this artifact takes no picture: leave {picture} out")
-    if last_frame is not None and table.get("last_image") is None:
+    if "last_image" in asked and table.get("last_image") is None:
         raise ServeError(
             "bad_request", "last_image is missing: this artifact's video leads from one picture to another"
         )
     fields = {picture: table["image"]}
-    if last_frame is not None:
+    if "last_image" in asked:
         fields["last_image"] = table["last_image"]
-    pictures = [
+    first, *last = [
         uploads.decoded_picture(uploads.data_of(field, name, uploads.MAX_PICTURE_BYTES), name)
         for name, field in fields.items()
     ]
-    event: dict[str, Any] = {"start": pictures[0], "names": {"start": picture, "last": "last_image"}}
-    if last_frame is not None:
-        event |= {"last": pictures[1], "last_s": table.get("last_s", LAST_S), "fps": fps}
-    if picture_place(manifest) == "reference":
-        event = {"reference": pictures[0]}
-    (control,) = controls.of_kind("pictures")
+    more = {"last": last[0], "last_s": table.get("last_s", LAST_S), "fps": fps} if last else {}
     try:
-        control.take(event)
+        return _taken(controls, first, {**more, "names": {"start": picture, "last": "last_image"}})
     except UsageError as error:
         raise ServeError("bad_request", str(error)) from None
-    made = control.opening()
-    return made.get("image", made.get("reference")), made["inputs"]
+
+
+def _taken(controls: Controls, picture: NDArray[Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of the control of pictures after it has taken one: a reference picture where it takes these,
+    otherwise the picture to begin with, with ``more`` of its event."""
+    (control,) = controls.of_kind("pictures")
+    references = "reference" in control.describe()["events"]
+    control.take({"reference": picture} if references else {"start": picture, **more})
+    return control.state()
 
 
 def _inputs(value: object) -> dict[str, NDArray[Any]]:
