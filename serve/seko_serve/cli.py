@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from seko_serve.command_line import Parser, lacking, sentence
@@ -25,15 +26,17 @@ def parser() -> argparse.ArgumentParser:
         "seko-serve fleet CONFIG serves from many processes: seko-serve fleet --help. "
         "seko-serve simulate TIMES says how many are needed: seko-serve simulate --help.",
     )
+    defaults = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
+    argument_parser.set_defaults(**defaults)
     argument_parser.add_argument("artifact", type=Path, help="folder of the artifact")
-    argument_parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    argument_parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     where = argument_parser.add_argument_group("where it listens")
-    where.add_argument("--host", default="127.0.0.1", help="address (default: this machine alone)")
-    where.add_argument("--port", type=int, default=8000)
+    where.add_argument("--host", help="address (default: this machine alone)")
+    where.add_argument("--port", type=int)
     where.add_argument("--uds", type=Path, help="a Unix socket instead")
-    where.add_argument("--ssl-keyfile", type=Path)
-    where.add_argument("--ssl-certfile", type=Path)
-    where.add_argument("--root-path", default="", help="path under which a proxy serves it")
+    where.add_argument("--ssl-keyfile", dest="tls_key", type=Path, metavar="FILE")
+    where.add_argument("--ssl-certfile", dest="tls_certificate", type=Path, metavar="FILE")
+    where.add_argument("--root-path", help="path under which a proxy serves it")
     who = argument_parser.add_argument_group("who may call")
     who.add_argument(
         "--api-key-file", type=Path, help=f"one key a line, mode 0600; {ENVIRONMENT} holds one too"
@@ -41,18 +44,23 @@ def parser() -> argparse.ArgumentParser:
     who.add_argument("--allowed-origins", nargs="*", default=[], help="origins of pages on other hosts")
     much = argument_parser.add_argument_group("how much")
     much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
-    much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
+    much.add_argument(
+        "--lease",
+        dest="lease_s",
+        type=float,
+        metavar="SECONDS",
+        help="seconds that a session outlives its socket",
+    )
     much.add_argument(
         "--opens-per-second",
+        dest="opens_per_s",
         type=float,
-        default=1.0,
-        help="sessions and videos that a key opens from an address, in the long run (default: 1)",
+        metavar="NUMBER",
+        help="sessions and videos that a key opens from an address, in the long run (default: %(default)g)",
     )
+    much.add_argument("--queue", type=int, help="requests for a session that may wait (default: %(default)s)")
     much.add_argument(
-        "--queue", type=int, default=16, help="requests for a session that may wait (default: 16)"
-    )
-    much.add_argument(
-        "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
+        "--videos", type=int, help="videos of /v1/videos that wait or are kept; 0: none are made"
     )
     much.add_argument(
         "--video-folder",
@@ -76,61 +84,44 @@ def parser() -> argparse.ArgumentParser:
     saved.add_argument(
         "--snapshot-every",
         type=int,
-        default=8,
-        help="chunks from one snapshot of a session to the next (default: 8); 0: only when its viewer is gone or the "
-        "server stops",
+        help="chunks from one snapshot of a session to the next (default: %(default)s); 0: only when its viewer is "
+        "gone or the server stops",
     )
     saved.add_argument(
         "--snapshot-keep",
+        dest="snapshot_keep_s",
         type=float,
-        default=3600.0,
-        help="seconds that a folder keeps a session (default: 3600)",
+        metavar="SECONDS",
+        help="seconds that a folder keeps a session (default: %(default)g)",
     )
     saved.add_argument(
         "--snapshot-key-file",
         type=Path,
         help="a secret of 32 bytes or more, where others may write to the store",
     )
-    argument_parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    argument_parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     return argument_parser
 
 
 def settings(arguments: argparse.Namespace) -> Settings:
     """Return the settings of a command line; ValueError if an option's value is invalid."""
-    for option in ("ssl_keyfile", "ssl_certfile"):
-        file = getattr(arguments, option)
+    chosen = vars(arguments).copy()
+    key_file, secret_file = chosen.pop("api_key_file"), chosen.pop("snapshot_key_file")
+    key, certificate, uds = chosen["tls_key"], chosen["tls_certificate"], chosen["uds"]
+    for option, file in (("--ssl-keyfile", key), ("--ssl-certfile", certificate)):
         if file is not None and not file.is_file():
-            raise ValueError(f"--{option.replace('_', '-')} {file} is not a file")
-    if arguments.ssl_certfile is not None and arguments.ssl_keyfile is not None:
-        check_certificate(arguments.ssl_certfile, arguments.ssl_keyfile, "--ssl-certfile and --ssl-keyfile")
-    if arguments.uds is not None and not arguments.uds.absolute().parent.is_dir():
-        raise ValueError(f"--uds {arguments.uds}: there is no folder {arguments.uds.absolute().parent}")
-    return Settings(
-        artifact=arguments.artifact,
-        device=arguments.device,
-        host=arguments.host,
-        port=arguments.port,
-        uds=arguments.uds,
-        keys=tuple(read_keys([], arguments.api_key_file, os.environ)),
-        allowed_origins=frozenset(arguments.allowed_origins),
-        tls_key=arguments.ssl_keyfile,
-        tls_certificate=arguments.ssl_certfile,
-        root_path=arguments.root_path,
-        max_sessions=arguments.max_sessions,
-        lease_s=arguments.lease,
-        opens_per_s=arguments.opens_per_second,
-        queue=arguments.queue,
-        snapshots=_snapshots(arguments.snapshots, os.environ),
-        snapshot_every=arguments.snapshot_every,
-        snapshot_keep_s=arguments.snapshot_keep,
-        snapshot_key=None
-        if arguments.snapshot_key_file is None
-        else private_bytes(arguments.snapshot_key_file, "--snapshot-key-file"),
-        videos=arguments.videos,
-        video_folder=arguments.video_folder,
-        picture_hosts=frozenset(host.lower() for host in arguments.picture_hosts),
-        log_level=arguments.log_level,
-    )
+            raise ValueError(f"{option} {file} is not a file")
+    if certificate is not None and key is not None:
+        check_certificate(certificate, key, "--ssl-certfile and --ssl-keyfile")
+    if uds is not None and not uds.absolute().parent.is_dir():
+        raise ValueError(f"--uds {uds}: there is no folder {uds.absolute().parent}")
+    chosen["keys"] = tuple(read_keys([], key_file, os.environ))
+    chosen["allowed_origins"] = frozenset(arguments.allowed_origins)
+    chosen["picture_hosts"] = frozenset(host.lower() for host in arguments.picture_hosts)
+    chosen["snapshots"] = _snapshots(arguments.snapshots, os.environ)
+    if secret_file is not None:
+        chosen["snapshot_key"] = private_bytes(secret_file, "--snapshot-key-file")
+    return Settings(**chosen)
 
 
 def _snapshots(chosen: str, environment: Mapping[str, str]) -> str | None:

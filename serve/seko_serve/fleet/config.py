@@ -136,8 +136,8 @@ class FleetConfig:
     snapshots: str
     directory: str = MEMORY
     gateways: int = 1
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = Settings.host
+    port: int = Settings.port
     box_host: str = ""
     box_url: str = ""
     ssl_certfile: str = ""
@@ -149,12 +149,12 @@ class FleetConfig:
     allowed_origins: tuple[str, ...] = field(default=())
     picture_hosts: tuple[str, ...] = field(default=())
     sessions_per_key: int = 0
-    opens_per_second: float = 1.0
+    opens_per_second: float = Settings.opens_per_s
     shrink_after: float = 300.0
-    lease: float = 60.0
-    snapshot_every: int = 8
-    queue: int = 16
-    videos: int = 32
+    lease: float = Settings.lease_s
+    snapshot_every: int = Settings.snapshot_every
+    queue: int = Settings.queue
+    videos: int = Settings.videos
 
     def __post_init__(self) -> None:
         if not self.models:
