@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -14,27 +14,6 @@ from seko_serve.command_line import Parser, sentence
 from seko_serve.simulation.durations import read_times
 from seko_serve.simulation.scenario import LENGTHS, Scenario, option
 
-MEANINGS = {
-    "boxes": "boxes, each one GPU; with --max-boxes the smallest number",
-    "max_boxes": "the largest number of boxes, if it changes with the load; 0: it does not",
-    "shrink_after_s": "seconds with a box too many before one ends",
-    "sessions": "viewers that arrive",
-    "arrivals": "viewers a second, at random; 0: all at once",
-    "seconds": "of video that a viewer watches, as a mean",
-    "lengths": "whether these seconds are random",
-    "buffer": "chunks collected before playing, 1 to 8",
-    "wait_s": "seconds for which a viewer waits in the queue; 0: it leaves",
-    "queue": "requests that may wait at a box",
-    "snapshot_every": "chunks from a snapshot of a session to the next; 0: none",
-    "gateways": "gateways",
-    "box_failure_h": "mean hours until a box's process is killed, 0.001 or more; 0: never",
-    "machine_failure_h": "mean hours until a machine is lost, 0.001 or more; 0: never",
-    "boxes_per_machine": "boxes that a machine takes with it",
-    "drain_at_s": "second from which boxes are replaced, one after another",
-    "drained": "boxes that are replaced",
-    "warm_up_s": "seconds that figures leave out",
-    "seed": "of all random numbers",
-}
 ARTIFACT = {"rows": int, "fps": float, "chunk_frames": int, "first_frames": int}
 URL_S = 10.0
 
@@ -51,17 +30,16 @@ def parser() -> argparse.ArgumentParser:
     for name, kind in ARTIFACT.items():
         artifact.add_argument(option(name), type=kind)
     for entry in fields(Scenario):
-        assert entry.default is not MISSING  # each field has one
+        words = f"{entry.default:g}" if isinstance(entry.default, int | float) else entry.default
+        has_choices = entry.name == "lengths"
         argument_parser.add_argument(
             option(entry.name),
             dest=entry.name,
             type=type(entry.default),
             default=entry.default,
-            choices=LENGTHS if entry.name == "lengths" else None,
-            metavar=None if entry.name == "lengths" else option(entry.name)[2:].upper().replace("-", "_"),
-            help=f"{MEANINGS[entry.name]} (default: {entry.default:g})"
-            if isinstance(entry.default, int | float)
-            else f"{MEANINGS[entry.name]} (default: {entry.default})",
+            choices=LENGTHS if has_choices else None,
+            metavar=None if has_choices else option(entry.name)[2:].upper().replace("-", "_"),
+            help=f"{entry.metadata['meaning']} (default: {words})",
         )
     argument_parser.add_argument("--json", action="store_true", help="one line of JSON")
     return argument_parser
