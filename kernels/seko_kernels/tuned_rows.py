@@ -110,7 +110,7 @@ def tuned_table() -> dict[tuple[str, Product], RowTiles]:
 
 
 def _entry(row: dict[str, Any]) -> tuple[tuple[str, Product], RowTiles]:
-    product, tiles = Product(*(row[name] for name in Product._fields)), RowTiles(**row["tiles"])
+    product, tiles = Product(*(row[name] for name in Product.__annotations__)), RowTiles(**row["tiles"])
     if product.form not in FORMS or product.weights not in WEIGHTS:
         raise TilesError(f"no linear layer {product.form!r} of {product.weights!r}")
     if tiles.splits > 1 and product.form != ADDED:
