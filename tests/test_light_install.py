@@ -242,32 +242,25 @@ def test_help_and_version_of_the_exporter_are_light():
     assert not _brought_in(_run(Path(sys.executable), script), ("torch", "triton", "transformers"))
 
 
-def test_import_rules_hold(workspace):
-    done = _lint_imports(workspace)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"[1-9]\d* kept, 0 broken", done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("runtime/seko_runtime/video/ring.py", "import seko_kernels.formats"),
-        ("runtime/seko_runtime/video/ring.py", "from seko_export import config"),
-        ("runtime/seko_runtime/video/ring.py", "import triton"),
-        ("runtime/seko_runtime/video/files.py", "import click"),
-        ("serve/seko_serve/live/pace.py", "import seko_export"),
-        ("serve/seko_serve/protocol.py", "from seko_serve.live import pace"),
-        ("kernels/seko_kernels/formats.py", "import seko_runtime.video.ring"),
-        ("kernels/seko_kernels/formats.py", "from seko_export.families.wan.presets import PRESETS"),
-    ],
-)
-def test_a_planted_import_breaks_the_rules(workspace, file, line):
-    path = workspace / file
-    assert path.exists()
-    path.write_text(path.read_text() + f"\n\n{line}\n")
+def test_planted_imports_break_the_rules(workspace):
+    """Each is told, all at once: reading the imports of all files takes seconds."""
+    planted = (
+        ("runtime", "seko_runtime.video.ring", "import seko_kernels.formats"),
+        ("runtime", "seko_runtime.video.ring", "import seko_export.config"),
+        ("runtime", "seko_runtime.video.ring", "import triton"),
+        ("runtime", "seko_runtime.video.files", "import click"),
+        ("serve", "seko_serve.live.pace", "import seko_export"),
+        ("serve", "seko_serve.protocol", "import seko_serve.live.pace"),
+        ("kernels", "seko_kernels.formats", "import seko_runtime.video.ring"),
+        ("kernels", "seko_kernels.formats", "import seko_export.families.wan.presets"),
+    )
+    for folder, module, line in planted:
+        path = workspace / folder / f"{module.replace('.', '/')}.py"
+        path.write_text(path.read_text() + f"\n\n{line}\n")
     done = _lint_imports(workspace)
     assert done.returncode == 1, done.stdout
-    assert re.search(r"[1-9] broken", done.stdout)
+    for _, module, line in planted:
+        assert f"{module} -> {line.removeprefix('import ')} (l." in done.stdout, (module, line)
 
 
 @pytest.fixture

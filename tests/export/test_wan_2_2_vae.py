@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from seko_export.errors import UsageError
-from seko_export.media.wan_vae import layers as wan_vae_layers
 from seko_export.media.wan_vae.config import VAE_PRESETS
 from seko_export.media.wan_vae.levels import averaged, patched, repeated, unpatched
 from seko_export.media.wan_vae.modules import (
@@ -27,7 +26,7 @@ from tests.support.tolerances import VAE, relative_error
 ROWS, HEIGHT, WIDTH = 1, 3, 2  # latent cells
 WAN = VAE_PRESETS["wan-2.2"]
 # One latent frame and then calls of a chunk; whole chunks from the start; calls of different lengths.
-CUTS = [[1, 4], [4, 1], [5], [1, 1, 2, 1]]
+CUTS = [[1, 1, 2, 1], [4, 1]]
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +68,6 @@ def test_single_precision() -> None:
     assert (
         relative_error(stream(single, VaeEncode, video, (1, 4)), single.encode(video)) <= VAE[torch.float32]
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [VaeDecode, VaeEncode])
-def test_the_way_of_cudnn_is_the_same_maths(
-    kind: type[VaeDecode] | type[VaeEncode], oracle: VaeOracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = (some_latents(5) if kind is VaeDecode else some_video(5))[:1]
-    expected = stream(oracle, kind, x, (1, 4))
-    monkeypatch.setattr(wan_vae_layers, "by_cudnn", lambda _: True)
-    assert relative_error(stream(oracle, kind, x, (1, 4)), expected) <= VAE[torch.float64]
 
 
 def test_parts_at_full_size() -> None:
