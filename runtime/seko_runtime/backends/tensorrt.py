@@ -7,6 +7,7 @@ The backend of TensorRT plans uses no torch, no TensorRT builder and no plugin i
 
 from __future__ import annotations
 
+import importlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,13 @@ from math import prod
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from seko_runtime.backends import cuda_driver
+from seko_runtime.backends import cuda_driver, tensorrt_libraries
 from seko_runtime.backends.blocks import ALIGNMENT
 from seko_runtime.backends.device_tensor import DeviceTensor
 from seko_runtime.backends.driver_blocks import Queue, current_queue
 from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Engine, Memory
-from seko_runtime.backends.tensorrt_libraries import Contexts, LeanLibrary, PlanLibrary, RtxLibrary
+from seko_runtime.backends.tensorrt_libraries import Contexts, PlanLibrary
 from seko_runtime.errors import (
     ArtifactError,
     DeviceFaultError,
@@ -57,19 +58,19 @@ class PlanBackend:
 
     Parameters
     ----------
-    library : type of PlanLibrary
+    library : PlanLibrary
         The TensorRT library that runs the plans.
     device : str
         Device on which the plans run: ``cuda`` or ``cuda:N``.
     """
 
-    def __init__(self, library: type[PlanLibrary], device: str) -> None:
+    def __init__(self, library: PlanLibrary, device: str) -> None:
         number = int(device.partition(":")[2] or 0)
         # The driver is loaded first, because without a driver TensorRT's lean runtime crashes instead of raising an
         # error.
         self._driver = cuda_driver.CudaDriver(number)
-        self._library = library(number)
-        self._logger = make_logger(self._library.module)
+        self._library, self._module, self._device = library, importlib.import_module(library.module), number
+        self._logger = make_logger(self._module)
         self._plans: list[Plan] = []
         self._copied_back = 0
 
@@ -88,11 +89,11 @@ class PlanBackend:
             plan or the plugin library, the manifest says that an engine writes in place, or a plan's inputs or
             outputs differ from the manifest's.
         """
-        library, module = self._library, self._library.module
+        library, module = self._library, self._module
         check_version(library, manifest.extra.get(library.version_key), module.__version__)
         with self._driver.current():
             if PLUGINS_KEY in manifest.extra:
-                load_plugins(library, manifest.extra[PLUGINS_KEY], files)
+                load_plugins(library, module, manifest.extra[PLUGINS_KEY], files)
             runtime: trt.Runtime = module.Runtime(self._logger)
             for spec in manifest.engines:
                 if spec.mutates:
@@ -101,14 +102,14 @@ class PlanBackend:
                         "gives what it writes; rebuild the artifact"
                     )
                 plan = bytes(files[spec.file])
-                library.check_plan(runtime, spec, plan, manifest)
+                library.check_plan(module, self._device, runtime, spec, plan, manifest)
                 engine = runtime.deserialize_cuda_engine(plan)
                 if engine is None:
                     raise ArtifactError(
                         f"engine {spec.name} ({spec.file}) was refused by {library.title} {module.__version__}: "
                         f"{self._logger.last()}; rebuild the artifact"
                     )
-                contexts = library.contexts(engine, spec, plan)
+                contexts = library.contexts(module, self._device, engine, spec, plan)
                 self._plans.append(Plan(spec, engine, contexts, module, self._logger))
         engines = {plan.spec.name: plan for plan in self._plans}
         returned = caches_returned(manifest)
@@ -271,7 +272,7 @@ def make_logger(trt: Any) -> Any:
     return Logger()
 
 
-def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview]) -> None:
+def load_plugins(library: PlanLibrary, module: Any, name: str, files: Mapping[str, memoryview]) -> None:
     """Load the library of TensorRT plugins from bytes whose hash was checked. Each library is loaded once a process,
     because TensorRT has one plugin registry for the process.
 
@@ -286,7 +287,7 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
         raise ManifestError(
             f"extra.{PLUGINS_KEY} names {name!r}, which is no engine's file; rebuild the artifact"
         )
-    registry = library.module.get_plugin_registry()
+    registry = module.get_plugin_registry()
     kind, version, namespace = PLUGIN
     if registry.get_creator(kind, version, namespace) is not None:
         return
@@ -299,7 +300,7 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
         handle = registry.load_library(f"/proc/self/fd/{file.fileno()}")
     if handle is None or registry.get_creator(kind, version, namespace) is None:
         raise ArtifactError(
-            f"the plugin library {name} was refused by {library.title} {library.module.__version__}; rebuild the "
+            f"the plugin library {name} was refused by {library.title} {module.__version__}; rebuild the "
             "artifact"
         )
 
@@ -354,5 +355,5 @@ def _check_address(spec: EngineSpec, argument: TensorSpec, tensor: DeviceTensor)
         )
 
 
-LEAN = partial(PlanBackend, LeanLibrary)
-RTX = partial(PlanBackend, RtxLibrary)
+LEAN = partial(PlanBackend, tensorrt_libraries.LEAN)
+RTX = partial(PlanBackend, tensorrt_libraries.RTX)

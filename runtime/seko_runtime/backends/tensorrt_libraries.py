@@ -1,15 +1,16 @@
-"""TensorRT's two libraries that run plans: the lean runtime, and TensorRT for RTX. Each TensorRT library is imported
-when it is first used.
+"""TensorRT's two libraries that run plans, as a table: the lean runtime, and TensorRT for RTX with what it does
+differently. Each is imported when it is first used.
 
-TensorRT for RTX compiles a plan for the GPU when the plan is opened. The kernels that TensorRT for RTX compiles are
-cached in a file for the next process.
+TensorRT for RTX compiles a plan for the GPU when the plan is opened. The kernels that it compiles are cached in a file
+for the next process.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,7 @@ CACHE_FOLDER = "seko/tensorrt-rtx"  # folder in the user's cache
 
 
 class Contexts:
-    """Maker of execution contexts for one TensorRT engine, without options.
-
-    Parameters
-    ----------
-    engine : ICudaEngine
-        The loaded TensorRT plan.
-    """
+    """Maker of execution contexts for one loaded engine (ICudaEngine), without options."""
 
     def __init__(self, engine: trt.ICudaEngine) -> None:
         self._engine = engine
@@ -78,8 +73,7 @@ class RtxContexts(Contexts):
         self._config.set_runtime_cache(self._cache)
 
     def make(self) -> Any:
-        # types of the RTX bindings, since contexts of the lean runtime take no configuration
-        engine: Any = self._engine
+        engine: Any = self._engine  # contexts of the lean runtime take no configuration
         return engine.create_execution_context(self._config)
 
     def check_capture(self, context: Any, stream: int) -> None:
@@ -97,79 +91,73 @@ class RtxContexts(Contexts):
             write_private(self._file, compiled)
 
 
+def _check_rtx_plan(
+    module: Any, device: int, runtime: Any, spec: EngineSpec, plan: bytes, manifest: Manifest
+) -> None:
+    """Raise an ArtifactError if TensorRT for RTX says that a plan is for other GPUs, or cannot run on this GPU."""
+    validity, reasons = runtime.get_engine_validity(plan[:HEADER_BYTES])
+    if validity != module.EngineValidity.INVALID:
+        return
+    kinds = module.EngineInvalidityDiagnostics
+    names = [name for name, kind in kinds.__members__.items() if int(reasons) & int(kind)]
+    if "UNSUPPORTED_CC" in names:
+        raise ArtifactError(
+            f"engine {spec.name} is for {' and '.join(manifest.target.archs)}, and TensorRT for RTX does not run it on "
+            f"this GPU, {cuda_driver.device_arch(device)}; rebuild with --target of this GPU, or with --backend aoti"
+        )
+    raise ArtifactError(
+        f"engine {spec.name} ({spec.file}) cannot run here, says TensorRT for RTX {module.__version__}: "
+        f"{', '.join(names).lower().replace('_', ' ') or 'it gives no reason'}; update the driver, or rebuild the "
+        "artifact"
+    )
+
+
+def _rtx_contexts(module: Any, device: int, engine: Any, spec: EngineSpec, plan: bytes) -> RtxContexts:
+    folder = cache_folder() / f"{module.__version__}-{cuda_driver.device_arch(device)}"
+    return RtxContexts(module, engine, spec, folder / f"{hashlib.sha256(plan).hexdigest()}.cache")
+
+
+@dataclass(frozen=True)
 class PlanLibrary:
     """A TensorRT library that runs plans.
 
     Parameters
     ----------
-    device : int
-        Index of the GPU.
+    module, title : str
+        Name of the library's Python module, and its name in messages.
+    version_key : str
+        Key in the manifest's `extra` for the version that built the plans.
+    install : str
+        Names of the packages to install, for messages.
+    check_plan : callable
+        Function that raises an ArtifactError if this GPU cannot run a plan, as far as the library can tell before it
+        loads the plan. It takes the module, the GPU's index, the library's runtime, the engine's entry in the manifest,
+        the plan and the manifest.
+    contexts : callable
+        Function that returns the `Contexts` of a loaded engine. It takes the module, the GPU's index, the engine, its
+        entry in the manifest and the plan.
     """
 
-    module_name: str
-    title: str  # library's name in messages
-    version_key: str  # key in the manifest's `extra` for the version that built the plans
-    install: str  # names of the packages to install, for messages
-
-    def __init__(self, device: int) -> None:
-        self.module: Any = importlib.import_module(self.module_name)
-        self.device = device
-
-    def check_plan(self, runtime: trt.Runtime, spec: EngineSpec, plan: bytes, manifest: Manifest) -> None:
-        """Raise an error if this GPU cannot run a plan, as far as the library can tell before it loads the plan."""
-
-    def contexts(self, engine: trt.ICudaEngine, spec: EngineSpec, plan: bytes) -> Contexts:  # noqa: ARG002
-        """Return the maker of execution contexts for a loaded engine."""
-        return Contexts(engine)
+    module: str
+    title: str
+    version_key: str
+    install: str
+    check_plan: Callable[[Any, int, Any, EngineSpec, bytes, Manifest], None] = lambda *_: None
+    contexts: Callable[[Any, int, Any, EngineSpec, bytes], Contexts] = lambda _module, _device, engine, *_: (
+        Contexts(engine)
+    )
 
 
-class LeanLibrary(PlanLibrary):
-    """TensorRT's lean runtime as a library that runs plans. The lean runtime reports an unsuitable plan only when the
-    plan is loaded, and can capture every plan."""
-
-    module_name = "tensorrt_lean"
-    title = "TensorRT"
-    version_key = "tensorrt"
-    install = "a tensorrt-lean"
-
-
-class RtxLibrary(PlanLibrary):
-    """TensorRT for RTX, the library for consumer GPUs."""
-
-    module_name = "tensorrt_rtx_bindings"
-    title = "TensorRT for RTX"
-    version_key = "tensorrt-rtx"
-    install = "tensorrt-rtx-cu13-libs and -bindings"
-
-    def check_plan(self, runtime: Any, spec: EngineSpec, plan: bytes, manifest: Manifest) -> None:
-        """Ask TensorRT for RTX whether this GPU can run a plan.
-
-        Raises
-        ------
-        ArtifactError
-            If the plan is for other GPUs, or cannot run on this GPU for another reason.
-        """
-        validity, reasons = runtime.get_engine_validity(plan[:HEADER_BYTES])
-        if validity != self.module.EngineValidity.INVALID:
-            return
-        kinds = self.module.EngineInvalidityDiagnostics
-        names = [name for name, kind in kinds.__members__.items() if int(reasons) & int(kind)]
-        if "UNSUPPORTED_CC" in names:
-            raise ArtifactError(
-                f"engine {spec.name} is for {' and '.join(manifest.target.archs)}, and TensorRT for RTX does not run "
-                f"it on this GPU, {cuda_driver.device_arch(self.device)}; rebuild with --target of this GPU, or with "
-                "--backend aoti"
-            )
-        raise ArtifactError(
-            f"engine {spec.name} ({spec.file}) cannot run here, says TensorRT for RTX {self.module.__version__}: "
-            f"{', '.join(names).lower().replace('_', ' ') or 'it gives no reason'}; update the driver, or rebuild the "
-            "artifact"
-        )
-
-    def contexts(self, engine: trt.ICudaEngine, spec: EngineSpec, plan: bytes) -> RtxContexts:
-        digest = hashlib.sha256(plan).hexdigest()
-        folder = cache_folder() / f"{self.module.__version__}-{cuda_driver.device_arch(self.device)}"
-        return RtxContexts(self.module, engine, spec, folder / f"{digest}.cache")
+# It reports an unsuitable plan only when the plan is loaded, and can capture every plan.
+LEAN = PlanLibrary("tensorrt_lean", "TensorRT", "tensorrt", "a tensorrt-lean")
+RTX = PlanLibrary(
+    "tensorrt_rtx_bindings",
+    "TensorRT for RTX",
+    "tensorrt-rtx",
+    "tensorrt-rtx-cu13-libs and -bindings",
+    _check_rtx_plan,
+    _rtx_contexts,
+)
 
 
 def cache_folder() -> Path:
