@@ -14,16 +14,12 @@ from numpy.typing import NDArray
 
 from seko_runtime.cli.output import note
 from seko_runtime.controls import Controls
-from seko_runtime.controls.masks import KIND as MASKS
 from seko_runtime.controls.recording import Entry
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.video.inputs import as_rows
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.reference_frames import PORTRAIT
-
-_OPTIONS = {MASKS: "--mask FILE once for each speaker", PORTRAIT: "--image FILE"}  # by kind of input
 
 
 @dataclass(frozen=True)
@@ -133,8 +129,9 @@ def fit_inputs(
                 one_line(f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another")
             )
         elif spec.default == "required":
-            option = _OPTIONS.get(spec.kind or "", f"--input {name}=FILE.npy")
-            raise UsageError(f"input {name!r} is required per {spec.per}: give {option}")
+            raise UsageError(
+                f"input {name!r} is required per {spec.per}: give {_option_of(name, controls[0])}"
+            )
     steady = {name for name, spec in specs.items() if spec.per in ("session", "prompt")}
     rows = manifest.call_rows
     return RunInputs(
@@ -151,6 +148,16 @@ def fit_inputs(
         controls,
         entries,
     )
+
+
+def _option_of(name: str, controls: Controls) -> str:
+    """Return the option that gives an input: the first one of the control that fills it, otherwise ``--input``."""
+    for control in controls.values():
+        if control.options and name in {spec.name for spec in control.inputs.values()}:
+            option = control.options[0]
+            often = ", once or several times" if option.repeatable else ""
+            return f"{option.name} {option.metavar}{often}"
+    return f"--input {name}=FILE.npy"
 
 
 def _of_chunks(spec: InputSpec, array: NDArray[Any], rows: int, chunks: int) -> list[NDArray[Any]]:
