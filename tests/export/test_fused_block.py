@@ -278,7 +278,7 @@ def seeded(config: VideoBuild) -> dict[str, Tensor]:
     return constants | layer_constants(config, constants)
 
 
-@pytest.mark.parametrize(("batch", "fp8"), first_is_fast([(2, True), (1, False), (2, False)]))
+@pytest.mark.parametrize(("batch", "fp8"), first_is_fast([(2, True), (1, False)]))
 @pytest.mark.parametrize(("name", "scheme"), [*((name, "fp4") for name in BLOCKS), ("block", "fp32")])
 def test_a_fused_piece_traces_and_equals_itself(name: str, scheme: str, batch: int, fp8: bool) -> None:
     config = fused(small_config(3, 1, 6, batch=batch, scheme=scheme), fp8=fp8)

@@ -22,11 +22,21 @@ SCHEMES = [
 ]
 
 
-@pytest.mark.parametrize("scheme", first_is_fast(SCHEMES, 3))
-@pytest.mark.parametrize("batch", first_is_fast([2, 1]))
-@pytest.mark.parametrize(("chunk", "sink", "ring"), first_is_fast([(3, 1, 6), (2, 3, 5)]))
-def test_index_copy_writes_what_slices_write(chunk, sink, ring, batch, scheme):
+# Each scheme in one layout, and two of them in others.
+WRITTEN = [
+    *(((3, 1, 6), 2, scheme) for scheme in SCHEMES),
+    *(
+        (layout, batch, scheme)
+        for layout, batch in (((2, 3, 5), 2), ((3, 1, 6), 1))
+        for scheme in ("fp32", "fp4")
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "batch", "scheme"), first_is_fast(WRITTEN, 3), ids=str)
+def test_index_copy_writes_what_slices_write(layout, batch, scheme):
     """(a) outputs and every cache byte are equal, through fill and wrap, rows two chunks apart."""
+    chunk, sink, ring = layout
     config = small_config(chunk, sink, ring, batch=batch, scheme=scheme, passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, batch)
     static, naive = EagerStream(config, weights, text), EagerStream(config, weights, text)
