@@ -1,27 +1,23 @@
-"""The tiny preset as an artifact: built in FP4 and by ONNX, verified, planned, and steered by keys and command."""
+"""The tiny preset as an artifact: built in FP4, verified, planned, and steered by keys and command."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from scripts.make_checkpoint import main as make_checkpoint
 from seko_export import plan
 from seko_export.build_steps import build_artifact
 from seko_export.families.minwm.presets import MINWM, TINY
-from seko_export.families.model_files import write_random_checkpoint
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_serve.video.facts import described
-from tests.minwm.streams import MODEL, minwm_config
 from tests.support.uncompiled import leave_uncompiled
 from tests.truth.naive_minwm import walked
 
@@ -98,15 +94,3 @@ def test_a_plan_counts_one_cache_and_the_matrices() -> None:
     report = plan(BuildOptions(preset=MINWM, sessions=2, batch=(1, 2)), "h200")
     own = 20 * 1560 * 1536 * 2 * 2 * 30  # bfloat16
     assert report["session_bytes"]["kv"] == own + 30 * 20 * 16 * 4 + 20 * 8
-
-
-@pytest.mark.slow
-def test_onnx_models_are_verified(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    config = minwm_config(model=replace(MODEL, layers=1))
-    write_random_checkpoint(
-        tmp_path / "model", config.model, format="minwm-sharded", seed=0, dtype=torch.float32
-    )
-    built = build_artifact(config, tmp_path / "model", tmp_path / "artifact", backend="onnx")
-    with open_artifact(built.artifact) as opened:
-        assert all(error.within for error in opened.verify())
