@@ -213,9 +213,9 @@ class Report:
         lines = [
             f"viewers   {self.served} of {self.sessions} served, {self.lost} lost; refused: {refused}",
             f"chunks    {self.chunks}, {self.late} late, the worst by {self.worst_ms:.0f} ms",
-            f"CPR       {_shown(self.cpr, 4)}",
-            f"TTFC      p50 {_shown(self.ttfc_ms_p50, 0)} ms, p99 {_shown(self.ttfc_ms_p99, 0)} ms",
-            f"RTF       {_shown(self.rtf, 3)}, spread {_shown(self.rtf_spread, 3)}",
+            f"CPR       {shown(self.cpr, 4)}",
+            f"TTFC      p50 {shown(self.ttfc_ms_p50, 0)} ms, p99 {shown(self.ttfc_ms_p99, 0)} ms",
+            f"RTF       {shown(self.rtf, 3)}, spread {shown(self.rtf_spread, 3)}",
             f"stalls    {self.underruns}, {self.stall_s:.2f} s",
         ]
         return "\n".join(lines)
@@ -337,7 +337,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _shown(value: float | None, digits: int) -> str:
+def shown(value: float | None, digits: int) -> str:
+    """Return a figure for a terminal; ``-`` if nothing was measured."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

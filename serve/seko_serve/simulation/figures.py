@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from seko_serve.load import percentile
+from seko_serve.load import percentile, shown
 from seko_serve.simulation.meters import Meters
 from seko_serve.simulation.session import Session
 from seko_serve.simulation.traffic import BOX, DIRECTORY, GATEWAY, STORE, Traffic
@@ -96,10 +97,10 @@ class Figures:
         ]
         waits = [wait for session in counted for wait in session.waits]
         end = min(meters.end, now)
-        rates = {
-            receiver: traffic.a_second(receiver, meters.begin, end)
-            for receiver in (GATEWAY, BOX, DIRECTORY, STORE)
-        }
+        rates: dict[str, Any] = {}
+        for receiver in (GATEWAY, BOX, DIRECTORY, STORE):
+            of_receiver = traffic.a_second(receiver, meters.begin, end)
+            rates[f"{receiver}_rps"], rates[f"{receiver}_rps_peak"] = of_receiver
         return cls(
             sessions=len(counted),
             served=len(served),
@@ -117,14 +118,7 @@ class Figures:
             mean_sessions=meters.rows.span.seconds / (end - meters.begin) if end > meters.begin else 0.0,
             span_s=end - meters.begin,
             ended_boxes=ended,
-            gateway_rps=rates[GATEWAY][0],
-            gateway_rps_peak=rates[GATEWAY][1],
-            box_rps=rates[BOX][0],
-            box_rps_peak=rates[BOX][1],
-            directory_rps=rates[DIRECTORY][0],
-            directory_rps_peak=rates[DIRECTORY][1],
-            store_rps=rates[STORE][0],
-            store_rps_peak=rates[STORE][1],
+            **rates,
         )
 
     def text(self) -> str:
@@ -132,12 +126,12 @@ class Figures:
         refused = ", ".join(f"{count} {code}" for code, count in self.refused.items()) or "none"
         lines = [
             f"viewers   {self.served} of {self.sessions} served; refused: {refused}",
-            f"CPR       {_shown(self.cpr, 4)}",
-            f"TTFC      p50 {_shown(self.ttfc_ms_p50, 0)} ms, p99 {_shown(self.ttfc_ms_p99, 0)} ms",
+            f"CPR       {shown(self.cpr, 4)}",
+            f"TTFC      p50 {shown(self.ttfc_ms_p50, 0)} ms, p99 {shown(self.ttfc_ms_p99, 0)} ms",
             f"GPU use   {100 * self.gpu_use:.1f} % of {self.mean_boxes:.1f} boxes; {self.mean_sessions:.1f} sessions "
             f"at a time in {self.span_s:.0f} s",
             f"boxes     {self.ended_boxes} ended; {self.resumes} sockets resumed after "
-            f"p50 {_shown(self.resume_s_p50, 1)} s, p99 {_shown(self.resume_s_p99, 1)} s; {self.lost} sessions lost",
+            f"p50 {shown(self.resume_s_p50, 1)} s, p99 {shown(self.resume_s_p99, 1)} s; {self.lost} sessions lost",
             "a second  mean, and in the busiest second:",
             f"          {self.gateway_rps:.1f}, {self.gateway_rps_peak} requests to the gateways",
             f"          {self.box_rps:.1f}, {self.box_rps_peak} requests from gateways to boxes",
@@ -152,7 +146,3 @@ def in_time(session: Session, buffer: int) -> float | None:
     is_late = [late > 0 for view in session.views for late in view.late(buffer)]
     is_late += [True] * sum(bool(view.came_at) for view in session.views[1:])
     return 1 - sum(is_late) / len(is_late) if is_late else None
-
-
-def _shown(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
