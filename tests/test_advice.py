@@ -108,9 +108,10 @@ def of_scripts() -> set[str]:
     return named
 
 
-def of_simulation() -> set[str]:
-    """Options of ``seko-serve simulate``, most of which are named after fields."""
-    return {option for action in simulation_parser()._actions for option in action.option_strings}
+def of_server() -> set[str]:
+    """Options of ``seko-serve`` and ``seko-serve simulate``, most of which are named after fields."""
+    actions = (*serve_parser()._actions, *simulation_parser()._actions)
+    return {option for action in actions for option in action.option_strings}
 
 
 def test_every_command_in_backticks_exists_with_its_options() -> None:
@@ -139,7 +140,7 @@ def test_every_command_in_backticks_exists_with_its_options() -> None:
 
 def test_every_option_that_is_named_exists() -> None:
     known = {option for commands in options().values() for each in commands.values() for option in each}
-    known |= of_scripts() | FOREIGN | of_simulation() | {"--version"}
+    known |= of_scripts() | FOREIGN | of_server() | {"--version"}
     wrong = {
         f"{place}: {option}"
         for place, text in texts()

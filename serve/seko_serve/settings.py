@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from seko_runtime.backends.host import check_device_name
@@ -15,55 +16,21 @@ ROOT_PATH = re.compile(r"(/[\w.~%-]+)+", re.ASCII)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+LISTENS, CALLS, MUCH, SAVED = "where it listens", "who may call", "how much", "what outlives the process"
+
+
+def _option(default: Any, group: str, meaning: str | None = None, *, shown: bool = True, **words: Any) -> Any:
+    """Return a field of `Settings` that is an option of the command line: its group there, its meaning, and further
+    words for argparse. ``option`` is its name there, if it is not the field's."""
+    return field(default=default, repr=shown, metadata={"group": group, "words": {"help": meaning, **words}})
+
+
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one server process, such as address, keys and limits.
+    """The settings of one server process, such as address, keys and limits; ``artifact`` is the folder that it serves.
 
-    Parameters
-    ----------
-    artifact : Path
-        Folder of the artifact that is served.
-    device : str
-        Device on which the artifact is opened, as `open_artifact` takes it.
-    host, port : str, int
-        Address on which the server listens; a host that is no loopback address needs API keys.
-    uds : Path or None
-        Path of a Unix socket on which the server listens instead of ``host`` and ``port``.
-    keys : tuple of str
-        API keys of the server; without keys, anyone who reaches the address may call.
-    allowed_origins : frozenset of str
-        Origins of pages on other hosts that may open sockets.
-    tls_key, tls_certificate : Path or None
-        Files of the TLS key and certificate.
-    root_path : str
-        URL path under which a proxy serves this server.
-    max_sessions : int or None
-        Largest number of sessions at a time; default: the number of rows of the artifact.
-    lease_s : float
-        Seconds for which a session stays open after its socket was lost.
-    opens_per_s : float
-        Number of sessions and videos that a key may open from an address in a second, in the long run; eight times as
-        many at once.
-    queue : int
-        Largest number of requests for a session that wait at a time.
-    snapshots : str or None
-        Place where sessions are saved: a folder, or the URL of an object store such as ``s3://bucket/prefix``; None:
-        sessions are not saved.
-    snapshot_every : int
-        Number of chunks from one snapshot of a running session to the next; 0: snapshots only when the viewer is gone
-        or the server stops.
-    snapshot_keep_s : float
-        Seconds after which a saved session is removed from a folder of snapshots.
-    snapshot_key : bytes or None
-        A secret of at least 32 bytes: only snapshots that were written with this key are read.
-    videos : int
-        Number of videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
-    video_folder : Path or None
-        Folder of the video files; default: a temporary folder.
-    picture_hosts : frozenset of str
-        Hosts from which a picture is fetched that a request names by its web address.
-    log_level : str
-        Lowest level of log lines: debug, info, warning or error.
+    The command line reads files of keys and of a secret; here ``keys`` are the API keys, and ``snapshot_key`` is the
+    secret with which snapshots are written and read. Without ``snapshots`` sessions are not saved.
 
     Raises
     ------
@@ -73,27 +40,90 @@ class Settings:
     """
 
     artifact: Path
-    device: str = "auto"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: Path | None = None
-    keys: tuple[str, ...] = ()
-    allowed_origins: frozenset[str] = field(default_factory=frozenset)
-    tls_key: Path | None = None
-    tls_certificate: Path | None = None
-    root_path: str = ""
-    max_sessions: int | None = None
-    lease_s: float = 60.0
-    opens_per_s: float = 1.0
-    queue: int = 16
-    snapshots: str | None = None
-    snapshot_every: int = 8
-    snapshot_keep_s: float = 3600.0
-    snapshot_key: bytes | None = field(default=None, repr=False)
-    videos: int = 32
-    video_folder: Path | None = None
-    picture_hosts: frozenset[str] = field(default_factory=frozenset)
-    log_level: str = "info"
+    device: str = _option("auto", "", "auto, cpu, cuda or cuda:N")
+    host: str = _option("127.0.0.1", LISTENS, "address (default: this machine alone)")
+    port: int = _option(8000, LISTENS, type=int)
+    uds: Path | None = _option(None, LISTENS, "a Unix socket instead", type=Path)
+    tls_key: Path | None = _option(None, LISTENS, option="--ssl-keyfile", type=Path, metavar="FILE")
+    tls_certificate: Path | None = _option(None, LISTENS, option="--ssl-certfile", type=Path, metavar="FILE")
+    root_path: str = _option("", LISTENS, "path under which a proxy serves it")
+    keys: tuple[str, ...] = _option(
+        (),
+        CALLS,
+        "one key a line, mode 0600; SEKO_SERVE_API_KEY holds one too",
+        option="--api-key-file",
+        dest="api_key_file",
+        type=Path,
+    )
+    allowed_origins: frozenset[str] = _option(
+        frozenset(), CALLS, "origins of pages on other hosts", nargs="*"
+    )
+    max_sessions: int | None = _option(
+        None, MUCH, "sessions at a time (default: the artifact's rows)", type=int
+    )
+    lease_s: float = _option(
+        60.0,
+        MUCH,
+        "seconds that a session outlives its socket",
+        option="--lease",
+        type=float,
+        metavar="SECONDS",
+    )
+    opens_per_s: float = _option(
+        1.0,
+        MUCH,
+        "sessions and videos that a key opens from an address, in the long run; eight times as many at once "
+        "(default: %(default)g)",
+        option="--opens-per-second",
+        type=float,
+        metavar="NUMBER",
+    )
+    queue: int = _option(16, MUCH, "requests for a session that may wait (default: %(default)s)", type=int)
+    videos: int = _option(32, MUCH, "videos of /v1/videos that wait or are kept; 0: none are made", type=int)
+    video_folder: Path | None = _option(
+        None,
+        MUCH,
+        "where their files lie for an hour; it holds nothing else (default: temporary)",
+        type=Path,
+    )
+    picture_hosts: frozenset[str] = _option(
+        frozenset(),
+        MUCH,
+        "from where a picture is fetched that /v1/videos names by its address (default: nowhere)",
+        nargs="*",
+        metavar="HOST",
+    )
+    snapshots: str | None = _option(
+        None,
+        SAVED,
+        "a folder that holds nothing else, s3://BUCKET/PREFIX, or none (default: seko-serve/snapshots in the user's "
+        "state folder)",
+    )
+    snapshot_every: int = _option(
+        8,
+        SAVED,
+        "chunks from one snapshot of a session to the next (default: %(default)s); 0: only when its viewer is gone or "
+        "the server stops",
+        type=int,
+    )
+    snapshot_keep_s: float = _option(
+        3600.0,
+        SAVED,
+        "seconds that a folder keeps a session (default: %(default)g)",
+        option="--snapshot-keep",
+        type=float,
+        metavar="SECONDS",
+    )
+    snapshot_key: bytes | None = _option(
+        None,
+        SAVED,
+        "a secret of 32 bytes or more, where others may write to the store",
+        shown=False,
+        option="--snapshot-key-file",
+        dest="snapshot_key_file",
+        type=Path,
+    )
+    log_level: str = _option("info", "", choices=["debug", "info", "warning", "error"])
 
     def __post_init__(self) -> None:
         try:
