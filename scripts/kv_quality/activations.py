@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scripts.kv_quality.sample import Sample
-from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream
-from scripts.kv_quality.trial_formats import TrialKv
+from scripts.kv_quality.streams import Places, Scales, first_full_chunk, run_stream
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import attention
 from seko_export.video.calibration import KvStatistics
 from seko_export.video.recording import GOLDEN_PROMPT, eager_session
-from seko_kernels.kv_formats import ChannelStatistics, KvFormat
+from seko_kernels.kv_formats import KvFormat
 
 
 @dataclass(frozen=True)
@@ -27,57 +26,6 @@ class Seen:
     v: Tensor
 
 
-@dataclass
-class LayerStatistics:
-    """The statistics of one layer that a calibration keeps on the CPU, by name: range and sum of each channel [H,
-    D]."""
-
-    lowest: dict[str, Tensor] = field(default_factory=dict)
-    highest: dict[str, Tensor] = field(default_factory=dict)
-    total: dict[str, Tensor] = field(default_factory=dict)
-    tokens: int = 0
-
-    def add(self, seen: dict[str, Tensor]) -> None:
-        """Take in tensors [B, N, H, D] by name: ``k``, ``v``, and ``before``, K before RoPE."""
-        for name, x in seen.items():
-            x = x.float()
-            lowest, highest, total = x.amin((0, 1)).cpu(), x.amax((0, 1)).cpu(), x.sum((0, 1)).cpu()
-            self.lowest[name] = torch.minimum(self.lowest.get(name, lowest), lowest)
-            self.highest[name] = torch.maximum(self.highest.get(name, highest), highest)
-            self.total[name] = self.total.get(name, torch.zeros(())) + total
-        self.tokens += next(iter(seen.values())).shape[:2].numel()
-
-    def channels(self, name: str) -> ChannelStatistics:
-        """Return what is known of one of them."""
-        return ChannelStatistics(self.lowest[name], self.highest[name], self.total[name] / self.tokens)
-
-
-def calibrate(
-    sample: Sample, config: VideoBuild, text: Tensor, seeds: list[int], chunks: int
-) -> list[LayerStatistics]:
-    """Return each layer's statistics over an exact stream, from where its cache is full on.
-
-    Parameters
-    ----------
-    sample, config, text, seeds
-        As for `run_stream`, with the exact format; other prompts than those that are measured.
-    chunks : int
-        Chunks that are looked at.
-    """
-    statistics = [LayerStatistics() for _ in range(config.model.layers)]
-    began = first_full_chunk(config)
-    layout: dict[int, Places] = {}
-
-    def see(chunk: int, _pass: int, layer: int, _q: Tensor, k: Tensor, v: Tensor) -> None:
-        if chunk >= began:
-            if chunk not in layout:
-                layout[chunk] = places(config, chunk)
-            statistics[layer].add({"k": k, "v": v, "before": layout[chunk].unrotated(k)})
-
-    run_stream(sample, config, text, seeds, began + chunks, watch=see)
-    return statistics
-
-
 def capture(sample: Sample, config: VideoBuild, text: Tensor, seeds: list[int], chunk: int) -> list[Seen]:
     """Return every attention of chunk number ``chunk`` of an exact stream, pass by pass, layer by layer."""
     recorded: list[Seen] = []
@@ -88,13 +36,6 @@ def capture(sample: Sample, config: VideoBuild, text: Tensor, seeds: list[int], 
 
     run_stream(sample, config, text, seeds, chunk + 1, watch=see)
     return recorded
-
-
-def scales_of(form: KvFormat, statistics: list[LayerStatistics], sample: Sample, device: str) -> Scales:
-    """Return the constants of a format, a layer each: of an idea by the statistics, else as a build makes them."""
-    if isinstance(form, TrialKv):
-        return [form.constants(*map(layer.channels, ("k", "before", "v"))) for layer in statistics]
-    return built_scales(form, sample, device)
 
 
 def built_scales(form: KvFormat, sample: Sample, device: str) -> Scales:
@@ -113,11 +54,7 @@ def built_scales(form: KvFormat, sample: Sample, device: str) -> Scales:
 
 def errors(form: KvFormat, seen: list[Seen], layout: Places, constants: Scales) -> dict[str, list[float]]:
     """Return relative errors a layer, over all passes, rows and heads: ``k``, ``v``, ``attention`` (its output)."""
-    tables = {"place_cos": layout.cos[0], "place_sin": layout.sin[0]}
-    scales = [
-        {name: tables.get(name, t).to(layout.cos.device) for name, t in of_layer.items()}
-        for of_layer in constants
-    ]
+    scales = [{name: t.to(layout.cos.device) for name, t in of_layer.items()} for of_layer in constants]
     sums = {name: torch.zeros(len(scales), 2, dtype=torch.float64) for name in ("k", "v", "attention")}
     for record in seen:
         q, true_k, true_v = (x.to(layout.cos.device).float() for x in (record.q, record.k, record.v))

@@ -14,65 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from scripts.kv_quality.activations import Seen
 from scripts.kv_quality.compare import WARMUP_CHUNKS, After, error_by_chunk
-from scripts.kv_quality.report import PSNR_BAR, PSNR_BAR_CHUNKS, Activations
+from scripts.kv_quality.report import PSNR_BAR, PSNR_BAR_CHUNKS
 from scripts.kv_quality.sample import Sample, decoded
-from scripts.kv_quality.streams import Places
 
 SHEET_PROMPTS = 4
 _BINS = np.linspace(-8, 8, 129)
-
-
-def draw_activations(folder: Path, seen: Sequence[Seen], layout: Places) -> None:
-    """Draw histograms and channel means of K before and after RoPE and of V, a layer each, of the last pass.
-
-    Histograms are in units of the layer's own standard deviation.
-    """
-    layers = 1 + max(record.layer for record in seen)
-    last = {record.layer: record for record in seen}
-    device = layout.cos.device
-    with _figure(folder / "kv-histograms.png", 2, -(-layers // 2), 3.0, 2.2) as axes:
-        for layer in range(layers):
-            for name, x in _tensors(last[layer], layout, device):
-                share, _ = np.histogram((x / x.std()).numpy().ravel(), _BINS, density=True)
-                axes[layer].stairs(share, _BINS, label=f"{name}, peak {float(x.abs().max() / x.std()):.0f}")
-            axes[layer].set(title=f"layer {layer}", yscale="log", ylim=(1e-6, 3))
-            axes[layer].legend(fontsize=5)
-    means: dict[str, list[Tensor]] = {}
-    for layer in range(layers):
-        for name, x in _tensors(last[layer], layout, device):
-            means.setdefault(name, []).append((x.mean((0, 1)) / x.square().mean().sqrt()).flatten())
-    with _figure(folder / "kv-channel-means.png", len(means), 1, 8.0, 1.7) as axes:
-        for axis, (name, rows) in zip(axes, means.items(), strict=True):
-            shown = axis.imshow(torch.stack(rows).numpy(), cmap="RdBu", vmin=-4, vmax=4, aspect="auto",
-                                interpolation="nearest")  # fmt: skip
-            axis.set(
-                title=f"{name}: mean over tokens / rms of the layer",
-                xlabel="channel, head by head",
-                ylabel="layer",
-            )
-            axis.figure.colorbar(shown, ax=axis)
-
-
-def draw_attention_errors(
-    folder: Path, table: dict[str, tuple[float, Activations]], shipped: set[str]
-) -> None:
-    """Draw the attention error of every format, the layers as points; the shipped schemes are marked."""
-    names = sorted(table, key=lambda name: -float(np.mean(table[name][1]["attention"])))
-    with _figure(folder / "kv-attention-error.png", 1, 1, 7.5, 0.24 * len(names) + 1) as axes:
-        for place, name in enumerate(names):
-            errors = table[name][1]["attention"]
-            axes[0].barh(
-                place, np.mean(errors), color="tab:orange" if name in shipped else "tab:blue", alpha=0.6
-            )
-            axes[0].plot(errors, [place] * len(errors), "k.", markersize=3)
-        axes[0].set_yticks(
-            range(len(names)), [f"{name}, {table[name][0]:.2f} bits" for name in names], fontsize=7
-        )
-        axes[0].set(
-            title="relative error of the attention's output: bar the mean, points the layers", xlim=(0, None)
-        )
 
 
 def draw_streams(
@@ -125,11 +72,6 @@ def draw_frames(
             axis.set_title("\n".join(textwrap.wrap(prompts[prompt], 48)), fontsize=5)
             axis.axis("off")
         axes[0].figure.suptitle(f"rows: {rows}; columns: after {counts} chunks", fontsize=7)
-
-
-def _tensors(layer: Seen, layout: Places, device: torch.device) -> list[tuple[str, Tensor]]:
-    before = layout.unrotated(layer.k.to(device)).cpu()
-    return [("K before RoPE", before), ("K", layer.k.float()), ("V", layer.v.float())]
 
 
 @contextmanager

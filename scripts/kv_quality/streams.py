@@ -16,22 +16,9 @@ from scripts.kv_quality.sample import Sample
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables, rotate
 from seko_export.video.recording import eager_session
-from seko_kernels.kv_formats import KvFormat
 from seko_runtime.video.ring import Ring
 
 Scales = list[dict[str, Tensor]]  # a layer each: the constants of a format
-
-
-@dataclass(frozen=True)
-class TrialBuild(VideoBuild):
-    """A build with a cache format that no scheme names."""
-
-    form: KvFormat | None = None
-
-    @property
-    def kv(self) -> KvFormat:
-        """The cache format."""
-        return super().kv if self.form is None else self.form
 
 
 @dataclass(frozen=True)
@@ -60,12 +47,6 @@ class Places:
     def rotated(self, k: Tensor) -> Tensor:
         """Return keys [B, N, H, D] after RoPE."""
         return rotate(k.float(), self.cos, self.sin)
-
-
-def with_format(config: VideoBuild, form: KvFormat) -> TrialBuild:
-    """Return the build with another cache format."""
-    named = config.changed(kv_scheme=form.name)
-    return TrialBuild(named.model, named.workload, named.target, form)
 
 
 def run_stream(
@@ -100,7 +81,6 @@ def run_stream(
     results = []
     with eager_session(config, weights, text, seeds) as session:
         for chunk in range(chunks):
-            _turn(weights, config, chunk)
             with _watched(config, chunk, watch):
                 results.append(torch.from_numpy(session.run_chunk().to_host()))
     return torch.cat(results, dim=2)
@@ -129,17 +109,6 @@ def places(config: VideoBuild, chunk: int) -> Places:
 def first_full_chunk(config: VideoBuild) -> int:
     """Return the number of the first chunk that evicts a frame."""
     return -(-config.workload.stream.cache_frames // config.workload.stream.chunk_frames)
-
-
-def _turn(weights: Mapping[str, Tensor], config: VideoBuild, chunk: int) -> None:
-    """Renew the rotary tables that a format on trial takes as scales; the session reads these very tensors."""
-    tables = [name for name in weights if name.endswith((".kv.place_cos", ".kv.place_sin"))]
-    if tables:
-        layout = places(config, chunk)
-        for name in tables:
-            weights[name].copy_(layout.cos[0] if name.endswith("cos") else layout.sin[0])
-        if config.target.device == "cuda":
-            torch.cuda.synchronize()  # the session works on a stream of its own
 
 
 @contextmanager

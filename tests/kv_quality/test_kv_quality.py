@@ -1,4 +1,4 @@
-"""The script on a tiny random sample, whole; its formats on trial and its measures, against what defines them."""
+"""The script on a tiny random sample, whole, and its measures against what defines them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from safetensors.torch import save_file
 
 from scripts.kv_quality import __main__ as script
 from scripts.kv_quality import fp8_attention
-from scripts.kv_quality.activations import LayerStatistics, built_scales, capture, errors, scales_of
-from scripts.kv_quality.ideas import find, ideas, schemes
+from scripts.kv_quality.activations import built_scales, capture, errors
 from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
-from scripts.kv_quality.plots import draw_activations
-from scripts.kv_quality.roundings import Rounding, e2m1, int4_normed, mixed
 from scripts.kv_quality.sample import PROMPT_SEED, Sample, draw_prompts, open_sample
-from scripts.kv_quality.streams import places, run_stream, with_format
-from scripts.kv_quality.trial_formats import TRICKS, TrialKv, hadamard
+from scripts.kv_quality.streams import places
 from scripts.train_sample.shapes import draw_scenes, render
 from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
@@ -30,7 +26,6 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.rotary import rotary_tables
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.video.ring import Ring
 from tests.support.tolerances import STEP
 
@@ -40,7 +35,7 @@ MODEL = ModelConfig("tiny", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, 
 STREAM = StreamConfig(
     96, 96, chunk_frames=3, sink_frames=3, ring_frames=6
 )  # the judge knows pictures of 96 pixels
-EXACT = Rounding(lambda x, _: x, 16)
+NO_SCALES: list[dict[str, torch.Tensor]] = [{} for _ in range(MODEL.layers)]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +72,8 @@ def sample(folder: Path) -> Sample:
 
 def test_the_whole_script(folder, tmp_path, capsys):
     rows, pictures = tmp_path / "rows.jsonl", tmp_path / "images"
-    options = ["--prompts", "1", "--chunks", "2,4", "--formats", "fp32"]
-    options += ["--capture-prompts", "1", "--capture-chunk", "3", "--calibration-chunks", "1"]
+    options = ["--prompts", "1", "--chunks", "2,4", "--kv", "fp8,fp4,fp32"]
+    options += ["--capture-prompts", "1", "--capture-chunk", "3"]
     paths = ["--sample", str(folder), "--rows", str(rows), "--pictures", str(pictures)]
     assert script.main([*paths, *options]) == 0
     by_figure = {(row["figure"], row["shape"]): row for row in map(json.loads, rows.read_text().splitlines())}
@@ -101,38 +96,14 @@ def test_the_whole_script(folder, tmp_path, capsys):
     assert by_figure["kv_latent_error", lossy]["value"] > 0
     assert by_figure["kv_psnr", lossy]["value"] < PSNR_CEILING
     assert by_figure["kv_psnr", lossy]["bits_per_number"] == 4.5
-    assert len(by_figure["kv_attention_error", "sample, fp4"]["layers"]) == MODEL.layers
-    eight, shipped, four = (
-        by_figure["kv_attention_error", f"sample, {name}"]["value"]
-        for name in ("fp8", "fp4-before-rope", "fp4")
-    )
-    assert 0 < eight < shipped < four
-    names = {
-        f"kv-{name}.png" for name in ("histograms", "channel-means", "attention-error", "streams", "frames")
-    }
+    eight, four = (by_figure["kv_attention_error", f"sample, {name}-before-rope"] for name in ("fp8", "fp4"))
+    assert len(four["layers"]) == MODEL.layers
+    assert 0 < eight["value"] < four["value"]
+    names = {f"kv-{name}.png" for name in ("streams", "frames")}
     assert {file.name for file in pictures.iterdir()} == names
     # Frames are noise here, which no PNG makes small.
     assert max(file.stat().st_size for file in pictures.iterdir() if file.stem != "kv-frames") < 150_000
     assert "| fp4-before-rope | 4 |" in capsys.readouterr().out
-
-    alone, none = tmp_path / "alone.jsonl", tmp_path / "none"
-    paths = [
-        "--sample",
-        str(folder),
-        "--rows",
-        str(alone),
-        "--pictures",
-        str(none),
-        "--only",
-        "fp4-before-rope",
-    ]
-    assert script.main([*paths, *options]) == 0
-    same = [json.loads(line) for line in alone.read_text().splitlines()]
-    assert {row["shape"].split(", ")[1] for row in same} == {"fp4-before-rope", "fp32"}
-    assert [row["value"] for row in same if row["figure"] == "kv_psnr"][-1] == by_figure["kv_psnr", lossy][
-        "value"
-    ]
-    assert not none.exists()
 
 
 def test_what_fp8_attention_costs(folder, tmp_path, capsys):
@@ -179,16 +150,16 @@ def test_outlier_channels_are_where_they_are_planted(folder):
 
 def test_a_chunk_that_sees_itself_exactly_is_exact_until_it_reads_the_cache(sample):
     text, options = sample.embed(["a red disc"] * 3), argparse.Namespace(device="cpu", batch=2, chunks=[2])
-    (form,) = find(["fp4-before-rope"], sample.build(1, "cpu"))
-    exact = script._streams(options, sample, text)
-    seen = script._streams(options, sample, text, form, built_scales(form, sample, "cpu"))
+    (form,) = script.formats("fp4", sample.build(1, "cpu")).values()
+    exact = script.streams(options, sample, text)
+    seen = script.streams(options, sample, text, "fp4", built_scales(form, sample, "cpu"))
     assert exact.shape == (3, 16, 6, 12, 12)
     first = slice(STREAM.chunk_frames)
     assert torch.equal(seen[:, :, first], exact[:, :, first])
     assert not torch.equal(seen, exact)
 
 
-def test_captured_activations_and_their_pictures(sample, tmp_path):
+def test_captured_activations_and_what_formats_make_of_them(sample):
     config = sample.build(1, "cpu")
     text = torch.zeros(1, MODEL.text_tokens, MODEL.text_dim)
     seen = capture(sample, config, text, [0], 3)
@@ -202,29 +173,14 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
     assert not torch.equal(seen[0].k, seen[-MODEL.layers].k)
     torch.testing.assert_close(layout.rotated(layout.unrotated(seen[0].k)), seen[0].k)
 
-    statistics = [LayerStatistics() for _ in range(MODEL.layers)]
-    for activations in seen:
-        statistics[activations.layer].add(
-            {"k": activations.k, "v": activations.v, "before": layout.unrotated(activations.k)}
-        )
-    exact = TrialKv("exact", 2, 32, torch.float32, 108, STREAM.cache_tokens, EXACT, EXACT)
-    constants = scales_of(exact, statistics, sample, "cpu")
-    assert errors(exact, seen, layout, constants) == {name: [0.0] * 2 for name in ("k", "v", "attention")}
-
-    # The scheme that ships and the idea it came from, with the same statistics: alike, but for errors of two tops that
-    # are equal to a thousandth, and for the twelve bits that keys keep in a read.
-    shipped = next(form for form in schemes(config) if form.name.startswith("fp4"))
-    (idea,) = find(["fp4-4/6 before-rope k-mean"], config)
-    known = [{name: layer.channels(name) for name in ("before", "v")} for layer in statistics]
-    shipped_errors = errors(shipped, seen, layout, [shipped.calibrate(k["before"], k["v"]) for k in known])
-    other = errors(idea, seen, layout, scales_of(idea, statistics, sample, "cpu"))
+    chosen = script.formats("fp8,fp4,fp32", config)
+    measured = {
+        name: errors(form, seen, layout, built_scales(form, sample, "cpu") if name != "fp32" else NO_SCALES)
+        for name, form in chosen.items()
+    }
+    assert measured["fp32"] == {name: [0.0] * 2 for name in ("k", "v", "attention")}
     for name in ("k", "v", "attention"):
-        assert shipped_errors[name] == pytest.approx(other[name], rel=0.01)
-
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        draw_activations(folder, seen, layout)
-    for file in (tmp_path / "a").iterdir():
-        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+        assert all(0 < a < b for a, b in zip(measured["fp8"][name], measured["fp4"][name], strict=True))
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 3, 4, 11])
@@ -239,97 +195,6 @@ def test_places_are_where_the_ring_wrote(sample, chunk):
         [frame_of_slot.get(slot, -1) // STREAM.chunk_frames == chunk for slot in range(STREAM.cache_frames)]
     )
     assert torch.equal(layout.chunk, own.repeat_interleave(STREAM.frame_tokens))
-
-
-@pytest.mark.parametrize(
-    ("tricks", "turned"), [(("turning-mean",), True), (("before-rope", "k-mean"), True), (("k-mean",), False)]
-)
-def test_a_stream_turns_the_means_to_where_its_keys_stand(sample, tricks, turned):
-    nothing = Rounding(lambda x, _: torch.zeros_like(x), 4)  # so that a read gives the mean alone
-    form = TrialKv("none", 2, 32, torch.float32, 108, STREAM.cache_tokens, nothing, EXACT, tricks)
-    config, mean = sample.build(1, "cpu"), torch.rand(2, 32)
-    channels = ChannelStatistics(-mean, mean, mean)
-    scales = [form.constants(channels, channels, channels)] * MODEL.layers
-    chunk, seen = 4, []
-    run_stream(
-        sample, with_format(config, form), torch.zeros(1, 48, 32), [0], chunk + 1, scales,
-        lambda number, _pass, _layer, _q, k, _v: seen.append(k.clone()) if number == chunk else None,
-    )  # fmt: skip
-    everywhere = mean.expand(1, STREAM.cache_tokens, 2, 32)
-    expected = places(config, chunk).rotated(everywhere) if turned else everywhere
-    past = ~places(config, chunk).chunk  # the chunk sees its own keys as they are
-    for k in seen:
-        torch.testing.assert_close(k[:, past], expected[:, past])
-        assert not torch.isclose(k[:, ~past], expected[:, ~past]).all()
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_around_no_rounding_changes_nothing(trick):
-    torch.manual_seed(0)
-    form = TrialKv("exact", 2, 32, torch.float32, 2, 10, EXACT, EXACT, (trick,))
-    k, v = torch.randn(2, 20, 2, 32)
-    caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
-    channels = [ChannelStatistics(x.amin(0), x.amax(0), x.mean(0)) for x in (k, k.flip(0), v)]
-    angles = torch.rand(10, 16)
-    scales = form.constants(*channels) | {"place_cos": angles.cos(), "place_sin": angles.sin()}
-    assert {s.name: (s.shape, s.dtype) for s in form.scale_tensors} == {
-        name: (tuple(t.shape), t.dtype) for name, t in scales.items()
-    }
-    order = torch.randperm(20)
-    form.write(caches, scales, order, k[order], v[order])
-    read_k, read_v = form.expand(caches, scales, {}, torch.float32)
-    torch.testing.assert_close(read_k, k)
-    torch.testing.assert_close(read_v, v)
-
-
-def test_the_sink_is_kept_where_a_trick_says_so():
-    rounding = Rounding(lambda x, _: torch.zeros_like(x), 4)
-    places = {}
-    for tricks in ((), ("sink-exact",)):
-        form = TrialKv("none", 1, 16, torch.float32, 2, 10, rounding, rounding, tricks)
-        caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
-        ones = torch.ones(1, 16)
-        known = ChannelStatistics(-ones, ones, 0 * ones)
-        scales = form.calibrate(known, known)
-        for index in (torch.arange(20), torch.tensor([4, 14])):
-            form.write(caches, scales, index, torch.ones(len(index), 1, 16), torch.ones(len(index), 1, 16))
-        places[tricks] = form.expand(caches, scales, {}, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
-        assert form.bits_per_number == (4 + 12 * 0.2 if "sink-exact" in tricks else 4)
-    assert list(places.values()) == [[], [0, 1, 10, 11]]
-
-
-def test_four_over_six_is_never_further_off():
-    torch.manual_seed(0)
-    x, g = torch.randn(50, 2, 32), torch.ones(2) / 4
-    plain, better = e2m1(16).round(x, g), e2m1(16, four_over_six=True).round(x, g)
-    blocks = [(y - x).unflatten(-1, (-1, 16)).square().sum(-1) for y in (plain, better)]
-    assert (blocks[1] <= blocks[0]).all()
-    assert (blocks[1] < blocks[0]).any()
-
-
-def test_hadamard_is_orthonormal():
-    torch.testing.assert_close(hadamard(32) @ hadamard(32).T, torch.eye(32))
-    with pytest.raises(ValueError, match="power of two"):
-        hadamard(24)
-
-
-def test_mixed_channels_come_back_and_a_large_one_is_not_cut_off():
-    torch.manual_seed(0)
-    x, g = torch.randn(50, 2, 32), torch.ones(2)
-    torch.testing.assert_close(mixed(EXACT).round(x, g), x)
-    x[..., 5] *= 30  # beyond what 16 steps of the norm reach, unless it is mixed
-    plain, other = (
-        float((f.round(x, g) - x).norm()) for f in (int4_normed(2, 32), mixed(int4_normed(2, 32)))
-    )
-    assert other < 0.5 * plain
-    assert mixed(int4_normed(2, 32)).bits == 4.25
-
-
-def test_one_norm_a_token_makes_tokens_of_any_size_alike():
-    torch.manual_seed(0)
-    x, g = torch.randn(50, 2, 32), torch.ones(2)
-    sizes = torch.exp2(torch.arange(-25.0, 25.0))[:, None, None]
-    torch.testing.assert_close(int4_normed(2, 32).round(x * sizes, g), int4_normed(2, 32).round(x, g) * sizes)
 
 
 def test_psnr_and_relative_error_of_known_pairs():
@@ -370,21 +235,13 @@ def test_ssim_is_skimages():
     assert float(ssim(2 * a - 1, 2 * b - 1)) == pytest.approx(theirs, rel=1e-9)
 
 
-def test_what_cannot_be_measured_is_refused(folder, sample, tmp_path):
-    config = sample.build(1, "cpu")
-    assert len({form.name for form in ideas(config)}) == len(ideas(config))
-    with pytest.raises(ValueError, match="no format 'fp5'"):
-        find(["fp5"], config)
-    with pytest.raises(ValueError, match="no trick 'k-median'"):
-        TrialKv("fp4", 2, 32, torch.float32, 0, 10, EXACT, EXACT, ("k-median",))
-    with pytest.raises(ValueError, match="leave the other two out"):
-        TrialKv("fp4", 2, 32, torch.float32, 0, 10, EXACT, EXACT, ("turning-mean", "k-mean"))
+def test_what_cannot_be_measured_is_refused(folder, tmp_path):
     paths = ["--sample", str(folder), "--rows", str(tmp_path / "r"), "--pictures", str(tmp_path)]
     odds = (
         ["--chunks", "8,20"],
         ["--chunks", "7,7"],
         ["--chunks", "7", "--capture-chunk", "2"],
-        ["--only", "fp5"],
+        ["--kv", "fp5"],
     )
     for odd in odds:
         with pytest.raises(ValueError, match=odd[-2]):
