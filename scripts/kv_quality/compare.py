@@ -11,8 +11,7 @@ from torch import Tensor
 from scripts.kv_quality.measures import psnr, relative_error, ssim
 from scripts.kv_quality.sample import DECODE_ROWS, Sample, decoded
 from scripts.train_sample.captions import parse
-from scripts.train_sample.evaluate import CLIP_LATENTS
-from scripts.train_sample.judge import Verdict, judge
+from scripts.train_sample.judge import CLIP_LATENTS, Verdict, judge
 
 WINDOW_CHUNKS = 7  # "after N chunks" is measured over the last of these
 WARMUP_CHUNKS = 2  # decoded before the window and dropped, where it does not begin the stream

@@ -25,9 +25,7 @@ from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_export.options.sample import read_sample
 
 DECODE_ROWS = 8  # clips that the decoder takes at once
-PROMPT_SEED = (
-    123_000  # of the scenes that `train_sample/evaluate.py` judges by; calibration draws from training scenes
-)
+PROMPT_SEED = 123_000  # of the scenes that judges ask for
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def open_sample(folder: Path) -> Sample:
 
 
 def draw_prompts(count: int, seed: int, *, held_out: bool) -> list[str]:
-    """Return captions of scenes; the held-out ones are those that `train_sample/evaluate.py` asks for."""
+    """Return captions of scenes; the held-out ones are those that judges ask for."""
     rng = random.Random(seed)
     return [caption(d, rng) for d in describe(draw_scenes(count, PROMPT_SEED + seed, held_out=held_out))]
 

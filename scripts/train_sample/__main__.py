@@ -87,16 +87,14 @@ def stages(what: str, runs: Path) -> list[Stage]:
         Stage("adamw", "distil", ("--folder", of("adamw"), *begun)),
         Stage("muon", "distil", ("--folder", of("muon"), *begun, "--optimizer", "muon")),
         Stage("mean", "average", (of("adamw"), of("muon"), "--folder", of("mean")), "files"),
-        Stage("judge", "evaluate", (*taught, "--student", of("mean"), "--sheet", of("sheet.png")), "judge"),
         Stage(
             "export",
             "export_sample",
-            (*taught, "--student", of("mean"), "--judged", of("judge.json"), "--output-path", of("sample")),
+            (*taught, "--student", of("mean"), "--output-path", of("sample")),
             "files",
         ),
         *switches,
         Stage("judge_switches", "judge_switch", switched, "judge"),
-        Stage("ship", "ship_switched", (*switched, "--images", str(runs)), "files"),
     ]
 
 
@@ -132,8 +130,6 @@ def main(arguments: list[str] | None = None) -> int:
     runs = options.runs.resolve()
     runs.mkdir(parents=True, exist_ok=True)
     every = stages(options.what, runs)
-    if options.rehearse and options.what == "sample":
-        every = every[:-1]  # what three steps make reaches no bar, and would be refused
     for stage in every:
         report = runs / f"{stage.name}.json"
         if not report.exists():

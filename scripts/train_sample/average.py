@@ -3,7 +3,7 @@
     python -m scripts.train_sample.average --folder R/mean R/adamw R/muon
 
 Students that were trained from one start in different ways lie in one valley, and its middle is better than its
-sides ("model soup", arXiv 2203.05482). Judge the result as any run (`evaluate.py`).
+sides ("model soup", arXiv 2203.05482).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def average(runs: list[Path], folder: Path) -> dict[str, Any]:
         if _schedule(run_facts) != _schedule(facts[0]):
             raise ValueError(f"{run} has another schedule than {runs[0]}")
     mean: dict[str, Tensor] = {name: sum(w[name] for w in weights) / len(weights) for name in weights[0]}
-    averaged = {"distillation": facts[0]["distillation"], "averaged": list(facts)}
+    averaged = {"distillation": facts[0]["distillation"]}
     write_state(folder, {"ema": mean}, {"step": 0, "seconds": 0.0, "facts": averaged})
     return averaged
 

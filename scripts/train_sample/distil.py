@@ -8,8 +8,8 @@ score. Chunks are scored given the student's own earlier chunks, so the sum is t
 rule), and errors that would grow are met in training. It sharpens chunk 0: the divergence seeks modes.
 
 Try ``ode`` first, then ``dmd`` from it. Works if, in the loss log: ``ode`` falls under half of its first value in a
-minute; ``gap`` (dmd) falls while ``fake`` stays within a factor of two of the teacher's own loss. Look at the sheet of
-`evaluate.py`: a ghost or two half-bright shapes in chunk 0 mean blurred means; more dmd, or guidance, is the cure.
+minute; ``gap`` (dmd) falls while ``fake`` stays within a factor of two of the teacher's own loss. A ghost or
+two half-bright shapes in chunk 0 mean blurred means; more dmd, or guidance, is the cure.
 If colours burn or shapes freeze, guidance is too high or the fake score too slow (``fake_steps``).
 """
 
@@ -79,7 +79,7 @@ def train(
         return run
     run.facts["distillation"] = dataclasses.asdict(config)
     if begin is not None:
-        run.facts["began_from"] = begin[1]  # with what that one began from: the model card tells them all
+        run.facts["began_from"] = begin[1]
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
     pool_seed = options.seed + 17 + (run.step if config.renew_every else 0)
     pool = LatentPool(

@@ -2,22 +2,19 @@
 
 A pixel is a mixture of the background and at most one shape's colour (antialiasing and blur mix, too), so each
 pixel is given to the colour whose mixing line it lies nearest to. Shape comes from the harmonics of that colour's
-mask around its centre, motion from the paths of centre, angle and area. Run as a script: see `main`.
+mask around its centre, motion from the paths of centre, angle and area.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from scripts.train_sample.captions import Description, Figure, describe
+from scripts.train_sample.captions import Description, Figure
 from scripts.train_sample.shapes import (
     BACKGROUNDS,
     COLOURS,
@@ -25,8 +22,6 @@ from scripts.train_sample.shapes import (
     SIZES,
     background_pictures,
     colour_table,
-    draw_scenes,
-    render,
 )
 
 LEAST_ALPHA = 0.35  # a fainter mixture says too little about its colour
@@ -39,6 +34,7 @@ LARGEST_ORBIT = 26.0  # pixels; scenes draw up to 22
 # Harmonics 3 and 4. A sharp square has 0.43, a sharp triangle 0.56; blur takes from that (a VAE at 26 dB half of a
 # small square's), so the marks stand lower. A disc has nearly none.
 _IDEAL = {"disc": (0.0, 0.0), "square": (0.0, 0.32), "triangle": (0.42, 0.0)}
+CLIP_LATENTS = 15  # latent frames of a judged clip: 57 video frames, 3.6 s
 ATTRIBUTES = ("count", "background", "colour", "shape", "motion", "size")
 
 
@@ -256,32 +252,3 @@ def blurred(video: Tensor, sigma: float, noise: float, seed: int) -> Tensor:
     flat = torch.nn.functional.conv2d(flat, kernel.view(1, 1, -1, 1)).view(video.shape)
     drawn = torch.randn(video.shape, generator=torch.Generator().manual_seed(seed), dtype=video.dtype)
     return (flat + noise * drawn).clamp(-1, 1)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Judge the detectors themselves on true scenes, sharp or blurred; the last line is JSON."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--clips", type=int, default=100)
-    parser.add_argument("--frames", type=int, default=57)
-    parser.add_argument("--blur", type=float, default=0.0, help="sigma in pixels")
-    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation on -1..1")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    scenes = draw_scenes(options.clips, options.seed, held_out=True)
-    start = torch.randint(
-        0, 10_000, (options.clips, 1), generator=torch.Generator().manual_seed(options.seed)
-    )
-    verdicts = []
-    for index, wanted in enumerate(describe(scenes)):
-        video = render(scenes[slice(index, index + 1)], start[index] + torch.arange(options.frames))
-        if options.blur:
-            video = blurred(video, options.blur, options.noise, index)
-        verdicts.append(judge(video[0], wanted))
-        if not verdicts[-1].followed:
-            print(f"{index}: wanted {wanted}\n   saw {verdicts[-1].seen}", file=sys.stderr)
-    print(json.dumps(summary(verdicts)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,8 +8,7 @@ import torch
 from scripts.kv_quality.sample import decoded, open_sample
 from scripts.kv_quality.streams import run_stream
 from scripts.train_sample.captions import parse
-from scripts.train_sample.evaluate import CLIP_LATENTS
-from scripts.train_sample.judge import judge, look
+from scripts.train_sample.judge import CLIP_LATENTS, judge, look
 from seko_export.options.sample import SAMPLE_FOLDER
 from tests.support.stacked import eager_session
 

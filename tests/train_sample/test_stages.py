@@ -51,7 +51,6 @@ def test_all_stages_of_the_sample_make_a_sample(
         "adamw",
         "muon",
         "mean",
-        "judge",
         "export",
         *switches,
         "judge_switches",
