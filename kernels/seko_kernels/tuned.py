@@ -1,6 +1,6 @@
 """Tile sizes of the 8-bit attention: checks of tile sizes, safe defaults, and the table of measured tile sizes.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand, with sizes that
+`python -m scripts.bench kernels` writes `tuned_attention.json`, which is never edited by hand, with sizes that
 `scripts/kernel_admission` admitted on their GPU. Builds read the table. Opening an artifact does not, since tile sizes
 are compiled into the engine.
 """

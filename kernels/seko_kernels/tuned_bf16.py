@@ -1,6 +1,6 @@
 """Table of sizes for which Seko's 16-bit attention is faster than torch's.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`, which is never edited by hand, with a row for
+`python -m scripts.bench kernels` writes `tuned_attention_bf16.json`, which is never edited by hand, with a row for
 each size class in which `scripts/kernel_admission` admitted the kernel on its GPU and it was faster than the engine's
 default. Builds read the table; opening an artifact does not.
 """

@@ -1,6 +1,6 @@
 """Tile sizes of the kernels of linear layers on few rows, and the table of tile sizes that were measured on a GPU.
 
-`scripts/bench/voxcpm2_kernels.py --admit` writes `tuned_rows.json`, which is never edited by hand. The table of tile
+`python -m scripts.bench voxcpm2_kernels` writes `tuned_rows.json`, which is never edited by hand. The table of tile
 sizes has only sizes that passed `scripts/kernel_admission` on their GPU and were faster than the kernel that runs
 without a row of the table. Builds read the table; opening an artifact does not read the table.
 """
@@ -58,7 +58,7 @@ class RowTiles(NamedTuple):
 
         If `shared` is true, several programs share a sum where the launch would otherwise have fewer programs than the
         GPU has multiprocessors. In launches with few programs each program loads more products at a time.
-        `scripts/bench/voxcpm2_kernels.py` compares tile sizes.
+        `python -m scripts.bench voxcpm2_kernels` compares tile sizes.
         """
         block = max(16, triton.next_power_of_2(rows))
         programs, splits = triton.cdiv(outer, _CHANNELS), 1

@@ -6,7 +6,6 @@ should be built while something is measured: a build on the same GPU can double 
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -17,15 +16,6 @@ from typing import Any
 from scripts.bench.rows import measured_commit
 
 KERNELS = Path(__file__).parents[2] / "kernels" / "seko_kernels"
-
-
-def add_prepare(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--prepare`` to a bench."""
-    parser.add_argument(
-        "--prepare",
-        action="store_true",
-        help="only build what is measured; a later run of the same commit with the same --work uses it",
-    )
 
 
 def build_once(

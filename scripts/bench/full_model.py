@@ -10,7 +10,6 @@ import argparse
 import gc
 import json
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,40 +22,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
-
-from vae_engines import random_weights as random_vae  # noqa: E402
-
-from scripts.bench.built import add_prepare, build_once  # noqa: E402
-from seko_export.artifact.describe import describe  # noqa: E402
-from seko_export.artifact.writer import hash_files  # noqa: E402
-from seko_export.backends import EAGER, export_backend  # noqa: E402
-from seko_export.backends.aoti import attention_backends  # noqa: E402
-from seko_export.backends.workers import compiled_in_background  # noqa: E402
-from seko_export.config.video import VideoBuild  # noqa: E402
-from seko_export.engines.piece import dtype_name  # noqa: E402
-from seko_export.families.base import MediaTensors  # noqa: E402
-from seko_export.families.registry import family_of, graph_of  # noqa: E402
-from seko_export.host.progress import silent  # noqa: E402
-from seko_export.lowering.trace import trace  # noqa: E402
-from seko_export.media.pieces import AUDIO_ENCODER  # noqa: E402
-from seko_export.media.wan_vae.config import WanVaeConfig  # noqa: E402
-from seko_export.media.wan_vae.modules import VaeTensors  # noqa: E402
-from seko_export.video.calibration import layer_constants  # noqa: E402
-from seko_export.video.recording import eager_engine, golden_inputs, golden_reference, golden_text  # noqa: E402
-from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
-from seko_runtime.backends import open_backend  # noqa: E402
-from seko_runtime.backends.aoti import torch_memory  # noqa: E402
-from seko_runtime.format.manifest import Weight  # noqa: E402
-from seko_runtime.sessions.loaded import Loaded  # noqa: E402
-from seko_runtime.video.contract import resolve_video  # noqa: E402
-from seko_runtime.video.manifest import VideoManifest  # noqa: E402
-from seko_runtime.video.opened_rows import open_video_rows  # noqa: E402
-from seko_runtime.video.options import VideoOptions  # noqa: E402
-from seko_runtime.video.pool import Pool  # noqa: E402
-from seko_runtime.video.rows import VideoRows  # noqa: E402
-from seko_runtime.video.session import Session  # noqa: E402
+from scripts.bench.built import build_once
+from scripts.bench.vae_engines import random_weights as random_vae
+from seko_export.artifact.describe import describe
+from seko_export.artifact.writer import hash_files
+from seko_export.backends import EAGER, export_backend
+from seko_export.backends.aoti import attention_backends
+from seko_export.backends.workers import compiled_in_background
+from seko_export.config.video import VideoBuild
+from seko_export.engines.piece import dtype_name
+from seko_export.families.base import MediaTensors
+from seko_export.families.registry import family_of, graph_of
+from seko_export.host.progress import silent
+from seko_export.lowering.trace import trace
+from seko_export.media.pieces import AUDIO_ENCODER
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.modules import VaeTensors
+from seko_export.video.calibration import layer_constants
+from seko_export.video.recording import eager_engine, golden_inputs, golden_reference, golden_text
+from seko_kernels.kv_formats import ChannelStatistics
+from seko_runtime.backends import open_backend
+from seko_runtime.backends.aoti import torch_memory
+from seko_runtime.format.manifest import Weight
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.opened_rows import open_video_rows
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.rows import VideoRows
+from seko_runtime.video.session import Session
 
 Engine = Callable[[list[Tensor]], Sequence[Tensor]]
 Engines = Mapping[str, Engine]
@@ -157,7 +152,7 @@ class FullModelBench:
     Parameters
     ----------
     options : argparse.Namespace
-        From `full_model_parser`.
+        As `cases.py` has them.
     started : float
         When the bench began, by the monotonic clock.
     compiled : dict of Path to VideoBuild
@@ -341,39 +336,11 @@ def wrapped(engines: Engines, wrap: Wrap | None) -> Engines:
     return engines if wrap is None else {name: wrap(name, engine) for name, engine in engines.items()}
 
 
-def full_model_parser(
-    text: str | None, parts: Sequence[str], presets_known: Sequence[str], default: str
-) -> argparse.ArgumentParser:
-    """Return a parser of the options that such benches share."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--work",
-        type=Path,
-        required=True,
-        help="folder of the engines; those that the same commit compiled are used",
-    )
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--preset", choices=presets_known, default=presets_known[0])
-    parser.add_argument("--parts", default=default, help=f"some of {','.join(parts)}, with commas")
-    parser.add_argument("--chunks", type=int, default=8, help="steady chunks to time")
-    parser.add_argument("--seconds", type=float, default=540, help="no part begins behind these")
-    add_prepare(parser)
-    parser.add_argument(
-        "--eager", action="store_true", help="engines as they are, uncompiled: to try the script"
-    )
-    return parser
-
-
 def measure(bench: FullModelBench, parts: Mapping[str, Callable[[Any], None]]) -> int:
-    """Measure the parts that were asked for, say in a last line what failed or was left, and return the exit code."""
-    asked = bench.options.parts.split(",")
-    unknown = set(asked) - set(parts)
-    if unknown:
-        raise SystemExit(f"no part {', '.join(sorted(unknown))}: expected some of {', '.join(parts)}")
-    bench.options.work.mkdir(parents=True, exist_ok=True)
+    """Measure the parts of a case, say in a last line what failed or was left, and return the exit code."""
     failed: dict[str, str] = {}
     skipped, seconds = [], {}
-    for name in asked:
+    for name in bench.options.parts:
         if bench.elapsed > bench.options.seconds:
             skipped.append(name)
             continue

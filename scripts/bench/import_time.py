@@ -6,23 +6,17 @@ import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from rows import append_row
+from scripts.bench.rows import append_row
 
-ROOT = Path(__file__).parents[2]
 BAR_MS = 60.0
 NOTHING, NUMPY = "pass", "import numpy"
 IMPORTS = ("import seko_runtime", "from seko_runtime import open_artifact")
 AT_OPEN = "import seko_runtime.opening.artifact"  # what the first open imports
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Time the imports in turn, so that a busy moment hits all of them, and append a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=40, help="processes of each kind; the fastest counts")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "cpu.jsonl")
-    options = parser.parse_args()
     codes = (NOTHING, NUMPY, AT_OPEN, *IMPORTS)
     times: dict[str, list[float]] = {code: [] for code in codes}
     for _ in range(options.runs):
@@ -31,7 +25,7 @@ def main() -> None:
     least = {code: min(seconds) for code, seconds in times.items()}
     for code in IMPORTS:
         append_row(
-            options.out,
+            options.rows,
             "import_ms",
             code,
             least[code] - least[NOTHING],
@@ -53,7 +47,3 @@ def _process_ms(code: str) -> float:
     if process.returncode:
         raise SystemExit(f"{code!r} ended with {process.returncode}")
     return (usage.ru_utime + usage.ru_stime) * 1e3
-
-
-if __name__ == "__main__":
-    main()

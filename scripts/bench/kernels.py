@@ -1,12 +1,10 @@
-"""Every kernel and every candidate for attention tiles on one GPU, beside cuDNN, within a budget of seconds.
-
-    python scripts/bench/kernels.py --seconds 280 --admit --rows docs/benchmarks/h200.jsonl
+"""Attention in Seko's kernels and every candidate for its tiles on one GPU, beside cuDNN, within a budget of seconds.
 
 Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
 compiler or a kernel that crashes or hangs takes one candidate with it); attention, each candidate after
-`kernel_admission`, never before; cuDNN's; the 16-bit one; the others, each compared with the same op in plain torch.
-What the budget leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
-`tuned_attention.json`, and where the 16-bit attention is faster than torch's to `tuned_attention_bf16.json`.
+`kernel_admission`, never before; cuDNN's; the expansion of the cache; the 16-bit attention. What the budget leaves out
+is named in the summary. The fastest admitted tiles of each shape class are written to `tuned_attention.json`, and where
+the 16-bit attention is faster than torch's to `tuned_attention_bf16.json`.
 """
 
 from __future__ import annotations
@@ -29,29 +27,23 @@ from typing import Any
 
 import torch
 import triton.testing
-from kernel_shapes import (
+from torch import Tensor
+
+from scripts.bench.kernel_shapes import (
     SHAPES,
     Shape,
     Timed,
-    cache_calls,
     cudnn_attention,
     exact_window,
-    matmul_calls,
-    row_calls,
-    scheme_calls,
+    expansion,
     torchs_attention,
 )
-from rows import append_row
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
-
+from scripts.bench.rows import append_row
 from scripts.kernel_admission.attention import admit, admit_bf16
-from scripts.kernel_admission.judge import distance
-from seko_kernels import plain_torch, scratch, tuned_bf16
+from seko_kernels import tuned_bf16
 from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
 from seko_kernels.attention_bf16 import attention_bf16
-from seko_kernels.fused_reference import FP8, e4m3_cast, int8_tiles, largest_of_tiles
+from seko_kernels.fused_reference import e4m3_cast, int8_tiles, largest_of_tiles
 from seko_kernels.tuned import (
     SPECIALISED,
     TABLE,
@@ -65,7 +57,6 @@ BARS = {"S1": ("attn_h12_vs_cudnn", 0.72), "S5": ("attn_h40_vs_cudnn", 0.72)}  #
 COMPILE_SECONDS = 120  # of one candidate for all shapes; more is a hang
 SMALL_SIZE = (200, 1000)  # queries and keys; no multiples of 16, so no more code than S1 and S5 take
 GRACE_SECONDS = 90  # beyond the budget, for what was begun within it
-EXPAND_VARIANTS = ((16, 1), (32, 4), (64, 4), (128, 8))  # tokens and warps of a program
 
 
 def candidates() -> list[AttentionTiles]:
@@ -86,21 +77,13 @@ def candidates() -> list[AttentionTiles]:
     )
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Compile, time, admit; print the lines."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=280.0, help="budget; what does not fit is named")
-    parser.add_argument("--shapes", default="S1,S5,S3,S4", help="of " + ", ".join(SHAPES))
-    parser.add_argument("--admit", action="store_true", help="write the fastest admitted tiles to the table")
-    parser.add_argument("--rows", type=Path, help="jsonl file to append the figures with a bar to")
-    parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1), help="that compile")
-    parser.add_argument("--compile-one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    shapes = [SHAPES[name] for name in options.shapes.split(",")]
+    shapes = [SHAPES[name] for name in options.shapes]
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: there is nothing to time")
-    if options.compile_one:
-        tiles = json.loads(options.compile_one)
+    if options.child:
+        tiles = json.loads(options.child)
         compile_one(AttentionTiles(**tiles) if tiles else None, shapes)
         return
     faulthandler.dump_traceback_later(
@@ -114,9 +97,7 @@ def main() -> None:
             bench.expansion(shape)
         for shape in shapes:
             bench.attention_bf16(shape)
-        for shape in shapes:
-            bench.others(shape)
-    bench.summary(options, shapes)
+    bench.summary(options.rows, shapes)
 
 
 def compile_one(tiles: AttentionTiles | None, shapes: Iterable[Shape]) -> None:
@@ -185,7 +166,7 @@ class Bench:
         """Compile all candidates side by side and return those that did not fail, the safe one among them."""
 
         def child(tiles: AttentionTiles | None) -> str:
-            command = [sys.executable, __file__, "--shapes", options.shapes, "--compile-one"]
+            command = [sys.executable, "-m", "scripts.bench", options.case, "--child"]
             limit = min(COMPILE_SECONDS, max(1.0, self.deadline - time.monotonic()))
             try:
                 done = subprocess.run(
@@ -202,7 +183,7 @@ class Bench:
 
         started = time.monotonic()
         wanted = list(dict.fromkeys([safe_tiles(self.arch), *candidates()]))
-        with ThreadPoolExecutor(options.processes) as pool:
+        with ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
             self.no_16_bits, *failures = pool.map(child, [None, *wanted])
         emit(kind="compiled", seconds=time.monotonic() - started, candidates=len(wanted))
         for tiles, failure in zip(wanted, failures, strict=True):
@@ -212,7 +193,7 @@ class Bench:
 
     def attention(self, shape: Shape, wanted: list[AttentionTiles]) -> None:
         """Time cuDNN's attention, then admit and time each candidate."""
-        self.time(shape, cudnn_attention(shape, "cuda"), compare=False)
+        self.time(shape, cudnn_attention(shape, "cuda"))
         *arguments, valid, own = attention_inputs(shape)
         rows = self.admitted.setdefault(shape.name, [])
         for tiles in wanted:
@@ -234,14 +215,14 @@ class Bench:
     def expansion(self, shape: Shape) -> None:
         """Time what 8-bit attention takes beside itself: a figure is of both."""
         if self.has_time(f"{shape.name} fp8_expand"):
-            self.time(shape, next(x for x in cache_calls(shape, "cuda") if x.name == "fp8_expand"))
+            self.time(shape, expansion(shape, "cuda"))
 
     def attention_bf16(self, shape: Shape) -> None:
         """Admit the 16-bit attention, then time it beside torch's as an engine has it."""
         if self.no_16_bits:
             emit(kind="attention, 16 bits", shape=shape.name, refusal=self.no_16_bits)
             return
-        self.time(shape, torchs_attention(shape, "cuda"), compare=False)
+        self.time(shape, torchs_attention(shape, "cuda"))
         torch_ms = self.times.get((shape.name, "sdpa_bf16, whole waves"))
         if torch_ms is None or not self.has_time(f"{shape.name} 16-bit attention"):
             return
@@ -263,33 +244,11 @@ class Bench:
             "measured_on": shape.name, **measured_here(),
         })  # fmt: skip
 
-    def others(self, shape: Shape) -> None:
-        """Time all else of a layer, and compare it with plain torch."""
-        for make in (cache_calls, scheme_calls, row_calls, matmul_calls):
-            if not self.has_time(f"{shape.name} {make.__name__}"):
-                continue
-            for timed in make(shape, "cuda"):
-                if timed.name == "fp8_expand":  # timed already
-                    self.expand_variants(shape, timed)
-                else:
-                    self.time(shape, timed)
-            torch.cuda.empty_cache()
-
-    def expand_variants(self, shape: Shape, timed: Timed) -> None:
-        """The expansion with other tiles."""
-        shipped = scratch.EXPAND_TILE, scratch.EXPAND_WARPS
-        for tile, warps in EXPAND_VARIANTS:
-            scratch.EXPAND_TILE, scratch.EXPAND_WARPS = tile, warps
-            name = f"fp8_expand, {tile} tokens, {warps} warps"
-            self.time(shape, Timed(name, timed.run, timed.amount, timed.unit))
-        scratch.EXPAND_TILE, scratch.EXPAND_WARPS = shipped
-
-    def time(self, shape: Shape, timed: Timed, *, compare: bool = True) -> None:
+    def time(self, shape: Shape, timed: Timed) -> None:
         """Time one call; a failure is a line of its own, and the rest goes on."""
         if not self.has_time(f"{shape.name} {timed.name}"):
             return
         try:
-            difference = compared(timed) if compare else {}
             ms = milliseconds(timed.run)
         except Exception as fault:  # whatever a compiler or a kernel raises: it is the finding
             emit(
@@ -302,7 +261,7 @@ class Bench:
         self.times[shape.name, timed.name] = ms
         scale = 1e6 if timed.unit == "GB/s" else 1e9
         rate = {timed.unit: timed.amount / ms / scale}
-        emit(kind="kernel", shape=shape.name, name=timed.name, ms=ms, **rate, **difference)
+        emit(kind="kernel", shape=shape.name, name=timed.name, ms=ms, **rate)
 
     def has_time(self, what: str) -> bool:
         """Tell whether the budget is not spent; note what is left out if it is."""
@@ -311,8 +270,8 @@ class Bench:
         self.left_out.append(what)
         return False
 
-    def summary(self, options: argparse.Namespace, shapes: list[Shape]) -> None:
-        """Write table and rows where asked, and print the last line."""
+    def summary(self, rows_file: Path, shapes: list[Shape]) -> None:
+        """Write tables and rows, and print the last line."""
         best, table = {}, {}
         for shape in shapes:
             rows = sorted(self.admitted.get(shape.name, []), key=lambda row: row["ms"])
@@ -340,19 +299,19 @@ class Bench:
             table.setdefault(place, row | measured_here())
             if expand is not None:
                 entry["ratio_with_expand"] = (top["ms"] + expand) / cudnn
-                if options.rows and shape.name in BARS:
+                if shape.name in BARS:
                     figure, bar = BARS[shape.name]
                     sizes = (
                         f"{shape.name}: {shape.heads} x {shape.tokens} x {shape.cache_tokens}, head_dim 128"
                     )
                     append_row(
-                        *(options.rows, figure, sizes, entry["ratio_with_expand"]),
+                        *(rows_file, figure, sizes, entry["ratio_with_expand"]),
                         *("(expand from FP4 + attention, the past in 8 bits) / cuDNN bf16", bar),
                         attention_ms=top["ms"], expand_ms=expand, cudnn_ms=cudnn, tiles=entry["tiles"],
                     )  # fmt: skip
-        if options.admit and table:
+        if table:
             write_table(TABLE, list(table.values()))
-        if options.admit and self.exact:
+        if self.exact:
             faster = [row for row in self.exact.values() if row["ms"] < row["torch_ms"]]
             tuned_bf16.write_table(tuned_bf16.TABLE, faster)
         emit(kind="summary", best=best, left_out=self.left_out, gpu=torch.cuda.get_device_name())
@@ -367,30 +326,6 @@ def measured_here() -> dict[str, str]:
     }
 
 
-def compared(timed: Timed) -> dict[str, float]:
-    """Return how far the call is from plain torch: relative error, and the share of fp8 bytes that differ."""
-    ours = [x.clone() for x in tensors(timed.run())]
-    with plain_torch():
-        expected = tensors(timed.run())
-    worst: dict[str, float] = {}
-    for mine, truth in zip(ours, expected, strict=True):
-        if not mine.numel():
-            continue
-        if mine.dtype in (FP8, torch.int8):
-            differ = float((mine.view(torch.uint8) != truth.view(torch.uint8)).float().mean())
-            worst["bytes_that_differ"] = max(worst.get("bytes_that_differ", 0.0), differ)
-        else:
-            worst["difference"] = max(worst.get("difference", 0.0), distance(mine, truth))
-    return worst
-
-
-def tensors(result: object) -> list[Tensor]:
-    """Tensors of a result, however nested."""
-    if isinstance(result, Tensor):
-        return [result]
-    return [x for part in result for x in tensors(part)] if isinstance(result, tuple) else []
-
-
 def milliseconds(run: Any) -> float:
     """Median time of one call inside a captured graph: without the host, as in an engine."""
     torch.cuda.synchronize()  # it is called on another stream
@@ -401,7 +336,3 @@ def emit(**line: Any) -> None:
     """Print one JSON line; NaN, which JSON has not, becomes null."""
     clean = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in line.items()}
     print(json.dumps(clean), flush=True)
-
-
-if __name__ == "__main__":
-    main()

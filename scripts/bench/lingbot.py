@@ -1,17 +1,14 @@
 """lingbot-world at full size on one GPU: a chunk, the same by torch.compile, the camera's share, keys to frames.
 
-    python scripts/bench/lingbot.py --work /tmp/seko-lingbot --rows docs/benchmarks/h200.jsonl --parts chunk,compiled
-
 No checkpoint and no artifact is written: engines are compiled as in a build, weights are drawn on the device, and the
 runtime's own session captures and replays the chunk. Each part is one or two rows; a part that fails is named in the
-last line, a JSON object, and the exit code is 1. Nothing begins behind ``--seconds``.
-``--eager`` runs every engine uncompiled, and with ``--preset lingbot-tiny`` a CPU tries the script.
+last line, a JSON object, and the exit code is 1.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from full_model import Engine, FullModelBench, compiled_engines, full_model_parser, measure
-from rows import append_row
 from torch import Tensor
 
 from scripts.bench.counting import chunk_times, peak_bytes, spread
+from scripts.bench.full_model import Engine, FullModelBench, compiled_engines, measure
+from scripts.bench.rows import append_row
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
-from seko_export.families.registry import presets
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.resolve import resolve_build
 from seko_runtime.video.session import Session
@@ -244,21 +240,6 @@ def _to_latents(session: Session) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> int:
-    """Measure the parts that were asked for; return the exit code."""
-    parser = full_model_parser(__doc__, list(PARTS), (V2, TINY), "chunk,compiled,share")
-    parser.add_argument("--latencies", type=int, default=100, help="chunks from keys to frames")
-    parser.add_argument("--camera-720p", choices=("chunk", "pass"), default="chunk")
-    check_presets()
-    return measure(Bench(parser.parse_args()), PARTS)
-
-
-def check_presets() -> None:
-    """Say at once if a preset is gone."""
-    missing = {V1, V2, TINY} - set(presets())
-    if missing:
-        raise SystemExit(f"presets {sorted(missing)} are not there")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(options: argparse.Namespace) -> int:
+    """Measure the parts of the case; return the exit code."""
+    return measure(Bench(options), PARTS)

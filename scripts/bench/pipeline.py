@@ -1,11 +1,8 @@
 """The pipeline from prompt to frames: first frame, real-time factor, decoding beside the next chunk on and off.
 
-    python scripts/bench/pipeline.py --work /tmp/seko --rows docs/benchmarks/h200.jsonl
-
-``--models`` names the sample, the 1.3B model at 480x832 with Wan's VAE, and Wan 2.2 5B at 704x1280 with its VAE or
-(``5b-tiny``) a tiny decoder, the latter of full size with random weights. A chunk's time is that of a stream whose
-frames are taken by the host as they come. With ``--small`` models and VAEs are tiny ones, which a CPU runs: to try the
-script; its rows say so.
+Models are the sample, the 1.3B model at 480x832 with Wan's VAE, and Wan 2.2 5B at 704x1280 with its VAE or
+(``5b-tiny``) a tiny decoder, and ABot-World; all but the sample have random weights. A chunk's time is that of a stream
+whose frames are taken by the host as they come. In a trial models and VAEs are tiny ones; its rows say so.
 """
 
 from __future__ import annotations
@@ -13,19 +10,15 @@ from __future__ import annotations
 import argparse
 import fcntl
 import statistics
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from children import last_json, run_python
-from rows import append_row
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
-
 from scripts.bench import built
+from scripts.bench.children import last_json, run_python
+from scripts.bench.rows import append_row
 from seko_export.tools.inspection import percentile
 
 SAMPLE = "sample: 96x96, chunk 3, ring 9, B=1, fp4"
@@ -131,22 +124,9 @@ print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s"
 """
 
 
-def main() -> None:
-    """Measure the models that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and artifacts")
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--chunks", type=int, default=60, help="steady chunks to time")
-    parser.add_argument(
-        "--models", default="sample", help=f"some of sample, {', '.join(FULL)}; all but the sample need a GPU"
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="tiny models, which a CPU runs: to try the script"
-    )
-    built.add_prepare(parser)
-    options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    for name in options.models.split(","):
+def run(options: argparse.Namespace) -> None:
+    """Measure the models of the case."""
+    for name in options.models:
         if name == "sample":
             artifact, shape, figure = _built(options.work / "sample", "--fp4-kv"), SAMPLE, (None, None)
         else:
@@ -251,7 +231,3 @@ def _built(artifact: Path, *arguments: str) -> Path:
 
     built.build_once(artifact, arguments, build)
     return artifact
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """One rank of what `ranks.py` measures: a session without the caller's control, timed and profiled. Prints JSON.
 
-    python scripts/bench/rank_child.py '{"rank": 0, "ranks": 2, "device": "cuda:0", "meeting": FILE, ...}'
+    python -m scripts.bench.rank_child '{"rank": 0, "ranks": 2, "device": "cuda:0", "meeting": FILE, ...}'
 
 The engines are an artifact's (``artifact``), or those of ``build`` in ``engines``, with weights that each rank draws on
 its device from the same seed; ``eager`` runs these uncompiled. Every rank runs the same chunks. With ``decode``, the
@@ -22,19 +22,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
-
-from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
-from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP  # noqa: E402
-from seko_runtime.opening.artifact import open_rank  # noqa: E402
-from seko_runtime.sessions.loaded import Loaded  # noqa: E402
-from seko_runtime.sessions.rank_place import RankPlace  # noqa: E402
-from seko_runtime.video.contract import resolve_video  # noqa: E402
-from seko_runtime.video.opened_rows import open_video_rows  # noqa: E402
-from seko_runtime.video.options import VideoOptions  # noqa: E402
-from seko_runtime.video.pool import Pool  # noqa: E402
-from seko_runtime.video.session import Session  # noqa: E402
+from seko_runtime.backends.rank_group import join_ranks
+from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP
+from seko_runtime.opening.artifact import open_rank
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.sessions.rank_place import RankPlace
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.opened_rows import open_video_rows
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.session import Session
 
 if TYPE_CHECKING:
     from seko_export.config.video import VideoBuild
@@ -78,8 +75,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
         ):
             yield session
         return
-    from full_model import random_weights
-
+    from scripts.bench.full_model import random_weights
     from seko_export.artifact.describe import describe
     from seko_export.artifact.writer import hash_files
     from seko_export.backends import EAGER, export_backend
@@ -201,9 +197,8 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the milliseconds of chunks from their latents to this rank's frames on the host; keep the first frames."""
-    from vae import CHUNKS, build_config, some_latents
-    from vae_engines import DecodeSession, random_weights
-
+    from scripts.bench.vae import CHUNKS, build_config, some_latents
+    from scripts.bench.vae_engines import DecodeSession, random_weights
     from seko_export.media.wan_vae.modules import latent_statistics
 
     config, vae = build_config(**spec["decode"], ranks=spec["ranks"])

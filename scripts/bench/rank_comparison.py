@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rows import append_row
+
+from scripts.bench.rows import append_row
 
 
 def compared(

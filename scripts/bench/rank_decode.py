@@ -6,10 +6,10 @@ import argparse
 import statistics
 
 import numpy as np
-import vae
-import vae_engines
-from rank_processes import run_ranks
-from rows import append_row
+
+from scripts.bench import vae, vae_engines
+from scripts.bench.rank_processes import run_ranks
+from scripts.bench.rows import append_row
 
 
 def decoded(options: argparse.Namespace) -> None:
@@ -22,7 +22,7 @@ def decoded(options: argparse.Namespace) -> None:
     for name, (config, _) in configs.items():
         if not options.eager:
             vae_engines.build(config, options.work / f"vae-{name}")
-    if options.compile:
+    if options.prepare:
         return
     reports = {
         name: run_ranks(

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-CHILD = Path(__file__).parent / "rank_child.py"
+ROOT = Path(__file__).parents[2]
+CHILD = ("-m", "scripts.bench.rank_child")
 SAID_BYTES = 3000  # of what a child that failed wrote last
 CHILD_S = 120.0
 
@@ -37,8 +38,8 @@ def run_ranks(
                 own = shared | {"rank": rank, "device": f"cuda:{rank}" if cuda else "cpu"}
                 words.append((Path(folder) / f"out{rank}", Path(folder) / f"err{rank}"))
                 with words[-1][0].open("wb") as out, words[-1][1].open("wb") as err:
-                    command = [sys.executable, str(CHILD), json.dumps(own)]
-                    processes.append(subprocess.Popen(command, stdout=out, stderr=err))
+                    command = [sys.executable, *CHILD, json.dumps(own)]
+                    processes.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err))
             _wait_for(processes, words)
             return [json.loads(out.read_text().strip().splitlines()[-1]) for out, _ in words]
         finally:

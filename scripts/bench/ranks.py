@@ -1,14 +1,11 @@
 """A step on one GPU against a step on several of the same box, chunk by chunk, and where the rest of the time goes.
 
-    python scripts/bench/ranks.py --artifacts ONE SEVERAL --rows docs/benchmarks/h200.jsonl
-    python scripts/bench/ranks.py --drawn wan-14b --work FOLDER --rows docs/benchmarks/h200.jsonl
-    python scripts/bench/ranks.py --decode --ranks 4 --work FOLDER --rows docs/benchmarks/h200.jsonl
-
-The first compares two artifacts of one model, built without and with `--ranks`. The second compiles both engines of a
-preset with quantisation (FP4 cache, fused kernels, fp8 matmuls, 8-bit attention, resident window), and each
-rank draws random weights: no checkpoint, no artifact; ``--compile`` does only that first half. The third does the same
-with the VAE's decoder. `scripts/gpu/ranks.sh` runs all. The rows, N ranks, CASE s1 for artifacts and s5 for drawn
-weights:
+The case `ranks` compares two artifacts of one model, ``one`` and ``several`` in the work folder, built without and with
+`--ranks`; `scripts/gpu/ranks.sh` builds them. `ranks_drawn` compiles both engines of a preset with quantisation (FP4
+cache, fused kernels, fp8 matmuls, 8-bit attention, resident window), and each rank draws random weights: no checkpoint,
+no artifact. `ranks_decode` does the same with the VAE's decoder. The environment's ``SEKO_RANKS`` says how many GPUs
+(default 2), ``SEKO_BUSY`` how many chunks beside busy cores, ``SEKO_PRESET`` and ``SEKO_LAYERS`` another drawn model.
+The rows, N ranks, CASE s1 for artifacts and s5 for drawn weights:
 
 - `spN_CASE`: the median step on one GPU divided by that on N, from the call of a chunk to its latents on the host. With
   artifacts this is what a caller sees, with the control channel. `ms` has the same times without it (``to_host``),
@@ -29,27 +26,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
-import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import vae
-from rank_caller import called
-from rank_child import build_config
-from rank_comparison import append_equal, append_skew, compared
-from rank_decode import decoded
-from rank_processes import SAID_BYTES, run_ranks
-from rows import append_row
 
 from scripts.bench.built import build_once
+from scripts.bench.rank_caller import called
+from scripts.bench.rank_child import build_config
+from scripts.bench.rank_comparison import append_equal, append_skew, compared
+from scripts.bench.rank_decode import decoded
+from scripts.bench.rank_processes import SAID_BYTES, run_ranks
+from scripts.bench.rows import append_row
 from seko_export.backends import export_backend
 from seko_export.backends.workers import compiled_in_background
 from seko_export.host.progress import silent
@@ -57,6 +52,12 @@ from seko_export.tools.inspection import percentile
 from seko_runtime import read_manifest
 
 BARS = {2: 1.80, 4: 3.35}
+FROM_ENVIRONMENT = {
+    "ranks": "SEKO_RANKS",
+    "busy": "SEKO_BUSY",
+    "preset": "SEKO_PRESET",
+    "layers": "SEKO_LAYERS",
+}
 QUANTISED = {
     "kv": "fp4",
     "kernels": "fused",
@@ -66,21 +67,15 @@ QUANTISED = {
 }
 
 
-def main() -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure and compare; return the exit code."""
-    options = _parser().parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    parts: list[Callable[[], None]] = []
-    if options.artifacts:
-        parts.append(lambda: artifacts(options, *options.artifacts))
-    if options.drawn:
-        parts.append(lambda: drawn(options))
-    if options.decode:
-        parts.append(lambda: decoded(options))
+    for name, variable in FROM_ENVIRONMENT.items():
+        if (said := os.environ.get(variable)) and not options.trial:
+            setattr(options, name, type(getattr(options, name))(said))
     failed = []
-    for part in parts:
+    for part in options.parts:
         try:
-            part()
+            PARTS[part](options)
         except Exception as fault:  # the other part's rows are worth their time
             traceback.print_exc()
             failed.append(f"{type(fault).__name__}: {fault}"[:SAID_BYTES])
@@ -88,36 +83,9 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--artifacts", type=Path, nargs=2, metavar=("ONE", "SEVERAL"))
-    parser.add_argument("--drawn", metavar="PRESET", help="a preset to measure with random weights")
-    parser.add_argument("--decode", action="store_true", help="the VAE's decoding, with random weights")
-    parser.add_argument("--height", type=int, default=480, help="with --decode")
-    parser.add_argument("--width", type=int, default=832, help="with --decode")
-    parser.add_argument("--vae", choices=vae.CASES, default="wan-2.1", help="with --decode")
-    parser.add_argument("--layers", type=int, default=0, help="so many of the preset's; default: all")
-    parser.add_argument("--ranks", type=int, default=2, help="with --drawn or --decode")
-    parser.add_argument(
-        "--eager", action="store_true", help="uncompiled, to try the script; not with --artifacts"
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="only compile the engines; not with --artifacts"
-    )
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "seko-ranks-bench")
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--chunks", type=int, default=20, help="with --artifacts: chunks that a caller makes")
-    parser.add_argument("--steady", type=int, default=6, help="chunks to time in each way without a caller")
-    parser.add_argument(
-        "--busy", type=int, default=0, help="with --artifacts: chunks to time beside busy cores"
-    )
-    return parser
-
-
-def artifacts(options: argparse.Namespace, single: Path, several: Path) -> None:
+def artifacts(options: argparse.Namespace) -> None:
     """Compare two artifacts: as a caller sees them, then without the control channel."""
+    single, several = options.work / "one", options.work / "several"
     manifest, _ = read_manifest(several)
     ranks, passes = manifest.ranks, manifest.workload.schedule.denoise_passes + manifest.has_context
     shape = f"{manifest.name}, {ranks} GPUs"
@@ -156,8 +124,8 @@ def artifacts(options: argparse.Namespace, single: Path, several: Path) -> None:
 
 def drawn(options: argparse.Namespace) -> None:
     """Compare the quantised road on one GPU and on several, with random weights and no control channel."""
-    build = QUANTISED | {"preset": options.drawn, "layers": options.layers}
-    if options.drawn == "tiny":  # to try the script
+    build = QUANTISED | {"preset": options.preset, "layers": options.layers}
+    if options.trial:
         build |= {"height": 32, "width": 64, "fp8": False}
     counts = {"one": 1, "several": options.ranks}
     if not options.eager:
@@ -168,7 +136,7 @@ def drawn(options: argparse.Namespace) -> None:
             ]
             for job in jobs:
                 job.result()
-    if options.compile:
+    if options.prepare:
         return
     reports = [
         run_ranks(
@@ -181,7 +149,7 @@ def drawn(options: argparse.Namespace) -> None:
     ]
     step = [statistics.median(report[0]["ms"]["to_host"]) / report[0]["passes"] for report in reports]
     shape = (
-        f"{options.drawn}, {reports[0][0]['layers']} layers, FP4, fp8, resident window, {options.ranks} GPUs"
+        f"{options.preset}, {reports[0][0]['layers']} layers, FP4, fp8, resident window, {options.ranks} GPUs"
     )
     append_row(
         options.rows,
@@ -217,5 +185,4 @@ def compile_engines(build: Mapping[str, Any], ranks: int, folder: Path) -> None:
     build_once(folder, config, compile_all)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+PARTS = {"artifacts": artifacts, "drawn": drawn, "decode": decoded}

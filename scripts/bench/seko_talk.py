@@ -1,16 +1,13 @@
 """Seko-Talk at full size on one GPU: a step, the same by torch.compile, its hearing's share, sessions that fit.
 
-    python scripts/bench/seko_talk.py --work /tmp/seko-talk --rows docs/benchmarks/h200.jsonl
-
 No checkpoint and no artifact is written: engines are compiled as in a build, weights are drawn on the device, and the
 runtime's own pool captures and replays the chunks. Each part makes one row; a part that fails is named in the last
-line, a JSON object, and the exit code is 1. Nothing begins behind ``--seconds``.
-``--eager`` runs every engine uncompiled, and with ``--preset seko-talk-tiny`` a CPU tries the script.
+line, a JSON object, and the exit code is 1.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,24 +17,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from full_model import (
+from torch import Tensor
+
+from scripts.bench.counting import chunk_times, launches_of, peak_bytes, spread
+from scripts.bench.full_model import (
     Engine,
     Engines,
     FullModelBench,
     compiled_engines,
     eager_engines,
-    full_model_parser,
     measure,
     random_weights,
 )
-from rows import append_row
-from torch import Tensor
-
-from scripts.bench.counting import chunk_times, launches_of, peak_bytes, spread
+from scripts.bench.rows import append_row
 from seko_export import BuildOptions
 from seko_export.config.media import HubertConfig
 from seko_export.config.video import VideoBuild
-from seko_export.families.seko_talk.presets import FULL, HYBRID, TINY, evenly
+from seko_export.families.seko_talk.presets import HYBRID, TINY, evenly
 from seko_export.options.resolve import resolve_build
 from seko_export.video.recording import golden_inputs, golden_reference, golden_text
 from seko_runtime.video.pool import Pool
@@ -324,11 +320,6 @@ def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str) -> None:
 PARTS = {part.__name__: part for part in (step, audio, launches, fits, hybrid)}
 
 
-def main() -> int:
-    """Measure the parts that were asked for; return the exit code."""
-    parser = full_model_parser(__doc__, list(PARTS), (FULL, TINY), ",".join(PARTS))
-    return measure(Bench(parser.parse_args()), PARTS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(options: argparse.Namespace) -> int:
+    """Measure the parts of the case; return the exit code."""
+    return measure(Bench(options), PARTS)

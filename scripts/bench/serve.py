@@ -1,23 +1,15 @@
-"""The server under viewers, on one machine: how fast it is, how soon a viewer sees a frame, and what comes late.
+"""The server under viewers, on one machine: how fast it is, and what comes late. `serve_full` has the models.
 
-    python scripts/bench/serve.py ARTIFACT --rows docs/benchmarks/cpu.jsonl --parts realtime,ttfc,misses
+The server runs in this process, its viewers in another one (`seko-serve load`). The figures:
 
-    python -m seko_export build --fp4-kv --sessions 4 --batch 1,2,4 -o ARTIFACT          the sample, for CPU rows
-
-The server runs in this process, its viewers in another one (`seko-serve load`). ARTIFACT was built with ``--sessions``
-where several are to be served. `serve_full.py` does the same at full size without an artifact. Parts and their figures:
-
-- ``overhead``: ``serve_overhead``, chunks a second through encoder, socket and client, as a share of what the runtime
-  alone makes in calls of the same size, read by another thread as they come;
-- ``ttfc``: ``serve_ttfc_ms``, from the request for a session to its first decoded frame, one viewer after another;
-- ``misses``: ``serve_misses``, chunks that came late for viewers that collect one chunk;
-- ``realtime``: ``serve_sessions_realtime``, the most viewers of whom none had a chunk late;
-- ``encode``: ``serve_encode_cores``, cores for the H.264 of eight viewers.
+- ``serve_overhead``: chunks a second through encoder, socket and client, as a share of what the runtime alone makes in
+  calls of the same size, read by another thread as they come;
+- ``serve_misses``: chunks that came late for viewers that collect one chunk;
+- ``serve_encode_cores``: cores for the H.264 of eight viewers.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -26,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -35,29 +27,16 @@ from typing import Any, Self
 
 import numpy as np
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in ("runtime", "kernels", "serve", "scripts/bench"))]
-
-from rows import append_row  # noqa: E402
-
-from seko_runtime import Pool  # noqa: E402
-from seko_serve.http.app import Application  # noqa: E402
-from seko_serve.live.device import Device, pool_of  # noqa: E402
-from seko_serve.live.manager import SessionManager  # noqa: E402
-from seko_serve.load import percentile  # noqa: E402
-from seko_serve.media.video import H264Encoder  # noqa: E402
-from seko_serve.run import Server  # noqa: E402
-from seko_serve.settings import Settings  # noqa: E402
+from scripts.bench.rows import append_row
+from seko_runtime import Pool
+from seko_serve.http.app import Application
+from seko_serve.live.device import Device
+from seko_serve.live.manager import SessionManager
+from seko_serve.media.video import H264Encoder
+from seko_serve.run import Server
+from seko_serve.settings import Settings
 
 PROMPT = "a small red disc bouncing and a large blue ring pulsing on a green gradient"
-ONE_AFTER_ANOTHER = """
-import asyncio, json, sys
-from seko_serve.load import Load, run_load
-url, count, opening = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-views = [asyncio.run(run_load(Load(url, 1, seconds=0.1, opening=opening)))[0] for _ in range(count)]
-assert all(view.first_at is not None for view in views), [view.refused or view.lost for view in views]
-print(json.dumps([1e3 * (view.first_at - view.opened_at) for view in views]))
-"""
 
 
 class Served:
@@ -185,20 +164,6 @@ def overhead(
     )  # fmt: skip
 
 
-def ttfc(served: Served, shape: str, rows: Path, viewers: int = 20, most_chunks: float | None = None) -> None:
-    """Append ``serve_ttfc_ms``: its p99, nearest rank, which must not exceed so many chunks' times."""
-    alone_s = served.alone(partial(chunk_seconds_alone, 1, 6))
-    printed = python("-c", ONE_AFTER_ANOTHER, served.url, viewers, json.dumps(served.opening))
-    times: Sequence[float] = json.loads(printed)
-    p99 = percentile(times, 99)
-    assert p99 is not None  # there are times
-    append_row(
-        rows, "serve_ttfc_ms", shape, p99, "ms, p99 of viewers one after another, to the decoded frame",
-        None if most_chunks is None else 1e3 * most_chunks * alone_s,
-        p50_ms=percentile(times, 50), viewers=viewers, chunk_ms=1e3 * alone_s, chunks=p99 / 1e3 / alone_s,
-    )  # fmt: skip
-
-
 def misses(
     served: Served,
     shape: str,
@@ -249,21 +214,6 @@ def watched(
         admitted = report["served"]
 
 
-def realtime(served: Served, shape: str, rows: Path, seconds: float = 20.0) -> None:
-    """Append ``serve_sessions_realtime``: viewers are added until one has a chunk late or is not let in."""
-    fps, best, report = served.device.manifest.workload.stream.fps, 0, {}
-    while best < served.device.capacity:
-        report = served.load("--sessions", best + 1, "--seconds", seconds, "--fps", fps)
-        if report["late"] or report["served"] <= best:
-            break
-        best += 1
-    append_row(
-        rows, "serve_sessions_realtime", f"{shape}, {fps} fps", best, "viewers without a late chunk, beside them", None,
-        cores=len(os.sched_getaffinity(0)), rows_of_the_pool=served.device.capacity, seconds=seconds,
-        next_one={name: report[name] for name in ("served", "late", "chunks", "refused", "cpr")},
-    )  # fmt: skip
-
-
 def encode(rows: Path, viewers: int = 8, fps: int = 16, size: tuple[int, int] = (480, 832)) -> None:
     """Append ``serve_encode_cores``, of frames with edges, slow movement and grain."""
     height, width = size
@@ -283,41 +233,3 @@ def encode(rows: Path, viewers: int = 8, fps: int = 16, size: tuple[int, int] = 
         rows, "serve_encode_cores", f"{viewers} viewers, {height}x{width}, {fps} fps, H.264 superfast",
         viewers * fps * frame_s, "cores", 1.0, frame_ms=1e3 * frame_s, worst_frame_ms=1e3 * max(spent),
     )  # fmt: skip
-
-
-def main() -> None:
-    """Measure the parts that were asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--parts", default="overhead,ttfc,misses,realtime,encode")
-    parser.add_argument("--misses-of", type=int, default=500, help="chunks whose lateness is counted")
-    parser.add_argument("--seconds", type=float, default=20.0, help="that each viewer of `realtime` watches")
-    options = parser.parse_args()
-    parts = options.parts.split(",")
-    if unknown := set(parts) - {"overhead", "ttfc", "misses", "realtime", "encode"}:
-        parser.error(f"no part {', '.join(sorted(unknown))}")
-    if "encode" in parts:
-        encode(options.rows)
-    if parts == ["encode"]:
-        return
-    with Served(partial(pool_of, options.artifact)) as served:
-        stream = served.device.manifest.workload.stream
-        shape = (
-            f"{served.device.manifest.name}, {stream.height}x{stream.width}, chunk {stream.chunk_frames}, ring "
-            f"{stream.ring_frames}, {served.device.capacity} rows"
-        )
-        if "overhead" in parts:
-            overhead(served, shape, options.rows)
-        if "ttfc" in parts:
-            ttfc(served, shape, options.rows)
-        if "misses" in parts:
-            misses(served, shape, options.rows, 1, stream.fps, options.misses_of)
-        if "realtime" in parts:
-            realtime(served, shape, options.rows, options.seconds)
-
-
-if __name__ == "__main__":
-    main()

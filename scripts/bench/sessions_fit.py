@@ -1,7 +1,5 @@
 """How many sessions of a model fit on this machine: allocated, and each makes a chunk; no arithmetic. One row a cache.
 
-    python scripts/bench/sessions_fit.py --preset self-forcing-1.3b --work /tmp/seko --rows docs/benchmarks/h200.jsonl
-
 Seko-Talk's layout: 22 latent frames of cache at 480x832 (34,320 tokens), a cache for each of four denoise passes. A
 pool of one says what a session takes and what is free beside it; a pool of as many as that makes is then built, opened
 and filled, and one fewer until one holds. Random weights: they take what trained ones do.
@@ -14,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from children import last_json, run_python
-from rows import append_row
+
+from scripts.bench.children import last_json, run_python
+from scripts.bench.rows import append_row
 
 NAMES = {"self-forcing-1.3b": "1p3b", "wan-14b": "14b"}
 LAYOUT = ("--chunk-frames", "3", "--sink-frames", "1", "--ring-frames", "21", "--pass-caches")
@@ -54,30 +53,19 @@ print(json.dumps({"sessions": count, "free_before": before, "last_chunk_s": chun
 """
 
 
-def main() -> None:
-    """Measure each cache that was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="self-forcing-1.3b")
-    parser.add_argument("--kv", default="fp4,bf16", help="caches, with commas")
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder for the checkpoint and the artifacts"
-    )
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--most", type=int, default=1000, help="try no more sessions than these")
-    parser.add_argument("--layout", default=" ".join(LAYOUT), help="options of the build")
-    options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
+def run(options: argparse.Namespace) -> None:
+    """Measure each cache of the case."""
     checkpoint = options.work / f"{options.preset}.pt"
     if not checkpoint.exists():
         device = "cuda" if torch.cuda.is_available() else "cpu"
         run_python("scripts/make_checkpoint.py", "--preset", options.preset, "--format", "self-forcing", "--device",
                    device, "-o", str(checkpoint))  # fmt: skip
-    for scheme in options.kv.split(","):
+    for scheme in options.kv:
         result = fitting(options, checkpoint, scheme)
         append_row(
             options.rows,
             f"sessions_fit_{NAMES.get(options.preset, options.preset)}_{scheme}",
-            f"{options.preset}, {options.layout}, {scheme}",
+            f"{options.preset}, {' '.join(LAYOUT)}, {scheme}",
             result.pop("sessions"),
             "sessions, each made a chunk",
             None,
@@ -105,12 +93,8 @@ def tried(options: argparse.Namespace, checkpoint: Path, scheme: str, sessions: 
     artifact = options.work / f"fit-{scheme}"
     try:
         last_json("-m", "seko_export", "build", str(checkpoint), "--preset", options.preset, "--kv", scheme,
-                  *options.layout.split(), "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
+                  *LAYOUT, "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
                   "--json")  # fmt: skip
     except SystemExit as fault:  # the new artifact is replayed at the end of its build, as large as it is
         return {"refused": f"{sessions} sessions at the build: {str(fault)[-500:]}"}
     return last_json("-c", _TRY, str(artifact))
-
-
-if __name__ == "__main__":
-    main()

@@ -28,34 +28,6 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 
-# Commits of rows that were measured before the code was sorted into rooms (f2caa1f). So were all rows without a commit.
-BEFORE_ROOMS = frozenset(
-    {"3c0bf845912f", "e3047caa28c9", "9d2897d0559a", "529d26d9f81d", "57bbf6d805dd", "6648ca7ddd03"}
-)
-# Figures whose measured code has changed more than that: patterns of figures, one of shapes, the last day of such rows,
-# and what they came before. A newer row loses the mark by its date.
-OLDER: tuple[tuple[str, str, str, str], ...] = (
-    ("fused_vs_plain", "*", "2026-11-20", "before attention in whole waves"),
-    (
-        "batch_scaling busy_pool_p99 soak_mismatches layer_streaming first_frame_s overlap_vs_none real_time_factor",
-        "*",
-        "2026-11-21",
-        "before the Hopper attention kernels",
-    ),
-    ("batch4_s1", "*", "2026-11-21", "before the faster row kernels"),
-    ("e2e_s1_vs_b3", "*, fp4_fp8", "2026-11-21", "before the faster row kernels"),
-    (
-        "s5_* e2e_s1_vs_b3 fill_linearity",
-        "*",
-        "2026-11-21",
-        "before the last attention kernels",
-    ),
-    ("step_vs_eager", "*", "2026-11-26", "before GELU in cuBLAS"),
-    ("vae_vs_eager vae_difference", "*", "2026-11-25", "before the VAE's norm kernel"),
-    ("vae22_vs_eager", "*cudnn.benchmark", "2026-11-26", "before tiles for Wan 2.2"),
-    ("vae_encode_*", "*Wan VAE*", "2026-11-26", "before the VAE's norm kernel"),
-    ("fleet_simulated_*", "* collected", "2026-11-25", "one run, before launch variants were simulated"),
-)
 PLAIN_BLOCK = re.compile(r"(?P<head><!-- plain:(?P<name>\w+) -->\n).*?(?P<foot><!-- /plain -->)", re.DOTALL)
 
 LARGE = "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21"
@@ -365,14 +337,22 @@ def table(rows: Any, patterns: list[str]) -> str:
 
 
 def measured(row: dict[str, Any]) -> str:
-    """Return a row's date and commit, and what the measured code has had since, such as `before rooms`."""
+    """Return a row's date and commit, and what the measured code has had since, such as `before rooms`.
+
+    That is said in ``dated.json`` beside the rows: by patterns of figures and shapes until a day, else by commits (an
+    empty one is of rows that have none). A newer row loses the mark by its date.
+    """
+    marks = json.loads((BENCHMARKS / "dated.json").read_text(encoding="utf-8"))
     commit = row.get("commit") or ""
     when = f"{row['date']} {commit}".strip()
-    for figures, shapes, last, words in OLDER:
-        named = any(fnmatchcase(row["figure"], pattern) for pattern in figures.split())
-        if named and fnmatchcase(row["shape"], shapes) and row["date"] <= last:
-            return f"{when}, {words}"
-    return f"{when}, before rooms" if not commit or commit.removesuffix("+") in BEFORE_ROOMS else when
+    for mark in marks["by_figure"]:
+        named = any(fnmatchcase(row["figure"], pattern) for pattern in mark["figures"])
+        if named and fnmatchcase(row["shape"], mark["shapes"]) and row["date"] <= mark["until"]:
+            return f"{when}, {mark['words']}"
+    for mark in marks["by_commit"]:
+        if commit.removesuffix("+") in mark["commits"]:
+            return f"{when}, {mark['words']}"
+    return when
 
 
 def newest_rows() -> dict[tuple[str, str, str], dict[str, Any]]:

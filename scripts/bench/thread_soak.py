@@ -1,13 +1,10 @@
 """Threads on one pool: every chunk against the same chunk of a session alone, byte for byte.
 
-    python scripts/bench/thread_soak.py --rows docs/benchmarks/cpu.jsonl --preset tiny --chunks 2400
-    python scripts/bench/thread_soak.py --rows docs/benchmarks/h200.jsonl --chunks 20000 --fp4-kv
-
 A few stories (a seed, texts, restarts) are told by one session at a time and their chunks' hashes kept. Then threads
 tell them over and over, a session each: which row it gets, who runs between a chunk and its reading, and when it
 pauses or goes through a snapshot is left to chance. Figure: ``thread_soak_mismatches``, the chunks whose latents or
-frames differ. Without ``--artifact`` it builds one, with a pool of as many sessions as there are threads; options that
-are not its own, such as ``--fp4-kv``, are the build's. The last line that is printed is the row.
+frames differ. The artifact has a pool of as many sessions as there are threads, in calls of one: so a session's
+engines are the same alone and beside others.
 """
 
 from __future__ import annotations
@@ -15,9 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rows import append_row
 
+from scripts.bench.children import run_python
+from scripts.bench.rows import append_row
 from seko_runtime import Pool, Session, open_artifact
 
 STORIES, STORY_CHUNKS = 16, 50  # stories at most, and chunks of each
@@ -95,35 +90,16 @@ class Teller:
         return read
 
 
-def main() -> None:
-    """Soak and append the row."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--artifact", type=Path, help="built with --sessions, one at least for each thread")
-    parser.add_argument("--preset", default="sample", help="what to build without --artifact")
-    parser.add_argument("--chunks", type=int, default=2400, help="to compare, at least")
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    options, more = parser.parse_known_args()
-    if more and options.artifact:
-        parser.error(f"{more[0]} is no option of the soak, and there is nothing to build")
-    with tempfile.TemporaryDirectory() as folder:
-        artifact = options.artifact or built(Path(folder, "pool"), options, more)
-        soak(artifact, Path(folder), options)
+def run(options: argparse.Namespace) -> None:
+    """Build a pool unless there is one, soak it and append the row."""
+    artifact = options.work / "pool"
+    if not artifact.exists():
+        pool = ("--sessions", str(options.threads), "--batch", "1")
+        run_python("-m", "seko_export", "build", *options.build, *pool, "-o", str(artifact))
+    soak(artifact, options)
 
 
-def built(folder: Path, options: argparse.Namespace, more: list[str]) -> Path:
-    """Build an artifact with a pool in calls of one: so a session's engines are the same alone and beside others."""
-    command = [sys.executable, "-m", "seko_export", "build", "--preset", options.preset, "-o", str(folder)]
-    if options.preset == "sample":
-        command.append("--no-text")  # embeddings go in
-    subprocess.run([*command, "--sessions", str(options.threads), "--batch", "1", *more], check=True)
-    return folder
-
-
-def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
+def soak(path: Path, options: argparse.Namespace) -> None:
     """Tell stories alone, then in threads, and compare."""
     rng = random.Random(options.seed)
     told = -(-options.chunks // STORY_CHUNKS)
@@ -140,7 +116,7 @@ def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
         lock = threading.Lock()
 
         def work(thread: int) -> None:
-            chance, path = random.Random(options.seed * 1000 + thread), folder / f"session-{thread}"
+            chance, path = random.Random(options.seed * 1000 + thread), options.work / f"session-{thread}"
             together.wait()
             while True:
                 with lock:
@@ -201,7 +177,3 @@ def tell(
     finally:
         session.close()
     return counts
-
-
-if __name__ == "__main__":
-    main()

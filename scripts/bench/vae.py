@@ -1,9 +1,7 @@
 """The VAE's decoding at full size on one GPU: engines, captured, against diffusers eager. One row a figure.
 
-    python scripts/bench/vae.py --work /tmp/seko --rows docs/benchmarks/h200.jsonl
-
 Random weights of the published size: they cost what trained ones do. Decoded are chunks of latents, as a stream brings
-them: three by default, four with ``--vae wan-2.2``. diffusers takes one latent a call, which is how it decodes any
+them: three, or four of Wan 2.2. diffusers takes one latent a call, which is how it decodes any
 clip; without it our own eager modules do the same. The engine's time holds what a session does with it: the copies of
 the caches and frames as bytes.
 """
@@ -17,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rows import append_row
-from table import OWN_MODULES
 from torch import Tensor, nn
-from vae_engines import (
+
+from scripts.bench.rows import append_row
+from scripts.bench.table import OWN_MODULES
+from scripts.bench.vae_engines import (
     DECODERS,
     DecodeSession,
     Reference,
@@ -32,8 +31,6 @@ from vae_engines import (
     rms,
     timed,
 )
-
-from scripts.bench.built import add_prepare
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
@@ -106,19 +103,8 @@ CASES = {
 }
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Build the two engines, run them and the reference, append the rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for the engines")
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--vae", choices=CASES, default=WAN_2_1)
-    parser.add_argument("--height", type=int, help="default: 480, or 704 for wan-2.2")
-    parser.add_argument("--width", type=int, help="default: 832, or 1280 for wan-2.2")
-    parser.add_argument("--fp8", action="store_true", help="fp8 convolutions, as --vae-fp8 builds them")
-    parser.add_argument("--repeats", type=int, default=20, help="steady chunks to time")
-    add_prepare(parser)
-    options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
     config, vae = build_config(options.height, options.width, options.vae, fp8=options.fp8)
     build_s = build(config, options.work)
     if options.prepare:
@@ -137,7 +123,7 @@ def build_config(
     case, vae = CASES[name], replace(VAE_PRESETS[name], fp8=fp8)
     if fp8 and not has_fp8_convolutions(resolve_target("auto").arch, vae.fp8_channels):
         raise SystemExit(
-            f"no fp8 convolution of {name} was measured on this GPU: run scripts/bench/vae_kernels.py --fp8 --admit"
+            f"no fp8 convolution of {name} was measured on this GPU: run python -m scripts.bench vae_kernels"
         )
     stream = StreamConfig(
         height or case.height,
@@ -318,7 +304,3 @@ def some_latents(config: VideoBuild, chunks: int) -> Tensor:
 def levels(video: Tensor) -> Tensor:
     """Return [T, H, W, 3] float64 in 0..255, not rounded, on the CPU, of [1, 3, T, H, W] in -1..1."""
     return ((video[0].float().clamp(-1, 1) + 1) * 127.5).permute(1, 2, 3, 0).cpu().double()
-
-
-if __name__ == "__main__":
-    main()

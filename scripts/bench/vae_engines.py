@@ -10,7 +10,6 @@ import gc
 import math
 import multiprocessing
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -18,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from counting import chunk_times
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # of a bench that runs as a file, its folder stands there
-
 from scripts.bench import built
+from scripts.bench.counting import chunk_times
 from scripts.random_vae import vae_diffusers_config
 from seko_export.backends.aoti import compile_piece
 from seko_export.backends.workers import make_engine

@@ -1,13 +1,11 @@
 """The VAE's convolutions in Seko's kernel beside cuDNN's, layer by layer, in milliseconds at full size.
 
-    python scripts/bench/vae_kernels.py --seconds 420 --admit kernels/seko_kernels/tuned_conv.json
-
 Each line of output is a JSON object. The cases are the convolutions of a decoder's call, those with most operations
 first. Order: candidates for tile sizes compile in processes of their own; each is compared with cuDNN's result and
 timed alone, beside cuDNN; the fastest ones go through `kernel_admission` in processes of their own; then the
 whole layer, with norm, SiLU, cache and residual, is compiled with torch's convolution and with the kernel. Where the
 kernel's is faster, its tile sizes are written to the table, after each convolution, so that a run that is cut off
-leaves what it has measured. With ``--fp8`` the convolutions of residual blocks are also measured with e4m3, and
+leaves what it has measured. With ``fp8`` the convolutions of residual blocks are also measured with e4m3, and
 enter the table where they are faster than in bfloat16. Those behind an upsampling are also measured together with it,
 and enter where that is faster than a kernel of their own. What the budget leaves out is named.
 
@@ -34,9 +32,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import triton
-from graph_timing import emit, relative
 from torch import Tensor
-from vae_layers import (
+
+from scripts.bench.graph_timing import emit, relative
+from scripts.bench.vae_layers import (
     DEVICE,
     DTYPE,
     INTERPRETED,
@@ -49,13 +48,9 @@ from vae_layers import (
     kernels_of,
     tried,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
-
 from scripts.kernel_admission.conv import admit_conv
 from seko_export.lowering.patches import outlined_kernels
 from seko_export.lowering.patches.patch import applied
-from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1
 from seko_kernels import conv_reference
 from seko_kernels.attention_parts import use_torchs_memory
 from seko_kernels.causal_conv import DOUBLED_TAPS, conv_kernel_of, launch_causal_conv
@@ -68,26 +63,8 @@ COMPILE_SHARE, ADMIT_SHARE = 0.35, 0.3  # of the budget, for the processes that 
 
 
 @torch.no_grad()
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Compile, time, admit, compare, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=420.0, help="budget; what does not fit is named")
-    parser.add_argument("--vae", choices=sorted(VAE_PRESETS), default=WAN_2_1)
-    parser.add_argument("--height", type=int, default=480)
-    parser.add_argument("--width", type=int, default=832)
-    parser.add_argument("--latents", type=int, default=3, help="latent frames of a call")
-    parser.add_argument("--calls", default="steady,first", help="of steady, first")
-    parser.add_argument("--fp8", action="store_true", help="also e4m3, for builds with --vae-fp8")
-    parser.add_argument(
-        "--only", default="", help="channels x filters to measure, as 96x96,192x96; default: all"
-    )
-    parser.add_argument("--tiles", type=int, default=12, help="most candidates of a convolution")
-    parser.add_argument("--admit", type=Path, help="table to which the tile sizes that won are added")
-    parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1), help="that compile")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
     if not INTERPRETED and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: there is nothing to time (TRITON_INTERPRET=1 tests the script)")
     deadline = time.monotonic() + options.seconds
@@ -95,6 +72,7 @@ def main() -> None:
     if options.child:
         child(json.loads(options.child), groups, options.tiles)
         return
+    table = options.admit or options.work / "table.json"
     emit(
         kind="cases",
         gpu=gpu_name(),
@@ -102,7 +80,8 @@ def main() -> None:
     )
     running = {(case, tiles) for case, tiles in kernels_of(groups, options.tiles)}
     if not INTERPRETED:
-        shares = [{"compile": share, "of": options.processes} for share in range(options.processes)]
+        processes = min(14, os.cpu_count() or 1)
+        shares = [{"compile": share, "of": processes} for share in range(processes)]
         lines = children(shares, options.seconds * COMPILE_SHARE)
         ended = [line for line in lines if line["kind"] == "compiled"]
         compiled = {(json.dumps(line["case"]), ConvTiles(**line["tiles"])) for line in ended}
@@ -114,9 +93,9 @@ def main() -> None:
         running -= failed
     timed = time_candidates(groups, running, options.tiles, deadline)
     admissions, refused = admit_fastest(groups, timed, options.seconds * ADMIT_SHARE)
-    if options.admit is not None and refused:
-        write_table(options.admit, [], [(architecture(), key) for key in refused])
-    compare_layers(groups, admissions, options.admit, deadline)
+    if refused:
+        write_table(table, [], [(architecture(), key) for key in refused])
+    compare_layers(groups, admissions, table, deadline)
 
 
 # -- processes -------------------------------------------------------------------------------------------------
@@ -127,10 +106,7 @@ def children(tasks: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]
 
     A process that has not ended after `seconds` is killed: a wrong candidate may hang.
     """
-    arguments = [a for a in sys.argv[1:] if not a.startswith("--admit")]
-    if "--admit" in sys.argv[1:]:
-        arguments.remove(sys.argv[sys.argv.index("--admit") + 1])
-    command = [sys.executable, __file__, *arguments, "--child"]
+    command = [sys.executable, "-m", "scripts.bench", "vae_kernels", *["--trial"] * INTERPRETED, "--child"]
     end = time.monotonic() + seconds
     running = [
         subprocess.Popen([*command, json.dumps(task)], stdout=subprocess.PIPE, text=True) for task in tasks
@@ -408,7 +384,3 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 def gpu_name() -> str:
     return "none" if INTERPRETED else torch.cuda.get_device_name()
-
-
-if __name__ == "__main__":
-    main()

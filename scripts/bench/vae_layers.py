@@ -1,4 +1,4 @@
-"""Convolutions of the VAE's decoder, for scripts/bench/vae_kernels.py: sizes, candidates for tiles, inputs, layers."""
+"""Convolutions of the VAE's decoder, for `vae_kernels`: sizes, candidates for tiles, inputs, layers."""
 
 from __future__ import annotations
 
@@ -99,16 +99,13 @@ def grouped(options: argparse.Namespace) -> Groups:
     A key that the steady call has is measured there alone.
     """
     config, groups = VAE_PRESETS[options.vae], dict[Convolution, Counter[Case]]()
-    for call in options.calls.split(","):
+    for call in options.calls:
         cases = cases_of(config, options.height, options.width, options.latents, first=call == "first")
         new: Groups = {}
         for case, count in cases.items():
             if case.place not in groups and case.fp8 <= options.fp8:
                 new.setdefault(case.place, Counter())[case] = count
         groups |= new
-    if options.only:
-        wanted = options.only.split(",")
-        groups = {key: groups[key] for key in groups if f"{key.channels}x{key.filters}" in wanted}
     order = sorted(groups, key=lambda key: -sum(c.operations * n for c, n in groups[key].items()))
     return {key: groups[key] for key in order}
 

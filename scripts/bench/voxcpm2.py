@@ -1,13 +1,10 @@
 """Speech on one GPU: a full-size VoxCPM2 of random weights beside plain torch, as other systems run it, in one process.
 
-    python scripts/bench/voxcpm2.py --work DIR --rows docs/benchmarks/h200.jsonl
-
 A text ends at its limit of patches, never at a random stop flag.
 
 Parts: ``peers`` times plain torch (see `voxcpm2_peers`), ``step`` the artifact's steps of 1 and 64 rows and, with the
 peers of the same run, their ratios; ``talk`` is what a listener hears: first sound, alone and beside 32 who speak, and
-the real-time factor; ``fp8`` a step with weights in fp8. Checkpoint and artifacts lie in DIR; those that are there are
-used.
+the real-time factor; ``fp8`` a step with weights in fp8. Checkpoint and artifacts that are there are used.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from counting import spread
-from rows import append_row
-from voxcpm2_peers import CAPTURED, COMPILED, EAGER, PUBLIC, Peer, runners
 
+from scripts.bench.counting import spread
+from scripts.bench.rows import append_row
+from scripts.bench.voxcpm2_peers import CAPTURED, COMPILED, EAGER, PUBLIC, Peer, runners
 from seko_export.families.voxcpm2.keys import FILES
-from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
+from seko_export.families.voxcpm2.presets import PRESETS
 from seko_runtime import open_artifact
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.speech import contract
@@ -68,7 +65,7 @@ class Bench:
     Parameters
     ----------
     options : argparse.Namespace
-        Options of the command line.
+        As `cases.py` has them.
     """
 
     options: argparse.Namespace
@@ -292,22 +289,10 @@ def queued_ms(run: Callable[[], Any], count: int) -> float:
     return round(statistics.median(times_ms), 4)
 
 
-def main() -> int:
-    """Measure the parts that were asked for; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, required=True, help="folder of checkpoint and artifacts")
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--preset", choices=(FULL, TINY), default=FULL)
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}, with commas")
-    parser.add_argument(
-        "--first-sounds", type=int, default=103, help="texts to time; three are for warming up"
-    )
-    options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
+def run(options: argparse.Namespace) -> int:
+    """Measure the parts of the case; return the exit code."""
     bench, failed = Bench(options), {}
-    for name in options.parts.split(","):
+    for name in options.parts:
         try:
             PARTS[name](bench)
         except (SekoRuntimeError, RuntimeError, subprocess.CalledProcessError) as fault:  # other parts go on
@@ -315,7 +300,3 @@ def main() -> int:
             failed[name] = f"{type(fault).__name__}: {fault}"[:500]
     print(json.dumps({"failed": failed, "seconds": round(time.monotonic() - bench.started, 1)}))
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

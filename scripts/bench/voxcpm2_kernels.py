@@ -1,16 +1,9 @@
-"""The kernels of few rows beside torch's ops, in microseconds a call, at the matrices of a step of the public speech
-model.
+"""The kernels of few rows beside torch's ops, in microseconds a call, at the matrices of the public speech model.
 
-    python scripts/bench/voxcpm2_kernels.py --seconds 240
-
-Each line of output is a JSON object; the last one has the fastest tiles of each matrix. A call is timed inside a
-captured graph of many, over weights that no L2 cache holds, so that it costs what it costs in a step. Candidates
-compile first, in processes of their own. ``--parts`` picks some of: sweep, admit.
-
-    python scripts/bench/voxcpm2_kernels.py --parts admit --seconds 170 --admit kernels/seko_kernels/tuned_rows.json
-
-times both kernels of few rows, in bf16 and e4m3, at each linear layer of steps of 1, 8 and 64 rows. What was faster
-than what runs without the table, and right on this GPU, is printed as rows of the table and merged into the file.
+Each line of output is a JSON object. A call is timed inside a captured graph of many, over weights that no L2 cache
+holds, so that it costs what it costs in a step. Candidates compile first, in processes of their own. Both kernels are
+timed in bf16 and e4m3 at each linear layer of steps of 1, 8 and 64 rows. What was faster than what runs without the
+table, and right on this GPU, is printed as rows of the table and merged into `tuned_rows.json`.
 """
 
 from __future__ import annotations
@@ -26,16 +19,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from graph_timing import BF16, COLD_BYTES, emit, microseconds, normal, relative
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a file, its folder stands there
-
+from scripts.bench.graph_timing import BF16, COLD_BYTES, emit, microseconds, normal, relative
 from scripts.kernel_admission.rows import admit_rows
 from seko_export.families.voxcpm2.config import NetConfig
 from seko_export.families.voxcpm2.presets import FULL, PRESETS
@@ -47,7 +37,6 @@ from seko_kernels.tuned_rows import ADDED, GATED, NORM, Product, RowTiles, write
 CONFIG = PRESETS[FULL]
 EPS = 1e-5
 SHARED_MEMORY = 225_000
-PARTS = ("sweep", "admit")
 
 
 @dataclass(frozen=True)
@@ -88,8 +77,6 @@ class Matrix:
 
 
 NAMES = ("qkv", "o", "gate_up", "down")
-SWEPT = [Matrix(net, name, rows) for net, rows in (("decoder", 22), ("base", 1)) for name in NAMES]
-COMPARED = [Matrix("decoder", name, 44) for name in NAMES] + [Matrix("base", name, 16) for name in NAMES]
 
 # Rows of steps of 1, 8 and 64 sessions; a class of the table that ends at 8 has one row and eight. What is left out
 # runs in torch's matmuls: the local nets of more sessions have more rows than the table.
@@ -98,22 +85,6 @@ ADMITTED = [
     for net, rows in (("decoder", 22), ("base", 1), ("encoder", 5), ("base", 64), ("encoder", 40))
     for name in NAMES
 ]
-
-
-def candidates(matrix: Matrix) -> Iterator[RowTiles]:
-    """Tiles worth a try, the default first."""
-    outer, inner = matrix.sizes
-    default = RowTiles.of(matrix.rows, outer, inner, gated=matrix.gated, shared=not matrix.normed)
-    yield default
-    splits = (1,) if matrix.normed else (1, 2, 4)
-    for channels, products, warps, stages, split in itertools.product(
-        (16, 32), (256, 512), (4, 8), (3, 4), splits
-    ):
-        tiles = RowTiles(default.rows, channels, products, split, warps, stages)
-        turn = 2 * products * (tiles.rows + channels * (1 + matrix.gated))
-        programs = -(-outer // channels) * split
-        if turn * stages < SHARED_MEMORY and inner >= products * split and 60 <= programs <= 800:
-            yield tiles
 
 
 def admissible(matrix: Matrix, *, fp8: bool) -> Iterator[RowTiles]:
@@ -136,56 +107,29 @@ def admissible(matrix: Matrix, *, fp8: bool) -> Iterator[RowTiles]:
 
 
 @torch.no_grad()
-def main() -> None:
-    """Compile, time, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=240.0, help="budget; the sweep ends with it")
-    parser.add_argument("--parts", default="sweep")
-    parser.add_argument("--admit", type=Path, help="table of tiles to which the part admit adds its rows")
-    parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1), help="that compile")
-    parser.add_argument("--compile-share", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    parts = options.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(
-            f"--parts has the unknown {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}"
-        )
+def run(options: argparse.Namespace) -> None:
+    """Compile, time, print; merge what won into the table."""
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: there is nothing to time")
     deadline = time.monotonic() + options.seconds
-    if options.compile_share:
-        share, of = map(int, options.compile_share.split("/"))
-        for matrix, fp8, tiles in compiled_work(parts)[share::of]:
-            with contextlib.suppress(Exception):  # it fails again where it is timed, and is told there
-                run_tiles(matrix, tiles, *matrix_inputs(matrix, 1, zeros=True, fp8=fp8))
-        return
-    command = [sys.executable, __file__, "--parts", options.parts, "--compile-share"]
-    compilers = [
-        subprocess.Popen([*command, f"{share}/{options.processes}"]) for share in range(options.processes)
-    ]
-    for compiler in compilers:
-        compiler.wait()
-    if "admit" in parts:
-        rows = admit(deadline)
-        if options.admit is not None:
-            write_table(options.admit, rows)
-    if "sweep" in parts:
-        sweep(deadline)
-
-
-def compiled_work(parts: list[str]) -> list[tuple[Matrix, bool, RowTiles]]:
-    """Kernels that the parts time, with whether their weights are e4m3; processes compile them before."""
-    work = []
-    if "admit" in parts:
-        work += [
+    if options.child:
+        share, of = map(int, options.child.split("/"))
+        work = [
             (matrix, fp8, tiles)
             for matrix in ADMITTED
             for fp8 in (False, True)
             for tiles in admissible(matrix, fp8=fp8)
         ]
-    if "sweep" in parts:
-        work += [(matrix, False, tiles) for matrix in SWEPT for tiles in candidates(matrix)]
-    return work
+        for matrix, fp8, tiles in work[share::of]:
+            with contextlib.suppress(Exception):  # it fails again where it is timed, and is told there
+                run_tiles(matrix, tiles, *matrix_inputs(matrix, 1, zeros=True, fp8=fp8))
+        return
+    command = [sys.executable, "-m", "scripts.bench", options.case, "--child"]
+    processes = min(14, os.cpu_count() or 1)
+    compilers = [subprocess.Popen([*command, f"{share}/{processes}"]) for share in range(processes)]
+    for compiler in compilers:
+        compiler.wait()
+    write_table(options.admit, admit(deadline))
 
 
 def admit(deadline: float) -> list[dict[str, Any]]:
@@ -234,58 +178,6 @@ def admit(deadline: float) -> list[dict[str, Any]]:
             break
     emit(kind="table", rows=rows)
     return rows
-
-
-def sweep(deadline: float) -> None:
-    """Every candidate of each matrix, then the default beside torch's matmul for more rows and for fp8."""
-    best: dict[str, Any] = {}
-    for matrix in SWEPT:
-        inputs = matrix_inputs(matrix, copies(matrix))
-        torch_us = torch_microseconds(matrix, *inputs)
-        times: dict[RowTiles, float] = {}
-        left_out = 0
-        for tiles in candidates(matrix):
-            if time.monotonic() > deadline - 40:
-                left_out += 1
-                continue
-            try:
-                times[tiles] = tile_microseconds(matrix, tiles, *inputs)
-            except Exception as fault:  # whatever a compiler or a kernel raises: it is the finding
-                emit(
-                    kind="failed",
-                    matrix=str(matrix),
-                    tiles=tiles,
-                    error=f"{type(fault).__name__}: {fault}"[:200],
-                )
-        order = sorted(times, key=lambda tiles: times[tiles])
-        top = [{"tiles": tiles._asdict(), "us": times[tiles]} for tiles in order[:6]]
-        default = next(candidates(matrix))
-        outer, inner = matrix.sizes
-        size = 2 * outer * (1 + matrix.gated) * inner
-        figures = {
-            "left_out": left_out,
-            "torch_us": torch_us,
-            "default_us": times.get(default),
-            "default": default._asdict(),
-        }
-        emit(kind="matrix", matrix=str(matrix), floor_us=size / 4.8e6, top=top, **figures)
-        best[str(matrix)] = top[0] if top else None
-    for matrix in COMPARED:
-        if time.monotonic() > deadline - 25:
-            emit(kind="left out", matrix=str(matrix))
-            continue
-        inputs = matrix_inputs(matrix, copies(matrix))
-        tiles = next(candidates(matrix))
-        us = tile_microseconds(matrix, tiles, *inputs)
-        halved = tiles._replace(rows=tiles.rows // 2) if tiles.rows > 16 else tiles
-        halved_us = tile_microseconds(matrix, halved, *inputs)
-        torch_us = torch_microseconds(matrix, *inputs)
-        emit(kind="rows", matrix=str(matrix), us=us, halved_us=halved_us, torch_us=torch_us)
-    for matrix in SWEPT:
-        inputs = matrix_inputs(matrix, copies(matrix), fp8=True)
-        us = tile_microseconds(matrix, next(candidates(matrix)), *inputs)
-        emit(kind="fp8", matrix=str(matrix), us=us)
-    emit(kind="summary", gpu=torch.cuda.get_device_name(), torch=torch.__version__, best=best)
 
 
 def copies(matrix: Matrix) -> int:
@@ -371,7 +263,3 @@ def by_torch(
     if matrix.normed:
         return reference.gated(y) if matrix.gated else y
     return reference.added(hidden, y, 1.0)
-
-
-if __name__ == "__main__":
-    main()

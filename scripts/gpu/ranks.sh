@@ -19,31 +19,27 @@ ranks=${1:-2} preset=${SEKO_PRESET:-self-forcing-1.3b} work=${SEKO_WORK:-/tmp/se
 quantised=${SEKO_QUANTISED-wan-14b} decode=${SEKO_DECODE-1} rows=${SEKO_ROWS:-docs/benchmarks/h200.jsonl}
 read -ra options <<<"${SEKO_OPTIONS:---kernels plain --kv bf16}"
 [ "$SEKO_GPUS" -ge "$ranks" ] || { echo "$ranks ranks take as many GPUs, there are $SEKO_GPUS" >&2 && exit 5; }
-mkdir -p "$work"
+mkdir -p "$work/ranks"
 began=$SECONDS failed=0
 
 build() { # NAME OPTIONS...
-    "$PYTHON" -m seko_export build "$checkpoint" --preset "$preset" "${options[@]}" "${@:2}" -o "$work/$1" --force --json >"$work/$1.log" 2>&1
+    "$PYTHON" -m seko_export build "$checkpoint" --preset "$preset" "${options[@]}" "${@:2}" -o "$work/ranks/$1" --force --json >"$work/$1.log" 2>&1
     local code=$?
     echo "== $1: exit $code after $((SECONDS - began)) s"
     tail -n 2 "$work/$1.log" | cut -c1-1500
     return "$code"
 }
 
-drawn() { # OPTIONS...
-    "$PYTHON" scripts/bench/ranks.py --drawn "$quantised" --ranks "$ranks" --layers "${SEKO_LAYERS:-0}" --work "$work/drawn" --rows "$rows" "$@"
-}
-
-decoded() { # OPTIONS...
-    "$PYTHON" scripts/bench/ranks.py --decode --ranks "$ranks" --work "$work/vae" --rows "$rows" "$@"
+measured() { # CASE OPTIONS...
+    SEKO_RANKS=$ranks SEKO_PRESET=$quantised "$PYTHON" -m scripts.bench "$1" --work "$work" --rows "$rows" "${@:2}"
 }
 
 if [ -n "$quantised" ]; then
-    drawn --compile >"$work/compile.log" 2>&1 &
+    measured ranks_drawn --prepare >"$work/compile.log" 2>&1 &
     compile=$!
 fi
 if [ -n "$decode" ]; then
-    decoded --compile >"$work/compile-vae.log" 2>&1 &
+    measured ranks_decode --prepare >"$work/compile-vae.log" 2>&1 &
     compile_vae=$!
 fi
 checkpoint=$work/$preset.pt
@@ -63,17 +59,17 @@ if [ -n "$decode" ]; then
 fi
 echo "== built: $((SECONDS - began)) s"
 if [ "$built" -eq 0 ]; then
-    "$PYTHON" scripts/bench/ranks.py --artifacts "$work/one" "$work/several" --work "$work" --rows "$rows" --busy "${SEKO_BUSY:-0}" || failed=$((failed + 1))
+    measured ranks || failed=$((failed + 1))
     echo "== exact: $((SECONDS - began)) s"
 else
     failed=$((failed + 1))
 fi
 if [ -n "$decode" ]; then
-    decoded || failed=$((failed + 1))
+    measured ranks_decode || failed=$((failed + 1))
     echo "== decoding: $((SECONDS - began)) s"
 fi
 if [ -n "$quantised" ]; then
-    drawn || failed=$((failed + 1))
+    measured ranks_drawn || failed=$((failed + 1))
 fi
 for name in ${SEKO_TESTS-ranks pools faults}; do
     SEKO_RANKS_TARGET=cuda "$PYTHON" -m pytest -q -p no:cacheprovider "tests/parallel/test_$name.py" >"$work/test-$name.log" 2>&1 || failed=$((failed + 1))

@@ -225,7 +225,7 @@ def _with_fp8(vae: VaeConfig | None, machine: Target, ranks: int) -> VaeConfig:
     if not has_fp8_convolutions(machine.arch, in_fp8.fp8_channels):
         raise UsageError(
             f"--vae-fp8: no fp8 convolution of a {vae.title} was measured on {machine.arch}, so "
-            "none would be used; leave it out, or measure (scripts/bench/vae_kernels.py --fp8 --admit)"
+            "none would be used; leave it out, or measure (python -m scripts.bench vae_kernels)"
         )
     return in_fp8
 

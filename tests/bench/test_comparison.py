@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bench_peers
-from scripts.bench.peers import figures, plot, running
-from scripts.bench.peers.shapes import BF16_FLOPS, SHAPES
+from scripts.bench import comparison
+from scripts.bench.cases import CASES
+from scripts.bench.peers import figures, running
+from scripts.bench.peers.shapes import SHAPES
 from scripts.bench.rows import COMMIT
 
 pytestmark = pytest.mark.slow
@@ -37,17 +39,6 @@ def test_shapes_have_the_queries_and_keys_that_they_are_named_for():
     assert SHAPES["S2"].stream.sink_frames == 3
 
 
-def test_the_floor_of_s1_is_51_ms():
-    """Two times weights and tokens, four times queries, keys and channels."""
-    attention = 4 * 4680 * 32760 * 1536 * 30
-    cross = 4 * 4680 * 512 * 1536 * 30
-    matmuls = 2 * 4680 * 30 * (6 * 1536**2 + 2 * 1536 * 8960)
-    assert SHAPES["S1"].step_flops() == attention + cross + matmuls
-    assert 1e3 * SHAPES["S1"].step_flops() / BF16_FLOPS == pytest.approx(51, abs=0.5)
-    floors = plot.floors_ms("S1", 5)
-    assert floors["bf16"] == 2 * floors["fp8"]
-
-
 def measured(step, chunk=None, ok=True, **more):
     spread = {"median": step, "p90": step + 1}
     return {"step_ms": spread, "chunk_ms": {"median": chunk or 5 * step}, "verdict": {"ok": ok}, "kv_bytes": 8,
@@ -60,12 +51,10 @@ def by_name(results, shapes=("S1", "S3"), engines=("exact", "fp4")):
 
 
 def test_figures_are_ratios_of_what_was_measured():
-    profile = {"buckets": {"attention": {"share": 0.5}, "kv_read": {"share": 0.1}}, "top": []}
     s1 = {
         "B3": measured(70.0),
-        "exact": measured(63.0, fill_ms=[1.0]),
-        "fp4": measured(49.0, 250.0, fill_ms=[150.0, 210.0]),
-        "profile fp4": profile,
+        "exact": measured(63.0),
+        "fp4": measured(49.0, 250.0),
         "batch4": {"chunk_ms": {"median": 900.0}, "first_frames": [9, 6, 3, 0]},
         "end to end": {"serial_ms": 300.0, "overlapped_ms": 240.0},
         "eager VAE": {"decode_ms": 250.0, "what": "diffusers"},
@@ -81,9 +70,6 @@ def test_figures_are_ratios_of_what_was_measured():
     assert ratios["e2e_s1_vs_b3", "fp4"].more["overlapped_ratio"] == pytest.approx(0.4)
     assert ratios["e2e_s1_tiny_vs_b3", "fp4"].value == pytest.approx(200 / 600)
     assert ratios["e2e_s1_vae_fp8_vs_b3", "fp4"].value == pytest.approx(270 / 600)
-    # 100 fixed, 150 of attention: predicted 150 at a third, 200 at two thirds.
-    assert ratios["fill_linearity", "fp4"].value == pytest.approx(210 / 200)
-    assert ratios["fill_linearity", "exact"].missing == ("profile exact",)
     assert ratios["s3_vs_eager", "fp4"].missing == ("fp4",)
     assert ratios["s1_fp4_fp8_vs_b3", "fp4_fp8"].missing == ("fp4_fp8",)
     assert set(figures.BARS) >= {name for name, _ in ratios}
@@ -96,45 +82,9 @@ def test_a_resident_windows_step_is_a_row_where_it_is_asked_for():
     assert ("s1_fp4_fp8_vs_b3", "fp4_fp8_resident") not in by_name({"S1": s1}, ("S1",), ("exact",))
 
 
-def test_what_fusing_gained_is_asked_for_by_the_name_of_the_plain_engine():
-    s1 = {"exact": measured(66.0), "exact_plain": measured(60.0), "fp4_plain": measured(80.0)}
-    ratios = by_name({"S1": s1}, ("S1",), ("exact_plain", "fp4_plain", "exact"))
-    assert ratios["fused_vs_plain", "exact"].value == pytest.approx(1.1)  # a loss is a row, too
-    assert ratios["fused_vs_plain", "exact"].unit == "engine / exact_plain, a step"
-    assert ratios["fused_vs_plain", "fp4"].missing == ("fp4",)
-    assert not any(name == "fused_vs_plain" for name, _ in by_name({"S1": s1}))
-
-
-def test_attention_to_the_text_does_not_grow_with_the_fill():
-    kernels = [("attention_hopper_kernel", 0.39), ("cudnn_sdpa", 0.1), ("attention_combine_kernel", 0.01)]
-    profile = {
-        "buckets": {"attention": {"share": 0.5}, "kv_read": {"share": 0.1}},
-        "top": [{"name": name, "share": share} for name, share in kernels],
-    }
-    s1 = {"fp4": measured(49.0, 250.0, fill_ms=[150.0, 210.0]), "profile fp4": profile}
-    # 125 fixed, 125 of attention: predicted 166.7 at a third, 208.3 at two thirds.
-    assert by_name({"S1": s1})["fill_linearity", "fp4"].value == pytest.approx(210 / (125 + 125 * 2 / 3))
-
-
-def test_a_profile_that_shows_no_attention_gives_no_linearity():
-    nothing = {"buckets": {"attention": {"share": 0.0}, "kv_read": {"share": 0.0}}, "top": []}
-    ratios = by_name({"S1": {"exact": measured(63.0, fill_ms=[1.0]), "profile exact": nothing}})
-    assert ratios["fill_linearity", "exact"].missing == ("attention in the profile of exact",)
-
-
 def test_a_stream_that_fails_its_check_gives_no_ratio():
     ratios = by_name({"S1": {"B3": measured(70.0, ok=False), "exact": measured(63.0)}})
     assert ratios["s1_exact_vs_b3", "exact"].missing == ("B3 (failed its check)",)
-
-
-def test_a_chunk_whose_attention_follows_the_fill_level_is_linear():
-    full, attention = 400.0, 240.0
-    levels = [full - attention + attention * fill / 7 for fill in range(1, 7)]
-    worst, ratios = figures.fill_linearity(levels, full, attention)
-    assert worst == pytest.approx(1.0)
-    assert len(ratios) == 6
-    worst, _ = figures.fill_linearity([full] * 6, full, attention)  # attends to everything, always
-    assert worst == pytest.approx(full / (full - attention * 6 / 7))
 
 
 def runner(tmp_path, seconds=60.0):
@@ -220,21 +170,10 @@ def test_engines_are_asked_of_the_command():
     } <= today
     with_fp8 = running.engines_available(today | {"--fp8"})
     without = running.engines_available(today - {"--fp8"})
-    usual, named = ("exact", "fp4", "fp4_fp8"), ("exact_plain", "fp4_torch", "fp4_plain")
-    assert with_fp8 == dict.fromkeys((*usual, "fp4_resident", "fp4_fp8_resident", *named))
-    assert {*running.USUAL_ENGINES} < with_fp8.keys()
+    assert with_fp8 == dict.fromkeys(("exact", "fp4", "fp4_fp8", "fp4_resident", "fp4_fp8_resident"))
     assert without["fp4_fp8"] == "seko-export build has no --fp8"
     for option in running.build_arguments(SHAPES["S2"], "exact", Path("c.pt"), Path("out")):
         assert not option.startswith("--") or option in today
-
-
-def test_the_picture_shows_peers_and_engines(tmp_path):
-    pytest.importorskip("matplotlib")
-    plot.draw({"S1": {"B3": measured(70.0), "exact": measured(60.0), "eager VAE": {"decode_ms": 1.0}}}, 5,
-              tmp_path / "peers.png")  # fmt: skip
-    assert (tmp_path / "peers.png").stat().st_size > 10_000
-    with pytest.raises(ValueError, match="nothing was measured"):
-        plot.draw({"S1": {}}, 5, tmp_path / "none.png")
 
 
 @pytest.fixture
@@ -242,7 +181,7 @@ def canned(monkeypatch):
     """Return a function that runs the comparison with children that answer at once, and what they were called."""
     called = []
 
-    def compare(tmp_path, answers, *options):
+    def compare(tmp_path, answers, *, prepare=False, **given):
         def answer(_self, name, arguments, caches):  # noqa: ARG001 - the runner's own
             called.append(name)
             if " build " in name:
@@ -253,33 +192,33 @@ def canned(monkeypatch):
 
         monkeypatch.setattr(running.Runner, "_run", answer)
         rows = tmp_path / "rows.jsonl"
-        code = bench_peers.main([*options, "--work", str(tmp_path / "work"), "--rows", str(rows)])
+        (tmp_path / "work").mkdir(exist_ok=True)
+        own = {**CASES["peers"].options, **given, "work": tmp_path / "work", "rows": rows, "seconds": 460.0}
+        code = comparison.run(argparse.Namespace(**own, prepare=prepare))
         lines = rows.read_text().splitlines() if rows.exists() else []
         return code, [json.loads(line) for line in lines]
 
-    monkeypatch.setattr(bench_peers.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(comparison.signal, "signal", lambda *_: None)
     return compare, called
 
 
 def quick(name):
     """A report that serves every job: peers take 70 ms a step, engines 49."""
     step = 70.0 if " B" in name else 49.0
-    more = {"fill_ms": [100.0] * 6, "first_frames": [9, 6, 3, 0], "first_chunk_s": 1.0, "serial_ms": 300.0}
+    more = {"first_frames": [9, 6, 3, 0], "first_chunk_s": 1.0, "serial_ms": 300.0}
     more |= {"overlapped_ms": 250.0, "decode_ms": 250.0}
-    share = {"share": 0.5}
-    return measured(step, **more, buckets={"attention": share, "kv_read": share}, top=[])
+    return measured(step, **more)
 
 
 def test_rows_of_two_shapes_and_the_order_of_work(tmp_path, canned, capsys):
     """Each row comes once; the reference comes before the peers."""
     compare, called = canned
-    code, rows = compare(tmp_path, quick, "--shapes", "S1,S3", "--engines", "exact,fp4")
+    code, rows = compare(tmp_path, quick, shapes=("S1", "S3"), engines=("exact", "fp4"))
     assert code == 0
     by_figure = {(row["figure"], row["shape"].rpartition(", ")[2]): row for row in rows}
     assert set(by_figure) == {
         ("s1_exact_vs_b3", "exact"), ("s1_fp4_vs_b3", "fp4"), ("s3_vs_eager", "exact"), ("s3_vs_eager", "fp4"),
-        ("batch4_s1", "fp4"), ("batch4_s3", "fp4"), ("fill_linearity", "exact"), ("fill_linearity", "fp4"),
-        ("e2e_s1_vs_b3", "fp4"),
+        ("batch4_s1", "fp4"), ("batch4_s3", "fp4"), ("e2e_s1_vs_b3", "fp4"),
     }  # fmt: skip
     assert len(rows) == len(by_figure)
     assert by_figure["s1_fp4_vs_b3", "fp4"]["value"] == pytest.approx(0.7)
@@ -301,8 +240,8 @@ def test_an_fp8_decoder_is_built_and_measured_where_it_is_asked_for(tmp_path, ca
         return build(runner, name, arguments)
 
     monkeypatch.setattr(running.Runner, "build", noted)
-    asked = ("--shapes", "S1", "--engines", "fp4", "--peers", "B3", "--extras", "e2e,e2e_fp8")
-    code, rows = compare(tmp_path, quick, *asked)
+    asked = {"shapes": ("S1",), "engines": ("fp4",), "peers": ("B3",), "extras": ("e2e", "e2e_fp8")}
+    code, rows = compare(tmp_path, quick, **asked)
     assert code == 0
     values = {row["figure"]: (row["value"], row["bar"]) for row in rows if row["figure"].startswith("e2e")}
     assert values == {"e2e_s1_vs_b3": (0.5, 0.475), "e2e_s1_vae_fp8_vs_b3": (0.5, 0.45)}
@@ -313,15 +252,15 @@ def test_an_fp8_decoder_is_built_and_measured_where_it_is_asked_for(tmp_path, ca
 
 def test_what_was_prepared_is_not_built_again(tmp_path, canned, monkeypatch):
     compare, called = canned
-    asked = ("--shapes", "S1", "--engines", "exact,fp4", "--peers", "B3", "--extras", "e2e")
+    asked = {"shapes": ("S1",), "engines": ("exact", "fp4"), "peers": ("B3",), "extras": ("e2e",)}
     monkeypatch.setenv(COMMIT, "abc")
-    code, rows = compare(tmp_path, quick, *asked, "--prepare")
+    code, rows = compare(tmp_path, quick, **asked, prepare=True)
     builds = {name for name in called if " build " in name}
     assert builds == {"S1 build exact", "S1 build fp4", "S1 build fp4-e2e"}
     assert (code, rows) == (0, [])
     assert "S1 B3" not in called
     called.clear()
-    code, rows = compare(tmp_path, quick, *asked)
+    code, rows = compare(tmp_path, quick, **asked)
     assert code == 0
     assert {"s1_fp4_vs_b3", "e2e_s1_vs_b3"} <= {row["figure"] for row in rows}
     assert not any(" build " in name for name in called)
@@ -332,7 +271,7 @@ def test_a_wrong_peer_fails_the_comparison_and_gives_no_row(tmp_path, canned, ca
     code, rows = compare(
         tmp_path,
         lambda name: quick(name) | {"verdict": {"ok": name != "S1 B3"}},
-        "--shapes", "S1", "--engines", "exact", "--extras", "", "--peers", "B3",
+        shapes=("S1",), engines=("exact",), extras=(), peers=("B3",),
     )  # fmt: skip
     assert code == 1
     assert rows == []
@@ -342,9 +281,7 @@ def test_a_wrong_peer_fails_the_comparison_and_gives_no_row(tmp_path, canned, ca
 
 def test_large_models_are_built_one_at_a_time_and_removed(tmp_path, canned):
     compare, called = canned
-    code, _ = compare(
-        tmp_path, quick, "--shapes", "S5", "--engines", "exact,fp4", "--peers", "B3", "--extras", ""
-    )
+    code, _ = compare(tmp_path, quick, shapes=("S5",), engines=("exact", "fp4"), peers=("B3",), extras=())
     assert code == 0
     assert set(called[:2]) == {"S5 reference", "checkpoint wan-14b"}  # side by side
     assert called[2:] == ["S5 B3", "S5 build exact", "S5 exact", "S5 build fp4", "S5 fp4"]
@@ -353,8 +290,7 @@ def test_large_models_are_built_one_at_a_time_and_removed(tmp_path, canned):
 
 def test_the_command_ends_in_one_json_line(tmp_path):
     """At the tiny shape, on whatever is here: reference and one peer, each in its own process; no engine asked for."""
-    command = [sys.executable, "scripts/bench_peers.py", "--shapes", "S0", "--peers", "B0", "--engines", "",
-               "--extras", "", "--chunks", "2", "--seconds", "600", "--work", str(tmp_path),
+    command = [sys.executable, "-m", "scripts.bench", "peers", "--trial", "--seconds", "600", "--work", str(tmp_path),
                "--rows", str(tmp_path / "rows.jsonl")]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -365,7 +301,3 @@ def test_the_command_ends_in_one_json_line(tmp_path):
     assert report["rows"] == []
     assert not (tmp_path / "rows.jsonl").exists()
     assert report["shapes"]["S0"]["measured"]["B0"]["verdict"]["ok"]
-    refused = subprocess.run(
-        [*command, "--peers", "B9"], cwd=ROOT, env=environment, capture_output=True, check=False
-    )
-    assert refused.returncode == 2

@@ -12,22 +12,31 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+ROOT = Path(__file__).parents[2]
 
 
-def run(tmp_path: Path, bench: str, parts: str, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what a bench says last, and its rows; its exit code says whether all parts made theirs."""
+def run(tmp_path: Path, case: str, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what a case says last, and its rows; its exit code says whether all parts made theirs."""
     rows = tmp_path / "rows.jsonl"
-    command = [sys.executable, str(BENCH / f"{bench}.py"), "--preset", f"{bench.replace('_', '-')}-tiny", "--eager",
-               "--work", str(tmp_path / "work"), "--rows", str(rows), "--chunks", "2", "--parts", parts]  # fmt: skip
-    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench",
+        case,
+        "--trial",
+        "--work",
+        str(tmp_path),
+        "--rows",
+        str(rows),
+    ]
+    done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
     summary = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == bool(summary["failed"] or summary["skipped"]), done.stderr[-2000:]
     return summary, [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
 
 
 def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "lingbot", "chunk,compiled,share,key,fits", "--latencies", "2")
+    report, rows = run(tmp_path, "lingbot")
     assert report["failed"] == {}
     assert [row["figure"] for row in rows] == [
         "lingbot_v2_chunk_ms",
@@ -46,7 +55,7 @@ def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
 
 
 def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "seko_talk", "step,audio,launches,fits,hybrid")
+    report, rows = run(tmp_path, "seko_talk")
     assert report["failed"] == {}
     step, heard, launches, fits, hybrid = rows
     assert [row["figure"] for row in rows] == [
@@ -65,6 +74,6 @@ def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
 
 
 def test_what_begins_too_late_is_named(tmp_path: Path) -> None:
-    report, rows = run(tmp_path, "lingbot", "chunk", "--seconds", "0")
-    assert report["skipped"] == ["chunk"]
+    report, rows = run(tmp_path, "lingbot", "--seconds", "0")
+    assert report["skipped"] == ["chunk", "compiled", "share", "key", "fits"]
     assert rows == []

@@ -13,14 +13,13 @@ from types import ModuleType
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def processes() -> ModuleType:
     """The module that starts ranks."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("rank_processes")
+    return importlib.import_module("scripts.bench.rank_processes")
 
 
 def options_of(work: Path) -> argparse.Namespace:
@@ -38,7 +37,7 @@ def test_reports_are_in_the_order_of_ranks(
         "print('noise')\n"
         "print(json.dumps({'rank': spec['rank'], 'chunks': spec['chunks'], 'own': spec['own']}))\n"
     )
-    monkeypatch.setattr(processes, "CHILD", child)
+    monkeypatch.setattr(processes, "CHILD", (str(child),))
     reports = processes.run_ranks(options_of(tmp_path), "several", 2, {"own": "x"})
     assert reports == [{"rank": rank, "chunks": 2, "own": "x"} for rank in range(2)]
 
@@ -58,7 +57,7 @@ def test_a_rank_that_fails_is_named_with_its_words_and_ends_the_others(
         f"file.rename({str(tmp_path / 'pid')!r})\n"
         "time.sleep(600)\n"
     )
-    monkeypatch.setattr(processes, "CHILD", child)
+    monkeypatch.setattr(processes, "CHILD", (str(child),))
     with pytest.raises(RuntimeError, match=r"(?s)rank 1: exit 1, late False: no memory"):
         processes.run_ranks(options_of(tmp_path), "several", 2, {})
     with pytest.raises(ProcessLookupError):
@@ -70,7 +69,7 @@ def test_a_rank_that_does_not_end_in_time_fails(
 ) -> None:
     child = tmp_path / "child.py"
     child.write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(processes, "CHILD", child)
+    monkeypatch.setattr(processes, "CHILD", (str(child),))
     monkeypatch.setattr(processes, "CHILD_S", 0.0)
     with pytest.raises(RuntimeError, match="rank 0: exit None, late True"):
         processes.run_ranks(options_of(tmp_path), "one", 1, {})
@@ -78,7 +77,7 @@ def test_a_rank_that_does_not_end_in_time_fails(
 
 def test_kernels_are_compared_with_a_ranks_share(processes: ModuleType) -> None:
     del processes  # its fixture has the bench's folder on the path
-    comparison = importlib.import_module("rank_comparison")
+    comparison = importlib.import_module("scripts.bench.rank_comparison")
 
     def report(ms: float, kernel_ms: float) -> dict[str, object]:
         buckets = {"matmul": {"time_ns": kernel_ms * 1e6}, "copy": {"time_ns": 0}}
@@ -101,18 +100,15 @@ def test_kernels_are_compared_with_a_ranks_share(processes: ModuleType) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("part", "figures"),
-    [
-        (("--drawn", "tiny"), ["sp2_s5", "sp2_s5_rank_skew_ms", "sp_equal"]),
-        (("--decode", "--height", "32", "--width", "64"), ["sp2_vae"]),
-    ],
-    ids=["drawn", "decode"],
+    ("case", "figures"),
+    [("ranks_drawn", ["sp2_s5", "sp2_s5_rank_skew_ms", "sp_equal"]), ("ranks_decode", ["sp2_vae"])],
 )
-def test_two_ranks_on_a_cpu_make_the_rows(part: tuple[str, ...], figures: list[str], tmp_path: Path) -> None:
+def test_two_ranks_on_a_cpu_make_the_rows(case: str, figures: list[str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    command = [sys.executable, str(BENCH / "ranks.py"), *part, "--eager", "--steady", "2"]
+    command = [sys.executable, "-m", "scripts.bench", case, "--trial"]
     done = subprocess.run(
         [*command, "--work", str(tmp_path / "work"), "--rows", str(rows)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

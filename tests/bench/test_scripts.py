@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,33 +20,21 @@ from scripts.bench.rows import COMMIT
 from seko_runtime.backends.torch_memory import CpuMemory
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-BENCH = SCRIPTS / "bench"
 OURS = ("scripts", "seko_export", "seko_kernels", "seko_runtime", "seko_serve")
 FILES = sorted(file.relative_to(SCRIPTS) for file in SCRIPTS.rglob("*.py"))
-
-
-@pytest.fixture
-def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have scripts/bench on the path, as a script that is run as a file has."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    for file in BENCH.glob("*.py"):
-        monkeypatch.delitem(sys.modules, file.stem, raising=False)
 
 
 def imported(file: Path) -> set[tuple[str, str]]:
     """Return modules of this project and the names that a script takes from them, in functions too."""
     imports = set()
     for node in ast.walk(ast.parse((SCRIPTS / file).read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            beside = file.parts[0] == "bench" and (BENCH / f"{node.module.split('.')[0]}.py").exists()
-            if beside or node.module.split(".")[0] in OURS:
-                imports |= {(node.module, name.name) for name in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] in OURS:
+            imports |= {(node.module, name.name) for name in node.names}
     return imports
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries, as Ray imports them
 @pytest.mark.parametrize("file", FILES, ids=str)
-@pytest.mark.usefixtures("neighbours")
 def test_every_name_that_a_script_imports_is_there(file: Path) -> None:
     missing = []
     for module, name in sorted(imported(file)):
@@ -65,11 +52,10 @@ def test_every_name_that_a_script_imports_is_there(file: Path) -> None:
     assert not missing
 
 
-@pytest.mark.usefixtures("neighbours")
 def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    script: ModuleType = importlib.import_module("full_model")
+    script: ModuleType = importlib.import_module("scripts.bench.full_model")
     compiled = []
 
     @contextmanager
@@ -104,13 +90,15 @@ def test_engines_of_a_run_that_was_cut_off_are_compiled_anew_and_then_used(
         bench.compile(["a build"])
         pytest.fail("with --prepare nothing is measured")
 
-    options = argparse.Namespace(eager=False, prepare=True, parts="part", work=tmp_path, seconds=60)
+    options = argparse.Namespace(eager=False, prepare=True, parts=("part",), work=tmp_path, seconds=60)
     assert script.measure(script.FullModelBench(options), {"part": part}) == 0
 
 
-@pytest.mark.usefixtures("neighbours")
 def test_a_peers_engines_have_run_before_a_capture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script, lingbot = importlib.import_module("full_model"), importlib.import_module("lingbot")
+    script, lingbot = (
+        importlib.import_module("scripts.bench.full_model"),
+        importlib.import_module("scripts.bench.lingbot"),
+    )
     ran: set[str] = set()
     unready: list[str] = []
 
@@ -140,9 +128,8 @@ def test_a_peers_engines_have_run_before_a_capture(monkeypatch: pytest.MonkeyPat
     assert not unready
 
 
-@pytest.mark.usefixtures("neighbours")
 def test_every_model_of_the_pipeline_has_a_small_one_to_try_the_script() -> None:
-    script: ModuleType = importlib.import_module("pipeline")
+    script: ModuleType = importlib.import_module("scripts.bench.pipeline")
     for name, model in script.FULL.items():
         assert model.trial.shape.endswith("to try the script"), name
         assert (model.trial.preset, model.trial.vae) == model.small

@@ -9,24 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.loaded import load_script
+from scripts.bench import sessions_fit
 
 pytestmark = pytest.mark.slow
-
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return load_script(BENCH / "sessions_fit.py")
 
 
 @pytest.mark.parametrize(
     ("most", "room", "sessions", "refusals"), [(100, 7, 7, 1), (100, 8, 8, 0), (3, 8, 3, 0), (100, 2, 1, 3)]
 )
 def test_the_largest_pool_that_holds_is_found(
-    script: Any, monkeypatch: pytest.MonkeyPatch, most: int, room: int, sessions: int, refusals: int
+    monkeypatch: pytest.MonkeyPatch, most: int, room: int, sessions: int, refusals: int
 ) -> None:
     """Seven rows are free beside the first; ``room`` is what truly fits."""
 
@@ -35,14 +27,14 @@ def test_the_largest_pool_that_holds_is_found(
             return {"sessions": 0, "free_before": 0, "refused": f"{asked} are too many"}
         return {"sessions": asked, "row_bytes": 100, "free_after": 750}
 
-    monkeypatch.setattr(script, "tried", tried)
-    result = script.fitting(Namespace(most=most), Path("none"), "fp4")
+    monkeypatch.setattr(sessions_fit, "tried", tried)
+    result = sessions_fit.fitting(Namespace(most=most), Path("none"), "fp4")
     assert (result["sessions"], len(result["refused_above"])) == (sessions, refusals)
 
 
 @pytest.mark.parametrize("place", ["at the build", "when it was opened"])
 def test_a_model_of_which_not_one_fits_is_a_row_of_none_with_the_reason(
-    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
     """A build that ends in an error says nothing but that; a pool that cannot be opened also how much was free."""
 
@@ -55,10 +47,10 @@ def test_a_model_of_which_not_one_fits_is_a_row_of_none_with_the_reason(
 
     rows = tmp_path / "rows.jsonl"
     (tmp_path / "self-forcing-1.3b.pt").touch()
-    monkeypatch.setattr(script, "last_json", last_json)
-    monkeypatch.setattr("sys.argv", ["sessions_fit.py", "--kv", "fp4,bf16", "--work", str(tmp_path),
-                                     "--rows", str(rows)])  # fmt: skip
-    script.main()
+    monkeypatch.setattr(sessions_fit, "last_json", last_json)
+    sessions_fit.run(
+        Namespace(preset="self-forcing-1.3b", kv=("fp4", "bf16"), most=1000, work=tmp_path, rows=rows)
+    )
     results = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [(row["figure"], row["value"]) for row in results] == [
         ("sessions_fit_1p3b_fp4", 0),
@@ -68,12 +60,10 @@ def test_a_model_of_which_not_one_fits_is_a_row_of_none_with_the_reason(
         assert [f"too little {place}" in reason for reason in row["refused_above"]] == [True]
 
 
-def test_why_a_build_was_refused_reaches_the_row(
-    script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_why_a_build_was_refused_reaches_the_row(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A build whose checkpoint is not there: its own words, which it says on stderr."""
-    options = Namespace(work=tmp_path, preset="tiny", layout="--chunk-frames 3")
-    refusal = script.tried(options, tmp_path / "none.pt", "fp4", 1)["refused"]
+    options = Namespace(work=tmp_path, preset="tiny")
+    refusal = sessions_fit.tried(options, tmp_path / "none.pt", "fp4", 1)["refused"]
     assert refusal.startswith("1 sessions at the build: ")
     assert str(tmp_path / "none.pt") in refusal.splitlines()[-1]
     assert refusal.splitlines()[-1] in capfd.readouterr().err

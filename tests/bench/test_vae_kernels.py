@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -24,18 +25,17 @@ from seko_kernels.causal_conv import DOUBLED_TAPS
 from seko_kernels.tuned_conv import SHARED_BYTES, Convolution, read_table
 from tests.support.tiers import first_is_fast
 
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": "steady", "fp8": True, "only": ""}
+ROOT = Path(__file__).parents[2]
+TOY = {"vae": "lightvae", "height": 8, "width": 8, "latents": 1, "calls": ("steady",), "fp8": True}
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """scripts/bench/vae_kernels.py on a CPU, with the kernel's reference; a call takes a millisecond."""
+    """`vae_kernels` on a CPU, with the kernel's reference; a call takes a millisecond."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.syspath_prepend(str(BENCH))
     for name in ("vae_kernels", "vae_layers"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import vae_kernels
+        monkeypatch.delitem(sys.modules, f"scripts.bench.{name}", raising=False)
+    vae_kernels = importlib.import_module("scripts.bench.vae_kernels")
 
     monkeypatch.setattr(vae_kernels, "milliseconds", lambda call: (call(), 1.0)[1])
     monkeypatch.setattr(vae_kernels, "run_kernel", reference)
@@ -68,7 +68,7 @@ def in_this_process(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, groups: 
 def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
     """All but the matrix products, which are half a hundredth at most."""
     config = VAE_PRESETS["wan-2.1"]
-    options = Namespace(vae="wan-2.1", height=480, width=832, latents=3, calls="steady", fp8=False, only="")
+    options = Namespace(vae="wan-2.1", height=480, width=832, latents=3, calls=("steady",), fp8=False)
     groups = bench.grouped(options)
     doubled = {key for key in groups if key.taps == DOUBLED_TAPS}
     assert {key._replace(taps=(1, 3, 3)) for key in doubled} == {
@@ -94,11 +94,9 @@ def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
     e4m3 = {key: cases for key, cases in with_fp8.items() if key not in groups}
     assert sum(cases.total() for cases in e4m3.values()) == 2 * 14
     assert 0.9 * whole < sum(c.operations * n for cases in e4m3.values() for c, n in cases.items())
-    both = bench.grouped(Namespace(**{**vars(options), "calls": "steady,first"}))
+    both = bench.grouped(Namespace(**{**vars(options), "calls": ("steady", "first")}))
     assert groups.items() <= both.items()
     assert all(case.first for key, cases in both.items() if key not in groups for case in cases)
-    some = bench.grouped(Namespace(**{**vars(options), "only": "96x96,192x96"}))
-    assert {key[:2] for key in some} == {(96, 96), (192, 96)}
 
 
 @pytest.mark.usefixtures("bench")
@@ -107,7 +105,7 @@ def test_the_cases_are_the_decoders_work(bench: ModuleType) -> None:
     [(96, 96), (192, 192), (384, 384), (384, 768), (16, 384), (96, 3), (24, 24), (48, 48), (1024, 1024)],
 )
 def test_candidates_fit_a_multiprocessor(channels: int, filters: int) -> None:
-    layers, key = sys.modules["vae_layers"], Convolution(channels, filters, (3, 3, 3), "many")
+    layers, key = sys.modules["scripts.bench.vae_layers"], Convolution(channels, filters, (3, 3, 3), "many")
     with_margin = list(layers.margin_candidates(key))
     assert bool(with_margin) == any(filters % part == 0 for part in (96, 128))
     boxes = list(layers.candidates(key))  # no interpreter runs a kernel in Gluon
@@ -181,7 +179,7 @@ def test_convolutions_are_refused_if_every_checked_candidate_is(
 ) -> None:
     groups = bench.grouped(Namespace(**TOY))
     in_this_process(bench, monkeypatch, groups)
-    orders = {key: list(sys.modules["vae_layers"].tried(key, 2)) for key in groups}
+    orders = {key: list(sys.modules["scripts.bench.vae_layers"].tried(key, 2)) for key in groups}
     first, *_ = groups
     right = bench.admit_conv
 
@@ -201,7 +199,7 @@ def test_convolutions_that_a_lost_process_did_not_check_are_checked_again_alone(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = bench.grouped(Namespace(**TOY))
-    orders = {key: list(sys.modules["vae_layers"].tried(key, 2)) for key in groups}
+    orders = {key: list(sys.modules["scripts.bench.vae_layers"].tried(key, 2)) for key in groups}
     asked: list[tuple[list[int], float]] = []
 
     def children(tasks: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
@@ -223,15 +221,10 @@ def test_convolutions_that_a_lost_process_did_not_check_are_checked_again_alone(
 @pytest.mark.slow
 def test_the_script_runs_in_the_interpreter(tmp_path: Path) -> None:
     """Every convolution is timed by the kernel itself, and admitted."""
-    options = [f"--{name}={value}" for name, value in TOY.items() if name != "fp8"]
+    command = [sys.executable, "-m", "scripts.bench", "vae_kernels", "--trial", "--work", str(tmp_path)]
     ran = subprocess.run(
-        [
-            sys.executable,
-            str(BENCH / "vae_kernels.py"),
-            *options,
-            "--tiles=1",
-            f"--admit={tmp_path / 'table.json'}",
-        ],
+        command,
+        cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

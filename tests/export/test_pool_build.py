@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.bench import thread_soak
 from seko_export import BuildOptions, build
 from seko_export.workloads.base import BuildResult
 from seko_runtime import open_artifact
@@ -167,23 +167,12 @@ def test_profile_takes_a_pool(pool_artifact: BuildResult, invoke) -> None:
 def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(
     pool_artifact: BuildResult, tmp_path: Path
 ) -> None:
-    """The benchmark's threads, for a few stories."""
-    script = Path(__file__).parents[2] / "scripts/bench/thread_soak.py"
-    command = [
-        sys.executable,
-        str(script),
-        "--artifact",
-        str(pool_artifact.artifact),
-        "--rows",
-        str(tmp_path / "rows.jsonl"),
-    ]
-    done = subprocess.run(
-        [*command, "--chunks", "100", "--threads", "3"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    """The benchmark's threads, for two stories."""
+    options = Namespace(work=tmp_path, rows=tmp_path / "rows.jsonl", chunks=100, threads=3, seed=0)
+    thread_soak.soak(pool_artifact.artifact, options)
+    row = json.loads(options.rows.read_text())
     assert (row["figure"], row["value"]) == ("thread_soak_mismatches", 0)
-    assert row["compared"] > 0
+    assert row["compared"] == 100
 
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.rank_faults import beside, is_running, kill_once
 from seko_runtime import Session, open_artifact
 from seko_runtime.errors import RankLostError, SessionClosedError
 from tests.conftest import Built
+from tests.parallel.rank_faults import beside, is_running, kill_once
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.bench.rank_faults import is_running
 from seko_runtime.errors import RankLostError, UsageError
 from seko_runtime.parallel.channel import MAX_DEPTH, MAX_PARTS
 from seko_runtime.parallel.group import SILENT_S, RankGroup
@@ -29,6 +28,7 @@ from seko_runtime.sessions.ranked_rows import rows_over_ranks
 from seko_runtime.video.pool import Pool, Session
 from seko_runtime.video.row_numbers import STATE_FORM
 from seko_runtime.video.rows import VideoRows
+from tests.parallel.rank_faults import is_running
 from tests.parallel.test_faults import PATIENCE_S, await_all
 from tests.runtime import toy_whole
 

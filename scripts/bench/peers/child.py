@@ -15,9 +15,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-ROOT = Path(__file__).parents[3]
-FILL_REPEATS = 3  # times that a stream is begun anew, to time every fill level
-
 
 def main() -> None:
     """Do the job that the only argument describes."""
@@ -152,8 +149,6 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
                 "kv_bytes": manifest.workload.kv.pool_bytes,
                 "peak_bytes": counting.peak_bytes(),
             }
-            if job["fill"]:
-                report["fill_ms"] = _fill_times(session, wrapped_chunk - 1)
     return report
 
 
@@ -195,11 +190,9 @@ def end_to_end(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def eager_vae(job: dict[str, Any]) -> dict[str, Any]:
-    """Time diffusers' VAE decoding one chunk, as scripts/bench/vae.py does it."""
+    """Time diffusers' VAE decoding one chunk, as `vae` does it."""
+    from scripts.bench import vae
     from scripts.bench.peers.shapes import SHAPES
-
-    vae = _vae_script()
-
     from seko_export.media.wan_vae.config import WanVaeConfig
     from seko_export.media.wan_vae.modules import latent_statistics
 
@@ -220,24 +213,6 @@ def vae_file(job: dict[str, Any]) -> dict[str, Any]:
     size = SIZES["taew2_1" if job["tiny"] else "wan-2.1"]
     save_file(random_vae(size, seed=0, dtype=torch.bfloat16), job["output"])
     return {}
-
-
-def _vae_script() -> Any:
-    sys.path.append(str(ROOT / "scripts" / "bench"))  # it is a script: its neighbours are its modules
-    import vae
-
-    return vae
-
-
-def _fill_times(session: Any, levels: int) -> list[float]:
-    """Return the median milliseconds of the chunks of a stream's beginning, one a fill level."""
-    from scripts.bench import counting
-
-    rounds = []
-    for _ in range(FILL_REPEATS):
-        session.sessions[0].restart()
-        rounds.append(counting.chunk_times(session.run_chunk, levels))
-    return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
 def _per_pass(chunk_ms: dict[str, float], passes: int) -> dict[str, float]:

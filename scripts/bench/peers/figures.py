@@ -8,10 +8,8 @@ from typing import Any
 
 from scripts.bench.peers.shapes import SHAPES
 
-PLAIN = "_plain"  # ends the name of an engine whose layers are torch's own
 TINY = "end to end, tiny decoder"  # an artifact with TAEHV in place of Wan's VAE
 VAE_FP8 = "end to end, fp8 decoder"  # an artifact with Wan's VAE, decoding with fp8 convolutions
-OUR_ATTENTION = "attention_"  # begins the names of our kernels, which attend to the cache
 Results = Mapping[str, Mapping[str, Any]]  # by shape, then by what was measured
 
 # Bars of the comparison: what a figure must not exceed.
@@ -24,11 +22,9 @@ BARS = {
     "s3_vs_eager": 0.35,
     "batch4_s1": 1.0,
     "batch4_s3": 0.9,
-    "fill_linearity": 1.15,
     "e2e_s1_vs_b3": 0.475,
     "e2e_s1_tiny_vs_b3": 0.39,
     "e2e_s1_vae_fp8_vs_b3": 0.45,
-    "fused_vs_plain": 1.0,
 }
 _ASKED_DECODERS = {  # measurements with a decoder that is measured where it is named, and their figures
     TINY: "e2e_s1_tiny_vs_b3",
@@ -84,39 +80,15 @@ def figures(results: Results, shapes: tuple[str, ...], engines: tuple[str, ...])
     for name, shape, engine, peer in (*_STEPS, *asked):
         if shape in shapes:
             yield _step_ratio(results.get(shape, {}), name, shape, engine, peer)
-    for plain in (name for name in engines if name.endswith(PLAIN)):
-        for shape in shapes:
-            fused = plain.removesuffix(PLAIN)
-            yield _step_ratio(results.get(shape, {}), "fused_vs_plain", shape, fused, plain)
     for shape in ("S1", "S3"):
         if shape in shapes:
             yield from (_batch(results.get(shape, {}), shape, engine) for engine in engines[-1:])
     if "S1" in shapes:
-        yield from (_fill(results.get("S1", {}), engine) for engine in engines)
         for engine in engines[-1:]:
             yield _end_to_end(results.get("S1", {}), "e2e_s1_vs_b3", "end to end", engine)
             for measured, name in _ASKED_DECODERS.items():
                 if measured in results.get("S1", {}):
                     yield _end_to_end(results["S1"], name, measured, engine)
-
-
-def fill_linearity(levels: list[float], full: float, attention: float) -> tuple[float, list[float]]:
-    """Return the largest ratio of a fill level's time to its prediction, and all of them.
-
-    Parameters
-    ----------
-    levels : list of float
-        Time of the chunks of a stream's beginning: level i sees (i + 1) / (len + 1) of the cache.
-    full : float
-        Time of a chunk over a full cache.
-    attention : float
-        The part of it that attention (reading the cache included) takes; the rest is fixed.
-    """
-    count = len(levels) + 1
-    ratios = [
-        time / (full - attention + attention * (level + 1) / count) for level, time in enumerate(levels)
-    ]
-    return max(ratios), ratios
 
 
 def _step_ratio(results: Mapping[str, Any], name: str, shape: str, engine: str, peer: str) -> Figure:
@@ -146,31 +118,6 @@ def _batch(results: Mapping[str, Any], shape: str, engine: str) -> Figure:
         "first_frames": results["batch4"]["first_frames"],
     }
     return Figure(name, row, (), four / (4 * single), "of 4 x B=1, rows at different chunks", parts)
-
-
-def _fill(results: Mapping[str, Any], engine: str) -> Figure:
-    row = f"{SHAPES['S1'].text}, {engine}"
-    missing = _missing(results, engine, f"profile {engine}")
-    if missing:
-        return Figure("fill_linearity", row, missing)
-    profile = results[f"profile {engine}"]
-    buckets, full = profile["buckets"], results[engine]["chunk_ms"]["median"]
-    # As a share of the profiled time, since the profiler itself slows a chunk down. Attention to the text does not grow
-    # with the fill: where that to the cache is a kernel of ours, the rest of the bucket is fixed.
-    ours = sum(kernel["share"] for kernel in profile["top"] if kernel["name"].startswith(OUR_ATTENTION))
-    share = (ours or buckets["attention"]["share"]) + buckets["kv_read"]["share"]
-    if not share > 0:  # engines whose kernels carry no names: everything would be called fixed
-        return Figure("fill_linearity", row, (f"attention in the profile of {engine}",))
-    worst, ratios = fill_linearity(results[engine]["fill_ms"], full, share * full)
-    parts = {
-        "levels_ms": results[engine]["fill_ms"],
-        "full_ms": full,
-        "attention_share": share,
-        "ratios": ratios,
-    }
-    return Figure(
-        "fill_linearity", row, (), worst, "measured / (fixed + attention x fill), worst level", parts
-    )
 
 
 def _end_to_end(results: Mapping[str, Any], name: str, measured: str, engine: str) -> Figure:

@@ -29,15 +29,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "fp4_fp8": ("--fp4-kv", "--fp8"),
     "fp4_resident": ("--fp4-kv", "--resident-window"),  # the past in 8 bits once a chunk, not in every pass
     "fp4_fp8_resident": ("--fp4-kv", "--fp8", "--resident-window"),
-    "exact_plain": ("--kv", "bf16", "--kernels", "plain"),
-    "fp4_torch": (
-        "--fp4-kv",
-        "--attention",
-        "torch",
-    ),  # the others take 8-bit attention where it was measured
-    "fp4_plain": ("--fp4-kv", "--kernels", "plain"),
 }
-USUAL_ENGINES = ("exact", "fp4", "fp4_fp8")  # the others say what fusing gained
 
 
 # Builds that run at a time: each is a process per engine, and each of those holds torch and a CUDA context.

@@ -1,4 +1,4 @@
-"""The shapes that peers and engines are measured at, by name, and the least time that their arithmetic takes."""
+"""The shapes that peers and engines are measured at, by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.wan.presets import PRESETS
-
-# What a large matmul reaches on one H200 in bf16; fp8 is taken as twice that.
-BF16_FLOPS = 790e12
-FP8_FLOPS = 2 * BF16_FLOPS
 
 
 @dataclass(frozen=True)
@@ -65,13 +61,6 @@ class Shape:
             VideoConfig(replace(self.stream, batch=batch), Schedule.warped(), scheme),
             TargetConfig(device),
         )
-
-    def step_flops(self) -> int:
-        """Multiplications and additions of one pass over a full cache: matmuls and both attentions."""
-        m, s = self.model, self.stream
-        weights = 6 * m.dim**2 + 2 * m.dim * m.ffn_dim  # q, k, v, o; q, o; both of the feed-forward
-        keys = s.cache_tokens + m.text_tokens
-        return m.layers * s.chunk_tokens * (2 * weights + 4 * keys * m.dim)
 
 
 def _shape(name: str, preset: str, *layout: int) -> Shape:

@@ -1,11 +1,9 @@
 """Peers B0 and B3 beside our engines, on one GPU, in one run: same weights, inputs and attention backend.
 
-    CXX=/usr/bin/g++ python3 scripts/bench_peers.py --shapes S1,S3 --rows docs/benchmarks/h200.jsonl --work /tmp/peers
-
 Each is written anew from its description (`peers/peers.py` says what it does) and runs in a process of its own, one
 after another; what is not timed (checkpoint, artifacts) is made before, side by side. A stream that is not what the
-exact model makes of the same inputs is reported as failed, and no ratio is taken of it. What does not fit into
-``--seconds`` is named in the report. Ratios are of one run.
+exact model makes of the same inputs is reported as failed, and no ratio is taken of it. What does not fit into the
+case's seconds is named in the report. Ratios are of one run.
 The last line of output is one JSON object; the exit code is 1 if anything failed.
 """
 
@@ -20,17 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")]
+from scripts.bench import built
+from scripts.bench.peers import figures, running
+from scripts.bench.peers.shapes import SHAPES, Shape
+from scripts.bench.rows import append_row
 
-from scripts.bench import built  # noqa: E402
-from scripts.bench.peers import figures, plot, running  # noqa: E402
-from scripts.bench.peers.peers import PEERS  # noqa: E402
-from scripts.bench.peers.shapes import SHAPES, Shape  # noqa: E402
-from scripts.bench.rows import append_row  # noqa: E402
-
-USUAL_EXTRAS = ("fill", "batch4", "e2e")
-EXTRAS = (*USUAL_EXTRAS, "tiny", "e2e_fp8")  # the others only where they are asked for
 DECODERS: dict[
     str, tuple[str, tuple[str, ...]]
 ] = {  # extras: their measurements, and more options of a build
@@ -48,7 +40,7 @@ class Comparison:
     Parameters
     ----------
     options : argparse.Namespace
-        Of `main`.
+        Of the case.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -116,21 +108,11 @@ class Comparison:
             self._peer(shape, "B0")
 
     def _measure_extras(self, shape: Shape) -> None:
-        """Measure rows at different chunks, the fill phase's parts, and chunk to frames."""
+        """Measure rows at different chunks, and chunk to frames."""
         extras = self.options.extras
         if not self.engines:
             return
         last = self.engines[-1]
-        if "fill" in extras and shape.name == "S1":
-            for name in self.engines:
-                artifact = self._artifact(shape, name)
-                if artifact.is_dir():
-                    arguments = ("-m", "seko_export", "profile", str(artifact), "--chunks", "3", "--json")
-                    self._keep(
-                        shape,
-                        f"profile {name}",
-                        self.runner.script(f"{shape.name} profile {name}", *arguments),
-                    )
         if "batch4" in extras and shape.name in ("S1", "S3"):
             self._job(shape, "batch4", kind="batch", artifact=str(self._artifact(shape, last, "-batch4")))
         decoded = DECODERS if shape.name == "S1" else {}
@@ -179,9 +161,7 @@ class Comparison:
         self._job(shape, name, caches=f"{shape.name}-{name}", kind="peer", peer=name)
 
     def _engine(self, shape: Shape, name: str) -> None:
-        fill = "fill" in self.options.extras and shape.name == "S1"
-        job = {"kind": "engine", "artifact": str(self._artifact(shape, name)), "engine": name}
-        self._job(shape, name, **job, fill=fill)
+        self._job(shape, name, kind="engine", artifact=str(self._artifact(shape, name)), engine=name)
 
     def _job(self, shape: Shape, name: str, caches: str | None = None, **job: Any) -> None:
         job |= {
@@ -209,13 +189,10 @@ class Comparison:
         return list(figures.figures(self.results, tuple(self.options.shapes), self.engines))
 
     def _report(self) -> dict[str, Any]:
-        passes = len(SHAPES["S1"].config("cpu").workload.schedule.timesteps) + 1
-        picture = self.options.plot or self.options.work / "peers.png"
-        report: dict[str, Any] = {
+        return {
             "shapes": {
                 name: {
                     "shape": SHAPES[name].text,
-                    "floors_ms": plot.floors_ms(name, passes),
                     "measured": result,
                 }
                 for name, result in self.results.items()
@@ -225,15 +202,8 @@ class Comparison:
             "no_engine": {n: why for n, why in self.unavailable.items() if why and n in self.options.engines},
             "skipped": self.runner.skipped,
             "failed": self.runner.failed,
-            "plot": str(picture),
             "seconds": round(time.monotonic() - self.started, 1),
         }
-        try:
-            plot.draw(self.results, passes, picture)
-        except (ImportError, ValueError) as fault:
-            report["plot"] = None
-            report["no_plot"] = str(fault)
-        return report
 
     def _artifact(self, shape: Shape, engine: str, suffix: str = "") -> Path:
         return self.options.work / f"{shape.name}-{engine}{suffix}"
@@ -242,31 +212,8 @@ class Comparison:
         return self.options.work / f"{shape.name}-reference.safetensors"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the comparison and print its report; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, required=True, help="folder of checkpoints and artifacts")
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--shapes", type=_names(SHAPES), default=["S1", "S3"], help="S1 to S6, with commas")
-    parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help="B0, B3, with commas")
-    parser.add_argument("--engines", type=_names(running.ENGINES), default=list(running.USUAL_ENGINES),
-                        help="ours: exact, fp4, fp4_fp8; exact_plain, fp4_plain tell what fusing gained")  # fmt: skip
-    parser.add_argument(
-        "--extras",
-        type=_names(EXTRAS),
-        default=list(USUAL_EXTRAS),
-        help=f"{', '.join(EXTRAS)}; '' for none",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=480, help="nothing begins, and all ends, after these"
-    )
-    parser.add_argument("--chunks", type=int, default=20, help="steady chunks to time")
-    built.add_prepare(parser)
-    parser.add_argument("--plot", type=Path, help="where the picture goes; else into --work")
-    options = parser.parse_args(arguments)
-    options.work.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, running.end_with_children)
     report = Comparison(options).run()
@@ -278,17 +225,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if report["failed"] else 0
 
 
-def _names(known: Any) -> Any:
-    def parse(text: str) -> list[str]:
-        names = [name for name in text.split(",") if name]
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(known)}")
-        return names
-
-    return parse
-
-
 def _large(shape: Shape) -> bool:
     m = shape.model
     return m.layers * (6 * m.dim**2 + 2 * m.dim * m.ffn_dim) * 2 > LARGE
@@ -296,7 +232,3 @@ def _large(shape: Shape) -> bool:
 
 def _show(name: str, report: dict[str, Any]) -> None:
     print(json.dumps({"measured": name} | report, sort_keys=True), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,13 @@
-"""Kills ranks at random moments, beside another group that must not notice. One row.
+"""Kills ranks, beside another group that must not notice.
 
-    python scripts/bench/rank_faults.py ARTIFACT --kills 50 --rows docs/benchmarks/h200.jsonl
-
-Each time, one rank is killed while a session is opened or a chunk is made. What must follow: one `RankLostError` that
-names the rank, and no process left. With ``--beside`` a second group of the same artifact makes chunks all the while
-(on GPUs it takes as many more, from ``--beside-device`` on), and must make the bytes of an undisturbed one.
-`sp_kill_error_s` is the longest time from a kill to the error.
+What must follow: one `RankLostError` that names the rank, and no process left; the second group of the same artifact
+makes the bytes of an undisturbed one all the while.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,52 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime import open_artifact, read_manifest
+from seko_runtime import open_artifact
 from seko_runtime.errors import RankLostError
 
 PATIENCE_S = 60.0
-MOST_DELAY_S = 1.0
-BAR_S = 5.0
-
-
-def main() -> int:
-    """Kill, count and append the row; return the exit code."""
-    from rows import append_row
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("artifact", type=Path, help="artifact of several ranks")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--beside", action="store_true")
-    parser.add_argument("--beside-device", default="auto")
-    parser.add_argument("--rows", type=Path, required=True)
-    options = parser.parse_args()
-    manifest, _ = read_manifest(options.artifact)
-    draw = random.Random(options.seed)
-    faults: list[dict[str, Any]] = []
-    wrong: list[str] = []
-
-    def kill_all() -> None:
-        for _ in range(options.kills):
-            rank, delay = draw.randrange(manifest.ranks), draw.uniform(0.0, MOST_DELAY_S)
-            try:
-                faults.append(kill_once(options.artifact, rank, delay))
-            except AssertionError as fault:
-                wrong.append(str(fault))
-
-    if options.beside:
-        with beside(options.artifact, options.beside_device) as faults_beside:
-            kill_all()
-        wrong += faults_beside
-    else:
-        kill_all()
-    longest = max((record["seconds"] for record in faults), default=float("nan"))
-    shape = f"{manifest.name}, {manifest.ranks} GPUs"
-    append_row(options.rows, "sp_kill_error_s", shape, longest, "s from a kill to the error, the longest", BAR_S,
-               kills=len(faults), wrong=wrong, beside=options.beside)  # fmt: skip
-    return 1 if wrong else 0
 
 
 def kill_once(folder: Path, rank: int, delay: float) -> dict[str, Any]:
@@ -163,7 +114,3 @@ def is_running(process: int) -> bool:
 def _expect(true: bool, otherwise: str) -> None:
     if not true:
         raise AssertionError(otherwise)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

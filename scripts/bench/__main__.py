@@ -1,0 +1,99 @@
+"""The runner of the benchmarks: builds what a case of `cases.py` measures, measures it, and appends its rows.
+
+    python -m scripts.bench CASE...                        rows go to docs/benchmarks/, by the name of the GPU
+    python -m scripts.bench CASE... --prepare              only builds; a later run of the same commit uses it
+    python -m scripts.bench CASE... --trial --rows FILE    tiny and uncompiled on a CPU: tries a case, no figure
+
+Several cases run one after another, each in a process of its own. The exit code is 0 if all ended well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from scripts.bench.cases import CASES
+
+ROOT = Path(__file__).parents[2]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cases that were asked for; return the exit code."""
+    known = "\n".join(f"  {name:<16} {case.what}" for name, case in CASES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench",
+        description=f"{__doc__}\ncases:\n{known}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("cases", nargs="+", choices=CASES, metavar="CASE")
+    parser.add_argument(
+        "--work", type=Path, default=Path(tempfile.gettempdir(), "seko-bench"), help="folder of builds"
+    )
+    parser.add_argument(
+        "--rows", type=Path, help="jsonl file to append to; default: this machine's of docs/benchmarks"
+    )
+    parser.add_argument("--seconds", type=float, default=480.0, help="of a case; what does not fit is named")
+    parser.add_argument("--prepare", action="store_true", help="only build what is measured")
+    parser.add_argument("--trial", action="store_true", help="tiny and uncompiled on a CPU")
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # work that a case does in a process of its own
+    options = parser.parse_args(arguments)
+    if len(options.cases) > 1:
+        given = sys.argv[1:] if arguments is None else arguments
+        more = [argument for argument in given if argument not in options.cases]
+        failed = [
+            name
+            for name in options.cases
+            if subprocess.run(
+                [sys.executable, "-m", "scripts.bench", name, *more], cwd=ROOT, check=False
+            ).returncode
+        ]
+        print(f"failed: {', '.join(failed) or 'none'}")
+        return len(failed)
+    return run(options.cases[0], options)
+
+
+def run(name: str, options: argparse.Namespace) -> int:
+    """Run one case in this process; return its exit code.
+
+    Raises
+    ------
+    SystemExit
+        If the case needs a GPU, or builds nothing that could be prepared.
+    """
+    case = CASES[name]
+    if options.trial and case.trial is None:
+        raise SystemExit(f"{name} needs a GPU: it has no trial")
+    if options.prepare and not case.builds:
+        raise SystemExit(f"{name} builds nothing ahead")
+    given = {**case.options, **((case.trial or {}) if options.trial else {})}
+    own = argparse.Namespace(
+        case=name,
+        work=options.work / (case.folder or name),
+        rows=options.rows or rows_of_this_machine(),
+        seconds=options.seconds - case.reserve_s,
+        prepare=options.prepare,
+        trial=options.trial,
+        eager=options.trial,
+        child=options.child,
+        **given,
+    )
+    own.work.mkdir(parents=True, exist_ok=True)
+    return importlib.import_module(f"scripts.bench.{case.module}").run(own) or 0
+
+
+def rows_of_this_machine() -> Path:
+    """Return the file of docs/benchmarks that has the rows of this machine's GPU, or of a CPU."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    model = re.search(r"\b[A-Z]+\d+\w*", name)
+    return ROOT / "docs" / "benchmarks" / f"{model[0].lower() if model else 'cpu'}.jsonl"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The runner of the benchmarks, and the cases that no other test here tries."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.bench import __main__ as runner
+from scripts.bench.cases import CASES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_case_has_a_module_that_runs_it() -> None:
+    for name, case in CASES.items():
+        if case.module == "serve_full":
+            pytest.importorskip("av", reason="needs seko-serve")
+        assert callable(importlib.import_module(f"scripts.bench.{case.module}").run), name
+        assert {*(case.trial or {})} <= {*case.options}, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "figures"),
+    [
+        ("import", ["import_ms"] * 2),
+        ("pipeline", ["first_frame_s", "overlap_vs_none", "real_time_factor"]),
+    ],
+)
+def test_a_trial_makes_the_cases_rows(case: str, figures: list[str], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    assert runner.main([case, "--trial", "--work", str(tmp_path), "--rows", str(rows)]) == 0
+    written = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["figure"] for row in written] == figures
+
+
+def test_cases_that_fail_are_counted_and_the_others_run(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    options = ["--trial", "--work", str(tmp_path), "--rows", str(rows)]
+    command = [sys.executable, "-m", "scripts.bench", "fit", "import", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "fit needs a GPU" in done.stderr
+    assert done.stdout.splitlines()[-1] == "failed: fit"
+    assert len(rows.read_text().splitlines()) == 2
+
+
+def test_what_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="import builds nothing ahead"):
+        runner.main(["import", "--prepare", "--work", str(tmp_path)])
