@@ -32,6 +32,7 @@ DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./se
 # Options of docker, rsync, pip, hf, strip, the linker and other servers' benchmarks; and one that stands for how they
 # are spelled.
 FOREIGN = {
+    "--suite",
     "--gpus",
     "--inplace",
     "--like-this",
@@ -104,7 +105,10 @@ def of_scripts() -> set[str]:
     declared = re.compile(r"(?:add_argument|option|addoption)\(\s*\"(--[a-z][a-z0-9-]*)")
     named = {option for path in places for option in declared.findall(path.read_text(encoding="utf-8"))}
     for path in (ROOT / "scripts").glob("*.sh"):  # what an argument is compared with
-        named |= set(re.findall(r" = (--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
+        script = path.read_text(encoding="utf-8")
+        named |= set(re.findall(r" = (--[a-z][a-z0-9-]*)", script))
+        for case in re.findall(r"^(--[a-z-]+(?: \| --[a-z-]+)*)\)", script, re.MULTILINE):
+            named |= set(case.split(" | "))
     return named
 
 
