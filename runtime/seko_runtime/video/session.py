@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, iterates, whole_number
+from seko_runtime.arguments import flag, iterates, mapping_of, whole_number
 from seko_runtime.controls import Controls, controls_of
 from seko_runtime.controls.recording import CHANGES, Entry, Recording
 from seko_runtime.errors import UsageError
@@ -409,7 +409,7 @@ class Session(RowSession):
     def _set_inputs(self, row: int, inputs: Inputs) -> None:
         self._pool._rows.set_inputs(row, inputs)
         if self.beginning is not None:
-            self._begins(inputs={**(self.beginning.inputs or {}), **inputs})
+            self._begins(inputs={**(self.beginning.inputs or {}), **mapping_of(inputs, "inputs")})
 
     @property
     def manifest(self) -> VideoManifest:
