@@ -15,16 +15,10 @@ from seko_export.cli.delivery import keygen, pack, sign, unpack
 from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
 from seko_export.cli.progress import shown_progress
 from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
-from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, print_table, say
+from seko_export.cli.shared import SekoGroup, answer, completing, json_option
 from seko_export.errors import UsageError
 from seko_export.options.asked import all_options, options_of, workload_asked
-from seko_export.options.declaration import (
-    Group,
-    Option,
-    decimals,
-    flag,
-    numbers,
-)
+from seko_export.options.declaration import Group, Option, decimals, flag, numbers
 from seko_export.roofline.gpus import GPUS
 from seko_runtime.cli.output import note
 
@@ -121,10 +115,7 @@ def build(
             progress=tell,
             note=note,
         )
-    if as_json:
-        print_json(result.report())
-        return
-    say(*result.lines())
+    answer(result.report(), as_json, *result.lines())
 
 
 @click.command("try", cls=GroupedCommand, short_help="Build into a cache and write a video, or run the page.")
@@ -188,10 +179,8 @@ def try_command(
         click.get_current_context().exit(serve_page(artifact))
     words = [word for option, value in options_of_video.items() for word in (option, str(value))]
     report = write_video(artifact, output, words)
-    if as_json:
-        print_json({**report, "artifact": str(artifact), "built": built})
-    else:
-        say(f"artifact  {artifact}  ({how})", f"video     {output}")
+    report |= {"artifact": str(artifact), "built": built}
+    answer(report, as_json, f"artifact  {artifact}  ({how})", f"video     {output}")
 
 
 @click.command(cls=GroupedCommand, short_help="Predict memory and time of a build on any GPU.")
@@ -219,13 +208,7 @@ def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: A
 
     options = options_of(**asked)
     report = seko_export.plan(options, gpu, steps=steps, fps=fps)
-    shown = None if as_json else workload_asked(options).show_plan(report)
-    if as_json:
-        print_json(report)
-    elif shown is None:
-        print_table(report)
-    else:
-        say(shown)
+    answer(report, as_json, *workload_asked(options).plan_lines(report))
 
 
 main.add_section("Build", build, try_command, inspect, presets, plan, doctor)

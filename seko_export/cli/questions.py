@@ -8,12 +8,12 @@ import click
 from rich.markup import escape
 
 from seko_export.cli.shared import (
+    answer,
     artifact_argument,
     completing,
     drawn,
     json_option,
     print_json,
-    print_table,
     say,
 )
 from seko_export.roofline.gpus import GPUS
@@ -36,11 +36,7 @@ def inspect(path: Path, gpu: str | None, as_json: bool) -> None:
     """
     import seko_export
 
-    report = seko_export.inspect(path, gpu=gpu)
-    if as_json:
-        print_json(report)
-    else:
-        print_table(report)
+    answer(seko_export.inspect(path, gpu=gpu), as_json)
 
 
 @click.command(short_help="List the named models that are known.")
@@ -83,10 +79,7 @@ def verify(artifact: Path, as_json: bool) -> None:
         )
         missed.report = report
         raise missed
-    if as_json:
-        print_json(report)
-    else:
-        say(f"{artifact}: {compared}", "verified")
+    answer(report, as_json, f"{artifact}: {compared}", "verified")
 
 
 @click.command(short_help="Time an artifact: opening, first chunk, steady chunks.")
@@ -103,11 +96,7 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
     """Measure the times of ARTIFACT: opening, first chunk, and steady chunks."""
     from seko_export.tools.inspection import bench_artifact
 
-    report = bench_artifact(artifact, chunks)
-    if as_json:
-        print_json(report)
-    else:
-        print_table(report)
+    answer(bench_artifact(artifact, chunks), as_json)
 
 
 @click.command()

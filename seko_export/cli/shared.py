@@ -155,6 +155,17 @@ def drawn() -> Iterator[Console]:
     say(capture.get().removesuffix("\n"))
 
 
+def answer(report: Mapping[str, Any], as_json: bool, *lines: str) -> None:
+    """Print the report of a command as one line of JSON, or for a person as lines of text; without ``lines`` as a table
+    of its entries."""
+    if as_json:
+        print_json(report)
+    elif lines:
+        say(*lines)
+    else:
+        print_table(report)
+
+
 def print_table(report: Mapping[str, Any]) -> None:
     """Print a report in three columns: entry, name within the entry, value."""
     rows = [row for key, value in report.items() for row in _rows(key, value)]

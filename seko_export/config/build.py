@@ -66,6 +66,11 @@ class BuildConfig:
     workload: WorkloadConfig
     target: TargetConfig
 
+    @property
+    def exact_scheme(self) -> str:
+        """Name of the exact format of KV caches on the build's device."""
+        return self.target.exact_scheme
+
     def changed(self, **values: Any) -> Self:
         """Return the same build with other values of its parts' fields, for example ``changed(fused=True, ranks=2)``.
 

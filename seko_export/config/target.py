@@ -87,6 +87,11 @@ class TargetConfig:
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     @property
+    def exact_scheme(self) -> str:
+        """Name of the exact format of KV caches, that of the compute dtype."""
+        return "bf16" if self.device == "cuda" else "fp32"
+
+    @property
     def plain(self) -> TargetConfig:
         """Return this target for one rank, with transformer layers in plain torch."""
         return TargetConfig(self.device, self.archs, convolutions=self.convolutions)

@@ -359,11 +359,6 @@ class VideoBuild(BuildConfig):
         return self.changed(kv_scheme=self.exact_scheme, stream=stream, target=self.target.plain)
 
     @property
-    def exact_scheme(self) -> str:
-        """Name of the exact KV scheme on this device."""
-        return exact_scheme_of(self.target.device)
-
-    @property
     def kv(self) -> KvFormat:
         """The format of the KV cache, with the heads of one rank."""
         s, n = self.workload.stream, self.workload.stream.frame_tokens
@@ -415,8 +410,3 @@ class VideoBuild(BuildConfig):
             "ring": self.workload.stream.ring_frames,
         }
         return frames[part] * self.workload.stream.frame_tokens
-
-
-def exact_scheme_of(device: str) -> str:
-    """Return the exact cache format of a device."""
-    return "bf16" if device == "cuda" else "fp32"

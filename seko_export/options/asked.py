@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, fields
+from dataclasses import Field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,13 @@ def options_of(checkpoint: Path | None = None, **asked: Any) -> BuildOptions:
     UsageError
         If options contradict each other, or one belongs to another workload.
     """
-    common = {option_field.name for option_field in fields(BuildOptions)}
-    plain = {name: value for name, value in asked.items() if name in common}
-    workload = workload_asked(BuildOptions(checkpoint, **plain))
-    kind = workload.options or BuildOptions
     known = all_options()
-    own = {option_field.name for option_field, _ in declared(kind)}
-    for name in asked.keys() - own:
-        option_field, option = known[name]
-        if asked[name] != option_field.default:
-            check_workload(name, option, workload)
-    return kind(checkpoint, **{name: value for name, value in asked.items() if name in own})
+    given = {name: value for name, value in asked.items() if value != known[name][0].default}
+    common = {field.name: given[field.name] for field, _ in declared() if field.name in given}
+    workload = workload_asked(BuildOptions(checkpoint, **common))
+    for name in given:
+        check_workload(name, known[name][1], workload)
+    return (workload.options or BuildOptions)(checkpoint, **given)
 
 
 def workload_asked(options: BuildOptions) -> ExportWorkload[Any]:

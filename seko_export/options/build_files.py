@@ -19,21 +19,8 @@ RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not v
 
 
 def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
-    """Return the tokenizer's file. If the user named no file, the result is the file in the place where published text
-    encoders have their tokenizer.
-
-    Parameters
-    ----------
-    text_encoder : Path
-        File or folder of the text encoder, or the folder of a pipeline.
-    named : Path or None
-        The file that the user named, or a folder that holds ``tokenizer.json``.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no tokenizer, or its file is not a JSON object.
-    """
+    """Return the tokenizer's file: the one that the user named, by itself or by its folder; otherwise the file in the
+    place where published text encoders have it. Raises a CheckpointError if it is not there, or no tokenizer."""
     home = text_encoder if text_encoder.is_dir() else text_encoder.parent
     places = [home, home / "tokenizer", home.parent / "tokenizer", home / "google" / "umt5-xxl"]
     files = [place / TOKENIZER for place in places] if named is None else [named, named / TOKENIZER]

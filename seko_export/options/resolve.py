@@ -17,7 +17,7 @@ from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
-from seko_export.config.video import VideoBuild, VideoConfig, exact_scheme_of
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
 from seko_export.families.registry import presets as all_presets
@@ -125,7 +125,7 @@ def _chosen_model(
     if preset is None and options.checkpoint is not None:
         chosen = read_model(options, options.checkpoint, known)
     else:
-        named = Preset(sample.model, sample.stream, sample.schedule) if sample else known[preset or RANDOM]
+        named = sample.preset if sample else known[preset or RANDOM]
         chosen = preset_model(preset or RANDOM, named, options)
     chosen = with_run_config(chosen, options)
     chosen = with_model_options(chosen, options)
@@ -140,8 +140,13 @@ def _video_build(
     """Return the configuration of a build with plain kernels; refuse layouts, ranks and caches that the model cannot
     have."""
     device, can = machine.device, export_backend(options.backend).capabilities
-    exact = exact_scheme_of(device)
-    keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
+    target = TargetConfig(
+        device,
+        archs=archs_elsewhere(machine, can.cross_targets),
+        ranks=options.ranks,
+        convolutions=machine.arch if can.convolutions and device == "cuda" else "",
+    )
+    keys, values = (target.exact_scheme if name == EXACT else name for name in (wanted.keys, wanted.values))
     schedule = asked_schedule(options, chosen.schedule or Schedule.warped())
     apart = schedule.first_timesteps or chosen.model.front_tokens
     if apart and options.pool is None and chosen.stream.batch > 1:
@@ -163,12 +168,7 @@ def _video_build(
             vae_encoder=media.vae_encoder,
             viewer=None if media.files.viewer is None else read_viewer(media.files.viewer).viewer,
         ),
-        TargetConfig(
-            device,
-            archs=archs_elsewhere(machine, can.cross_targets),
-            ranks=options.ranks,
-            convolutions=machine.arch if can.convolutions and device == "cuda" else "",
-        ),
+        target,
     )
     if config.target.ranks > 1 and not video_family_of(config).splits_over_ranks:
         raise UsageError(

@@ -14,6 +14,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.registry import presets
+from seko_export.families.video import Preset
 from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config
 from seko_export.media.vaes import vae_config
@@ -47,6 +48,11 @@ class Sample:
     schedule: Schedule
     vae: VaeConfig
     text: TextEncoderConfig
+
+    @property
+    def preset(self) -> Preset:
+        """The model with its stream and passes, as a preset."""
+        return Preset(self.model, self.stream, self.schedule)
 
     @property
     def checkpoint(self) -> Path:

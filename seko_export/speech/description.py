@@ -6,7 +6,7 @@ from math import prod
 
 from seko_export.families.registry import graph_of
 from seko_export.families.speech.config import SpeechBuild
-from seko_export.speech.families import speech_family_of
+from seko_export.families.speech.family import speech_family_of
 from seko_runtime.format.manifest import KvPool
 from seko_runtime.speech import contract
 from seko_runtime.speech.manifest import KIND, Golden, Solver, SpeechWorkload

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
+from seko_export.families.speech.family import speech_family_of, speech_presets
 from seko_export.options.model_folder import WEIGHT_SUFFIXES
-from seko_export.speech.families import speech_family_of, speech_presets
 from seko_export.speech.resolve import recognised_speech
 
 

@@ -7,35 +7,16 @@ and the time for all arithmetic at full rate.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
 from seko_export.families.speech.config import SpeechBuild
-from seko_export.host.environment import Target
-from seko_export.options.declaration import BuildOptions
-from seko_export.roofline.gpus import EXPAND_SHARE, Gpu, find_gpu
+from seko_export.roofline.gpus import EXPAND_SHARE, Gpu
 from seko_export.roofline.op_count import count_piece
 from seko_export.roofline.seconds import program_parts
 from seko_export.roofline.work import Work, nbytes, weight_sizes
 from seko_export.speech.description import speech_workload
-from seko_export.speech.options import SpeechOptions
-from seko_export.speech.resolve import resolve_speech
 from seko_runtime.speech import contract
-
-
-def predict_speech(
-    options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
-) -> dict[str, Any]:
-    """Return memory and step times of a build; see `ExportWorkload.plan`. ``steps`` are solver steps of a patch."""
-    if fps is not None:
-        raise UsageError(f"--fps {fps} belongs to models of video, and this is one of speech: leave it out")
-    card = find_gpu(gpu)
-    config = resolve_speech(
-        replace(SpeechOptions.of(options), steps=steps), machine=Target("cuda", card.arch)
-    ).config
-    return report(config, card)
 
 
 def report(config: SpeechBuild, gpu: Gpu) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from seko_export.config.pool import PoolConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.speech.config import QUANTISED, SpeechBuild, SpeechConfig, SpeechModel
+from seko_export.families.speech.family import speech_families, speech_family_of, speech_presets
 from seko_export.host.environment import Target, archs_elsewhere, has_fp8, resolve_target
 from seko_export.media.sources import MediaSources
 from seko_export.options.checks import check_no_goldens
 from seko_export.options.declaration import KV_FORMATS, BuildOptions
 from seko_export.options.resolved import ResolvedBuild
-from seko_export.speech.families import speech_families, speech_family_of, speech_presets
 from seko_export.speech.options import (
     DEFAULT_BUCKETS,
     DEFAULT_POSITIONS,

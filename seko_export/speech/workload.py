@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from seko_export.errors import UsageError
 from seko_export.families.registry import family_of, graph_of
 from seko_export.families.speech.config import SpeechBuild, SpeechModel
+from seko_export.families.speech.family import speech_presets
 from seko_export.options.checks import check_names
-from seko_export.speech.families import speech_presets
+from seko_export.roofline.gpus import find_gpu
 from seko_export.speech.options import SpeechOptions
 from seko_export.workloads.base import UNVERIFIED, BuildResult, ExportWorkload, Recording
 from seko_runtime import open_artifact
@@ -117,10 +118,16 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         return inspect_speech(path)
 
     def plan(self, options: BuildOptions, gpu: str, *, steps: int | None, fps: int | None) -> dict[str, Any]:
-        """Return memory and step times of a build; see `predict_speech`."""
-        from seko_export.speech.plan import predict_speech
+        """Return memory and step times of a build; ``steps`` are solver steps of a patch."""
+        from seko_export.host.environment import Target
+        from seko_export.speech.plan import report
 
-        return predict_speech(options, gpu, steps=steps, fps=fps)
+        if fps is not None:
+            raise UsageError(
+                f"--fps {fps} belongs to models of video, and this is one of speech: leave it out"
+            )
+        card, asked = find_gpu(gpu), replace(SpeechOptions.of(options), steps=steps)
+        return report(self.resolve_options(asked, machine=Target("cuda", card.arch)).config, card)
 
     def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:
         """Return the object ``workload`` of the manifest: sizes, defaults, limits and recorded steps."""

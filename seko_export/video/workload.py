@@ -125,11 +125,11 @@ class VideoExport(ExportWorkload["VideoBuild"]):
 
         return predict(PlanRequest(options, gpu, steps, fps))
 
-    def show_plan(self, report: Mapping[str, Any]) -> str:
-        """Return the report of `plan` as tables."""
+    def plan_lines(self, report: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the report of `plan` as tables."""
         from seko_export.video.plan.table import show
 
-        return show(report)
+        yield show(report)
 
     def describe(self, config: VideoBuild, golden: Golden | None) -> VideoWorkload:
         """Return the manifest's description of layout, schedule, cache format and recorded chunks."""

@@ -184,10 +184,10 @@ class ExportWorkload(ABC, Generic[Build]):
         del options, gpu, steps, fps
         raise self._lacks("estimate of memory and time")
 
-    def show_plan(self, report: Mapping[str, Any]) -> str | None:
-        """Return the report of `plan` as lines of text; None: the entries of the report are listed."""
+    def plan_lines(self, report: Mapping[str, Any]) -> Iterable[str]:
+        """Return the report of `plan` as lines of text; none: the entries of the report are listed."""
         del report
-        return None
+        return ()
 
     def _lacks(self, what: str) -> UsageError:
         return UsageError(f"the workload {self.name!r} has no {what}")

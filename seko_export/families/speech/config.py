@@ -164,8 +164,3 @@ class SpeechBuild(BuildConfig):
         """Return the same build with exact caches and weights. Builds with quantised caches or weights are compared
         with the exact build."""
         return self.changed(kv_scheme=self.exact_scheme, fp8=False)
-
-    @property
-    def exact_scheme(self) -> str:
-        """Name of the exact format of the caches on this device."""
-        return "bf16" if self.target.device == "cuda" else "fp32"

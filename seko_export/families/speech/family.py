@@ -1,4 +1,4 @@
-"""The interface of families of speech models."""
+"""The interface of families of speech models, and what the table of families has of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import abstractmethod
 from pathlib import Path
 
 from seko_export.families.base import Family
+from seko_export.families.registry import families_of, family_of_kind, presets_of
 from seko_export.families.speech.config import SpeechBuild, SpeechModel
 
 
@@ -32,3 +33,18 @@ class SpeechFamily(Family[SpeechBuild]):
         """Return the number of solver steps that evaluate a velocity. The first steps of a flow-matching solver may
         advance the time without evaluating a velocity.
         """
+
+
+def speech_families() -> dict[str, SpeechFamily]:
+    """Return all speech families by name."""
+    return families_of(SpeechFamily, SpeechModel.workload)  # type: ignore[type-abstract]
+
+
+def speech_family_of(model: SpeechModel) -> SpeechFamily:
+    """Return the family of a model."""
+    return family_of_kind(model.family, SpeechFamily)  # type: ignore[type-abstract]
+
+
+def speech_presets() -> dict[str, SpeechModel]:
+    """Return the presets of all speech families by name."""
+    return presets_of(SpeechModel.workload)
