@@ -2,7 +2,7 @@
 
     python -m scripts.bench CASE...                        rows go to docs/benchmarks/, by the name of the GPU
     python -m scripts.bench CASE... --prepare              only builds; a later run of the same commit uses it
-    python -m scripts.bench CASE... --trial --rows FILE    tiny and uncompiled on a CPU: tries a case, no figure
+    python -m scripts.bench CASE... --trial --rows FILE    tiny, on a CPU: tries a case, no figure
 
 Several cases run one after another, each in a process of its own. The exit code is 0 if all ended well.
 """
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=480.0, help="of a case; what does not fit is named")
     parser.add_argument("--prepare", action="store_true", help="only build what is measured")
-    parser.add_argument("--trial", action="store_true", help="tiny and uncompiled on a CPU")
+    parser.add_argument("--trial", action="store_true", help="tiny, on a CPU")
     parser.add_argument("--child", help=argparse.SUPPRESS)  # work that a case does in a process of its own
     options = parser.parse_args(arguments)
     if len(options.cases) > 1:

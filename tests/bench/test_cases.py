@@ -24,19 +24,11 @@ def test_every_case_has_a_module_that_runs_it() -> None:
         assert {*(case.trial or {})} <= {*case.options}, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "figures"),
-    [
-        ("import", ["import_ms"] * 2),
-        ("pipeline", ["first_frame_s", "overlap_vs_none", "real_time_factor"]),
-    ],
-)
-def test_a_trial_makes_the_cases_rows(case: str, figures: list[str], tmp_path: Path) -> None:
+def test_a_trial_makes_the_cases_rows(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    assert runner.main([case, "--trial", "--work", str(tmp_path), "--rows", str(rows)]) == 0
+    assert runner.main(["import", "--trial", "--work", str(tmp_path), "--rows", str(rows)]) == 0
     written = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["figure"] for row in written] == figures
+    assert [row["figure"] for row in written] == ["import_ms"] * 2
 
 
 def test_cases_that_fail_are_counted_and_the_others_run(tmp_path: Path) -> None:

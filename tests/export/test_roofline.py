@@ -426,7 +426,7 @@ S1_WISH = PlanRequest(BuildOptions(preset="self-forcing-1.3b", no_vae=True, no_t
 
 @cache
 def predicted(scheme: str, kernels: str = "auto") -> dict[str, Any]:
-    """The plan of S1 as scripts/bench/main_job.py measures it."""
+    """The plan of S1 as the benchmarks measure it."""
     return predict(wished(S1_WISH, kv=scheme, kernels=kernels))
 
 
