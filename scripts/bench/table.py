@@ -38,9 +38,6 @@ TALK = (
     "seko-talk-14b, 832x480, chunk 3, ring 20, sink 1, reference 1, 4 passes, fp4 cache, fp8 matmuls, fp8 attention, "
     "sessions 1"
 )
-SERVED = (
-    "self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4 cache, fp8 matmuls, resident window, Wan VAE, 2 rows"
-)
 FIT = "self-forcing-1.3b, --chunk-frames 3 --sink-frames 1 --ring-frames 21 --pass-caches"
 # Figures in plain words, as README has them: text, format of the values, and (file, figure, shape) of each.
 FigureLine = tuple[str, str, tuple[tuple[str, str, str], ...]]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
@@ -19,7 +18,6 @@ from scripts.kv_quality.report import PSNR_BAR, PSNR_BAR_CHUNKS
 from scripts.kv_quality.sample import Sample, decoded
 
 SHEET_PROMPTS = 4
-_BINS = np.linspace(-8, 8, 129)
 
 
 def draw_streams(
