@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.controls.camera import KEYS as CODES
-from seko_runtime.controls.camera import KeySettings
+from seko_runtime.controls.camera_steps import KeySettings
 from seko_runtime.controls.key_text import key_letters, key_steps
 from seko_runtime.errors import UsageError
 from tests.support.cameras import LETTERS as KEYS

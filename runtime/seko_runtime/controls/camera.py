@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import islice
 from typing import Annotated, Any, ClassVar
@@ -12,8 +11,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import LARGEST, flag, mapping_of, real_number, shown, whole_number
+from seko_runtime.arguments import LARGEST, flag, mapping_of, shown, whole_number
 from seko_runtime.controls.base import Control, ControlOption, Event, one_of, parameters_of
+from seko_runtime.controls.camera_steps import STEPS, Flight, KeySettings, Stand, finite_numbers
 from seko_runtime.controls.key_text import HEADING, KEYS_OPTION, MAX_STEPS, held_keys, key_letters, key_steps
 from seko_runtime.controls.poses import (
     VIDEO_PER_LATENT,
@@ -29,23 +29,8 @@ from seko_runtime.format.manifest import ControlSpec, InputSpec
 from seko_runtime.format.records import Within
 from seko_runtime.media_files.arrays import load_array
 
-POSES, INTRINSICS = (
-    "poses",
-    "intrinsics",
-)  # words of the two inputs: poses [F, 3, 4] and intrinsics [F, 4], float32
-# What a direction does in a step: distance ahead, to the right and up, turns up and to the right.
-_STEPS = {
-    "ahead": (1, 0, 0, 0, 0),
-    "back": (-1, 0, 0, 0, 0),
-    "left": (0, -1, 0, 0, 0),
-    "right": (0, 1, 0, 0, 0),
-    "up": (0, 0, 1, 0, 0),
-    "down": (0, 0, -1, 0, 0),
-    "look_up": (0, 0, 0, 1, 0),
-    "look_down": (0, 0, 0, -1, 0),
-    "look_left": (0, 0, 0, 0, -1),
-    "look_right": (0, 0, 0, 0, 1),
-}
+# Words of the two inputs, float32: poses [F, 3, 4] and intrinsics [F, 4].
+POSES, INTRINSICS = "poses", "intrinsics"
 # The usual keys of a camera, which a family may replace; they are those of lingbot-world's authors, and the arrows.
 KEYS: Mapping[str, str] = {
     "KeyW": "ahead",
@@ -62,61 +47,10 @@ KEYS: Mapping[str, str] = {
     "ArrowRight": "look_right",
 }
 MAX_SIDE = 1 << 16  # pixels
-MAX_STEPS_PER_FRAME = 1000
 MAX_POSES = 256  # latent frames of one event
 MAX_POSES_AHEAD = 4_096  # latent frames that wait
-_LEAST_LENGTH = 1e-6  # the authors' code adds this to a length before dividing by it
 _USUAL_FOCAL_LENGTH = 500.0  # in pixels, for every picture size
 _REST = np.eye(4)[:3]
-
-
-@dataclass(frozen=True)
-class KeySettings:
-    """The distance and angle by which a held key moves the camera in one step.
-
-    Parameters
-    ----------
-    steps_per_frame : int
-        Number of steps in a latent frame: 4 is a step for each video frame, as in the authors' tool; 1 is a step for
-        each latent frame.
-    move : float
-        Distance that the camera moves in a step.
-    yaw, pitch : float
-        Angle in degrees by which the camera turns left or right (yaw), and up or down (pitch), in a step.
-    pitch_limit : float
-        Largest angle, in degrees, by which the camera looks up or down. A step that would exceed the limit does not
-        turn the camera at all, as in the authors' tool: steps of 2 degrees end at 84 with a limit of 85. A camera that
-        flies has no limit.
-    unit : float or None
-        Distance that becomes 1 in the model's camera input. Default: the distance of a latent frame's steps straight
-        ahead.
-
-    Raises
-    ------
-    UsageError
-        If a number of the settings is out of range.
-    """
-
-    steps_per_frame: int = 4
-    move: float = 0.05
-    yaw: float = 2.0
-    pitch: float = 2.0
-    pitch_limit: float = 85.0
-    unit: float | None = None
-
-    def __post_init__(self) -> None:
-        whole_number(self.steps_per_frame, "steps_per_frame", 1, MAX_STEPS_PER_FRAME)
-        for name, most in (("move", LARGEST), ("yaw", 180.0), ("pitch", 90.0), ("pitch_limit", 90.0)):
-            expected = f"a number from 0 to {most:g}"
-            if not 0 <= real_number(getattr(self, name), name, expected) <= most:
-                raise UsageError(f"{name} is {getattr(self, name)}, expected {expected}")
-        if self.unit is not None:
-            checked_unit(self.unit)
-
-    @property
-    def length(self) -> float:
-        """The distance of camera movement that becomes 1 in the model's camera input."""
-        return self.unit or self.steps_per_frame * self.move or 1.0
 
 
 @dataclass(frozen=True)
@@ -153,86 +87,6 @@ class CameraParameters:
             raise UsageError(f"focal is {[*self.focal]}, expected two positive lengths")
 
 
-@dataclass(frozen=True)
-class _Stand:
-    """Where the camera stands: position and angles in float64, so that rounding errors do not add up."""
-
-    place: Array = field(default_factory=lambda: np.zeros(3))
-    yaw: float = 0.0
-    pitch: float = 0.0
-
-    @property
-    def pose(self) -> Array:
-        """The camera's pose [4, 4], camera to world."""
-        pose = np.eye(4)
-        pose[:3, :3] = _about_y(self.yaw) @ _about_x(self.pitch)
-        pose[:3, 3] = self.place
-        return pose
-
-    def stepped(self, held: Collection[str], how: KeySettings) -> _Stand:
-        """Turn the camera, then move it over the ground in the direction in which it looks."""
-        forward, aside, rise, up, turn = _summed(held)
-        pitch = self.pitch + math.radians(how.pitch) * up
-        if abs(pitch) > math.radians(how.pitch_limit):
-            pitch = self.pitch
-        yaw = self.yaw + math.radians(how.yaw) * turn
-        # The camera's axes projected to the ground: the axis ahead has the length cos(pitch), the axis to the right
-        # 1.
-        level = math.cos(pitch)
-        ahead = np.array([math.sin(yaw), 0.0, math.cos(yaw)]) * (level / (level + _LEAST_LENGTH))
-        right = np.array([math.cos(yaw), 0.0, -math.sin(yaw)]) / (1 + _LEAST_LENGTH)
-        above = np.array([0.0, -1.0, 0.0])
-        return _Stand(self.place + how.move * (forward * ahead + aside * right + rise * above), yaw, pitch)
-
-    def state(self) -> dict[str, Any]:
-        """Return the numbers as a JSON value."""
-        return {"place": self.place.tolist(), "yaw": self.yaw, "pitch": self.pitch}
-
-    @classmethod
-    def load(cls, state: Mapping[str, Any], how: KeySettings) -> _Stand:
-        """Return the stand of a `state`; ValueError or UsageError if there is none."""
-        stand = cls(
-            _numbers(state["place"], (3,)),
-            real_number(state["yaw"], "yaw"),
-            real_number(state["pitch"], "pitch"),
-        )
-        # a pitch beyond the limit could not be turned back by any step
-        if abs(stand.pitch) > math.radians(how.pitch_limit):
-            raise ValueError("pitch is beyond pitch_limit")
-        return stand
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """Where a camera stands that flies: its pose [4, 4], camera to world, in float64."""
-
-    pose: Array = field(default_factory=lambda: np.eye(4))
-
-    def stepped(self, held: Collection[str], how: KeySettings) -> _Flight:
-        """Turn the camera, then move it, both along its own axes."""
-        forward, aside, rise, up, turn = _summed(held)
-        pose = self.pose.copy()
-        pose[:3, :3] @= _about_y(math.radians(how.yaw) * turn) @ _about_x(math.radians(how.pitch) * up)
-        pose[:3, 3] += how.move * (pose[:3, :3] @ np.array([aside, -rise, forward]))
-        return _Flight(pose)
-
-    def state(self) -> dict[str, Any]:
-        """Return the pose as a JSON value."""
-        return {"pose": self.pose.tolist()}
-
-    @classmethod
-    def load(cls, state: Mapping[str, Any], how: KeySettings) -> _Flight:
-        """Return the stand of a `state`; ValueError or UsageError if there is none."""
-        del how
-        return cls(checked_poses(_numbers(state["pose"], (4, 4))[None])[0])
-
-
-def _summed(held: Collection[str]) -> tuple[int, ...]:
-    """Return the steps of held directions: ahead, to the right, up, turned up, turned to the right."""
-    ahead, right, up, look_up, look_right = (sum(_STEPS[word][axis] for word in held) for axis in range(5))
-    return ahead, right, up, look_up, look_right
-
-
 class CameraControl(Control):
     """A camera, whose poses each chunk takes: those that were sent in advance; where none is left, those to which the
     held keys move it. A key that is pressed and released between two chunks counts for one latent frame.
@@ -260,8 +114,8 @@ class CameraControl(Control):
         super().__init__(spec, inputs)
         p = parameters_of(CameraParameters, spec)
         for code, direction in p.keys.items():
-            if direction not in _STEPS:
-                raise UsageError(f"key {code!r} means {direction!r}, expected one of {', '.join(_STEPS)}")
+            if direction not in STEPS:
+                raise UsageError(f"key {code!r} means {direction!r}, expected one of {', '.join(STEPS)}")
         self._chunk_frames = inputs[POSES].shape[0] if inputs[POSES].shape else 0
         for word, row in ((POSES, (3, 4)), (INTRINSICS, (4,))):
             if inputs[word].shape != (self._chunk_frames, *row) or inputs[word].dtype != "float32":
@@ -272,7 +126,7 @@ class CameraControl(Control):
         self._size, self._codes, self.settings = (p.height, p.width), dict(p.keys), p.settings
         self._names = self._codes | key_letters(self._codes)
         self._world = p.world
-        self._rest: _Stand | _Flight = _Flight() if p.free else _Stand()
+        self._rest: Stand | Flight = Flight() if p.free else Stand()
         self._usual = np.array([*(p.focal or (_USUAL_FOCAL_LENGTH,) * 2), p.width / 2, p.height / 2])
         self._active = False
         self._held: frozenset[str] = frozenset()  # directions
@@ -280,9 +134,7 @@ class CameraControl(Control):
 
     def _clear(self) -> None:
         self._stand, self._begun = self._rest, False
-        self._shown = np.eye(
-            4
-        )  # pose of the last latent frame, in the model's unit, of a camera to the world
+        self._shown = np.eye(4)  # pose to the world of the last latent frame, in the model's unit
         self._taps = self._held
         self._steps: deque[frozenset[str]] = deque()  # directions held in steps that are still to come
         self._poses: deque[tuple[Array, Array | None]] = deque()  # relative pose [3, 4], intrinsics [4]
@@ -568,7 +420,7 @@ class CameraControl(Control):
         for _ in range(min(self._chunk_frames, len(self._poses))):
             self._poses.popleft()
 
-    def _walk(self) -> tuple[list[Array], _Stand | _Flight, int]:
+    def _walk(self) -> tuple[list[Array], Stand | Flight, int]:
         """Return the poses [4, 4] of the next chunk's latent frames by keys, where the camera then stands, and how many
         steps of a text that takes."""
         stand, taken, poses = self._stand, 0, []
@@ -612,17 +464,17 @@ class CameraControl(Control):
             settings = self._changed(state["settings"])
             stand = type(self._rest).load(state, settings)
             shown_pose = (
-                checked_poses(_numbers(state["shown"], (4, 4))[None])[0] if self._world else np.eye(4)
+                checked_poses(finite_numbers(state["shown"], (4, 4))[None])[0] if self._world else np.eye(4)
             )
             held, taps = _words(state["held"]), _words(state["taps"])
             steps = deque(map(_words, islice(state["steps"], MAX_STEPS)))
             poses = deque(
-                (_numbers(pose, (3, 4)), None if own is None else _numbers(own, (4,)))
+                (finite_numbers(pose, (3, 4)), None if own is None else finite_numbers(own, (4,)))
                 for pose, own in state["poses"]
             )
             before = state["pose_before"]
-            pose_before = None if before is None else _numbers(before, (4, 4))
-            intrinsics = _numbers(state["intrinsics"], (4,))
+            pose_before = None if before is None else finite_numbers(before, (4, 4))
+            intrinsics = finite_numbers(state["intrinsics"], (4,))
             path_ends, begun, active = (flag(state[name], name) for name in ("path_ends", "begun", "active"))
         except (KeyError, TypeError, ValueError, OverflowError, UsageError) as fault:
             raise UsageError(f"this is no state of a camera: {fault}; take what state() gave") from None
@@ -685,23 +537,6 @@ def _matrices(poses: object) -> object:
 
 
 def _words(directions: Iterable[str]) -> frozenset[str]:
-    if not all(word in _STEPS for word in directions):
+    if not all(word in STEPS for word in directions):
         raise ValueError(f"{shown(directions)} are no directions")
     return frozenset(directions)
-
-
-def _numbers(value: object, shape: tuple[int, ...]) -> Array:
-    array = np.array(value, np.float64)
-    if array.shape != shape or not np.isfinite(array).all():
-        raise ValueError(f"{shown(value)} is no {list(shape)} of finite numbers")
-    return array
-
-
-def _about_x(angle: float) -> Array:
-    c, s = math.cos(angle), math.sin(angle)
-    return np.array([[1.0, 0.0, 0.0], [0.0, c, -s], [0.0, s, c]])
-
-
-def _about_y(angle: float) -> Array:
-    c, s = math.cos(angle), math.sin(angle)
-    return np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
