@@ -271,7 +271,7 @@ class FullModelBench:
                 self._rows(manifest, loaded, wrap, weights, self._memory(config, engines, captured))
             ) as pool,
             pool.open_session(
-                text=golden_text(config),
+                text=golden_text(config) if config.model.takes_text else None,
                 reference=None if reference is None else reference.numpy(),
                 inputs=golden_inputs(config, None),
             ) as session,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import math
 import random
@@ -359,6 +360,7 @@ def parser() -> argparse.ArgumentParser:
     )
     argument_parser.add_argument("--codec", choices=CODECS, default="h264")
     argument_parser.add_argument("--prompt", default=PROMPT, help="of each viewer; empty: none")
+    argument_parser.add_argument("--image", type=Path, help="the picture with which each video begins")
     argument_parser.add_argument("--fps", type=float, help="frames that viewers show a second")
     argument_parser.add_argument("--seed", type=int, default=0, help="of the arrivals and videos")
     argument_parser.add_argument("--api-key-file", type=Path, help="its first line is the key; mode 0600")
@@ -376,6 +378,8 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.fps is not None:
         opening["fps"] = chosen.fps
     try:
+        if chosen.image is not None:
+            opening["image"] = base64.b64encode(chosen.image.read_bytes()).decode()
         keys = read_keys([], chosen.api_key_file, {})
         load = Load(
             chosen.url,

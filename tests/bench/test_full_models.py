@@ -73,6 +73,21 @@ def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
     assert hybrid["kv_bytes"] > fits["kv_bytes"] > 0
 
 
+def test_every_part_of_worlds_makes_its_row(tmp_path: Path) -> None:
+    report, rows = run(tmp_path, "matrix_game")
+    assert report["failed"] == {}
+    fps, compiled, sessions, late = rows
+    figures = ["mg2_fps", "mg2_step_vs_compiled", "worlds_sessions", "worlds_misses"]
+    assert [row["figure"] for row in rows] == figures
+    assert fps["value"] == pytest.approx(1e3 * 12 / fps["chunk_ms"])  # a chunk of three latent frames
+    assert compiled["value"] == round(compiled["chunk_ms"] / compiled["compiled_ms"], 6)
+    assert (sessions["value"], sessions["late"]) == (2, late["value"])
+    assert sessions["chunks"] >= 4
+    report, rows = run(tmp_path, "minwm")
+    assert report["failed"] == {}
+    assert [row["figure"] for row in rows][-1] == "minwm_fps"
+
+
 def test_what_begins_too_late_is_named(tmp_path: Path) -> None:
     report, rows = run(tmp_path, "lingbot", "--seconds", "0")
     assert report["skipped"] == ["chunk", "compiled", "share", "key", "fits"]

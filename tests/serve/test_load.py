@@ -100,6 +100,7 @@ URL = "http://127.0.0.1:1"
         ([URL, "--fps", "nan"], "--fps nan"),
         ([URL, "--fps", "-4"], "--fps -4.0"),
         ([URL, "--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
+        ([URL, "--image", "/nowhere/picture.png"], "/nowhere/picture.png"),
     ],
 )
 def test_options_that_cannot_be_are_named(

@@ -1,0 +1,187 @@
+"""Worlds that people play, at full size on one GPU: Matrix-Game 2.0 and minWM, with Wan's VAE.
+
+No checkpoint and no artifact is written: engines are compiled as in a build, weights are drawn on the device. Parts:
+
+- ``fps``: ``mg2_fps`` or ``minwm_fps``: video frames a second, on the host, decoded while the next chunk is made;
+- ``compiled``: ``mg2_step_vs_compiled``: a chunk of latents against the same by torch.compile, captured;
+- ``sessions``: ``worlds_sessions`` and ``worlds_misses``: viewers of one server at 16 fps, and their late chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from scripts.bench.counting import chunk_times, peak_bytes, spread
+from scripts.bench.full_model import FullModelBench, compiled_engines, measure
+from scripts.bench.rows import append_row
+from scripts.bench.serve import Served, watched
+from seko_export import BuildOptions
+from seko_export.config.video import VideoBuild
+from seko_export.families.wan_layout.picture_condition import TABLE
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.options.resolve import resolve_build
+from seko_export.video.recording import golden_inputs
+from seko_runtime import Pool
+from seko_runtime.video.session import Session
+
+FIGURES = {"matrix_game": "mg2", "minwm": "minwm"}  # how the rows of a family begin
+BARS = {
+    "mg2_fps": 80.0,
+    "minwm_fps": 24.0,
+    "mg2_step_vs_compiled": 0.75,
+    "worlds_sessions": 4.0,
+    "worlds_misses": 0.0,
+}
+WATCHED_FPS = 16.0
+
+
+@dataclass
+class Bench(FullModelBench):
+    """The options, and the chunk that was measured."""
+
+    chunk_ms: float | None = field(default=None)  # median, of latents
+
+    @property
+    def tiny(self) -> bool:
+        """Whether the case is only tried."""
+        return "tiny" in self.options.preset
+
+    def config(self, *, exact: bool = False, decoded: bool = False, sessions: int = 1) -> VideoBuild:
+        """Return a build: FP4 cache, fp8 matmuls, a resident window; or torch's own layers over an exact cache."""
+        more: dict[str, Any] = {"kv": "bf16", "kernels": "plain", "attention": "torch"}
+        if not exact:
+            more = {"kv": "fp4", "fp8": True, "kernels": "fused", "attention": "fp8", "resident_window": True}
+        if sessions > 1:
+            more |= {"sessions": sessions, "batch": tuple(n for n in (1, 2, 4, 8) if n <= sessions)}
+        asked = BuildOptions(preset=self.options.preset, no_vae=True, no_text=True, **more)
+        config = resolve_build(asked).config
+        return (
+            config.changed(vae=WanVaeConfig(base_dim=8) if self.tiny else WanVaeConfig())
+            if decoded
+            else config
+        )
+
+    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
+        """Append a row."""
+        s = config.workload.stream
+        cache = "fp4 cache, fp8 matmuls, resident window" if config.target.fp8 else "exact cache"
+        vae = ", Wan VAE" if config.workload.vae else ""
+        passes = len(config.workload.schedule.timesteps)
+        shape = (
+            f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, {passes} passes "
+            f"and context, {cache}{vae}, {config.workload.rows} rows"
+        )
+        bar = BARS.get(figure) if self.on_gpu and not self.tiny else None
+        kind = "uncompiled" if self.options.eager else "aoti"
+        append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
+
+    def folder(self, config: VideoBuild) -> Path:
+        """Return where a build's engines lie."""
+        decoded = ("vae",) if config.workload.vae else ()
+        return self.options.work / "-".join(map(str, (config.model.name, config.workload.rows, *decoded)))
+
+    @contextmanager
+    def world(self, config: VideoBuild) -> Iterator[Pool]:
+        """Open a pool whose sessions begin with their picture, of which CLIP has seen random features: there is no
+        image encoder."""
+        with self.pool(config) as pool:
+            opened: Any = pool
+            open_session = pool.open_session
+            own = {name: value for name, value in golden_inputs(config, None).items() if name != TABLE}
+
+            def begin(**given: Any) -> Session:
+                return open_session(**given | {"inputs": own | (given.get("inputs") or {})})
+
+            opened.open_session = begin
+            yield pool
+
+
+def play(session: Session) -> None:
+    """Hold the first key of each control that has keys."""
+    for control in session.controls.values():
+        if keys := control.describe().get("keys"):
+            control.take({"held": keys[0]["codes"][:1]})
+
+
+def fps(bench: Bench) -> None:
+    """A steady stream, with every frame on the host."""
+    config = bench.config(decoded=True)
+    bench.compile([config])
+    s = config.workload.stream
+    fill, times = -(-s.cache_frames // s.chunk_frames) + 2, []
+    with bench.opened(config) as session:
+        play(session)
+        before = time.perf_counter()
+        for _ in session.stream(chunks=fill + bench.options.chunks):
+            now = time.perf_counter()
+            times.append(1e3 * (now - before))
+            before = now
+        kv_bytes = session.manifest.workload.kv.pool_bytes
+    chunk_ms, frames = statistics.median(times[fill:]), s.chunk_frames * s.temporal_stride
+    bench.row(
+        f"{FIGURES[config.model.family]}_fps", config, 1e3 * frames / chunk_ms, "video frames a second, on the host",
+        chunk_ms=chunk_ms, kv_bytes=kv_bytes, peak_bytes=peak_bytes(),
+    )  # fmt: skip
+
+
+def _steady(bench: Bench, config: VideoBuild, engines: Any = None) -> dict[str, float]:
+    with bench.opened(config, engines) as session:
+        play(session)
+        s = config.workload.stream
+        for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
+            session.run_chunk()
+        return spread(chunk_times(lambda: session.run_chunk(), bench.options.chunks))
+
+
+def compiled(bench: Bench) -> None:
+    """A chunk of latents, and the same by torch.compile over an exact cache."""
+    config, exact = bench.config(), bench.config(exact=True)
+    bench.compile([config])
+    ours = _steady(bench, config)
+    theirs = _steady(bench, exact, None if bench.options.eager else compiled_engines(exact))
+    bench.row(
+        f"{FIGURES[config.model.family]}_step_vs_compiled", config, ours["median"] / theirs["median"],
+        "chunk / compiled and captured", chunk_ms=ours["median"], chunk_p90_ms=ours["p90"],
+        compiled_ms=theirs["median"], compiled_p90_ms=theirs["p90"],
+        peer="each engine's graph by torch.compile, plain layers, exact cache of fixed size; all passes and the "
+        "sampler in one captured graph",
+    )  # fmt: skip
+
+
+def sessions(bench: Bench) -> None:
+    """Viewers of one server in real time, and what came late for them."""
+    config = bench.config(decoded=True, sessions=bench.options.sessions)
+    bench.compile([config])
+    picture = bench.options.work / "start.png"
+    Image.new("RGB", (config.workload.stream.width, config.workload.stream.height), (90, 120, 150)).save(
+        picture
+    )
+    with Served(lambda: bench.world(config)) as served:
+        load = partial(served.load, "--image", picture)
+        seen = watched(
+            load, bench.options.sessions, WATCHED_FPS, served.chunk_frames, bench.options.misses_of
+        )
+    columns = {name: seen[name] for name in ("chunks", "refused", "cpr", "worst_ms", "underruns", "stall_s")}
+    fps_words = f"at {WATCHED_FPS:g} fps"
+    bench.row("worlds_sessions", config, seen["served"], f"viewers {fps_words}", late=seen["late"], **columns)
+    bench.row(
+        "worlds_misses", config, seen["late"], f"chunks late, {seen['served']} viewers {fps_words}", **columns
+    )
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (fps, compiled, sessions)}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the parts of the case; return the exit code."""
+    return measure(Bench(options), PARTS)
