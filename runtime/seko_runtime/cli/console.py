@@ -10,6 +10,7 @@ import sys
 from importlib.machinery import all_suffixes  # loaded by `python -m` itself, as `os` and `sys` are
 
 LIBRARIES = (
+    "PIL",
     "av",
     "cryptography",
     "ftfy",
