@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The figures that only a GPU gives, on a GPU box with its own torch: the cases of scripts/bench/cases.py that stand in
-# `lanes` below, and `quality`, the caches' pictures. Rows are appended to docs/benchmarks/h200.jsonl.
+# `lanes` below, and `quality`, the caches' pictures. Rows are appended to the file of docs/benchmarks/ of this GPU.
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [--prepare] [CASE...]    without: all, in this order
 # --prepare only builds what the cases measure; run the same without it afterwards. While a case measures, nothing
 # should be built on its GPU: that has doubled the times of eager models. Three cases build side by side, and those of
@@ -14,8 +14,8 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae_kernels vae vae_fp8 pipeline" "vae22 vae22_fp8" "fps5 fps5_tiny" "abot" "peers" "peers_tiny" "peers_vae_fp8" "peers14" "peers5" "threads" "quality" "peers3 kernels" "fit" "fit14" "first_chunk" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3")
-prepare=() preparable=" first_chunk vae vae_fp8 pipeline peers peers_tiny peers_vae_fp8 peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny abot peers5 lingbot_720p "
+lanes=("vae_kernels vae vae_fp8 pipeline" "vae22 vae22_fp8" "fps5 fps5_tiny" "abot" "matrix_game" "minwm" "worlds_sessions" "peers" "peers_tiny" "peers_vae_fp8" "peers14" "peers5" "threads" "quality" "peers3 kernels" "fit" "fit14" "first_chunk" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "voxcpm2_kernels voxcpm2" "serve" "serve_misses" "serve_s3")
+prepare=() preparable=" first_chunk vae vae_fp8 pipeline peers peers_tiny peers_vae_fp8 peers3 lingbot lingbot_key seko_talk serve serve_misses serve_s3 " preparable_alone=" vae22 vae22_fp8 fps5 fps5_tiny abot matrix_game minwm worlds_sessions peers5 lingbot_720p "
 [ "${1:-}" != --prepare ] || { prepare=(--prepare) && shift; }
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
@@ -26,14 +26,14 @@ source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
 seko_make_venv dev || exit
 seko_need_gpu measure || exit
-work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480} rows=docs/benchmarks/h200.jsonl
+work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480}
 mkdir -p "$work"
 
 section() { # CASE: as scripts/bench/cases.py has it; a child that hangs is ended
     case $1 in
     quality) timeout --kill-after=10 "$seconds" "$PYTHON" -m scripts.kv_quality --sample seko_export/sample \
         --rows docs/benchmarks/kv-quality.jsonl --pictures docs/images --prompts 200 --chunks 7,20,100 --batch 200 --device cuda ;;
-    *) timeout --kill-after=10 "$seconds" "$PYTHON" -m scripts.bench "$1" --work "$work" --rows "$rows" --seconds "$seconds" \
+    *) timeout --kill-after=10 "$seconds" "$PYTHON" -m scripts.bench "$1" --work "$work" --seconds "$seconds" \
         "${prepare[@]}" ;;
     esac
 }
