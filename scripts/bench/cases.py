@@ -54,7 +54,7 @@ LINGBOT_TRIAL = {"preset": "lingbot-tiny", "chunks": 2, "latencies": 2}
 SERVE = {"preset": "self-forcing-1.3b", "misses_of": 1_200, "misses_s3_of": 3_000, "sessions_s3": 8}
 SERVE |= {"overhead_seconds": 20.0}
 SERVE_TRIAL = {"preset": "tiny", "misses_s3_of": 4}
-WORLDS = {"chunks": 20, "sessions": 4, "misses_of": 2_000}
+WORLDS = {"chunks": 20, "presses": 50, "sessions": 4, "misses_of": 2_000}
 RANKS = {"preset": "wan-14b", "ranks": 2, "layers": 0, "chunks": 20, "steady": 6, "busy": 0}
 
 CASES: Mapping[str, Case] = {
@@ -139,10 +139,10 @@ CASES: Mapping[str, Case] = {
         builds=False,
     ),
     "matrix_game": Case(
-        "mg2_fps, mg2_step_vs_compiled", "worlds",
-        WORLDS | {"preset": "matrix-game-2-universal", "parts": ("fps", "compiled")},
-        {"preset": "matrix-game-tiny", "chunks": 2, "sessions": 2, "misses_of": 4,
-         "parts": ("fps", "compiled", "sessions")},
+        "mg2_fps, mg2_step_vs_compiled, serve_key_to_picture", "worlds",
+        WORLDS | {"preset": "matrix-game-2-universal", "parts": ("fps", "compiled", "key")},
+        {"preset": "matrix-game-tiny", "chunks": 2, "presses": 2, "sessions": 2, "misses_of": 4,
+         "parts": ("fps", "compiled", "key", "sessions")},
     ),
     "minwm": Case(
         "minwm_fps", "worlds", WORLDS | {"preset": "minwm-camera-1.3b", "parts": ("fps",)},

@@ -4,12 +4,15 @@ No checkpoint and no artifact is written: engines are compiled as in a build, we
 
 - ``fps``: ``mg2_fps`` or ``minwm_fps``: video frames a second, on the host, decoded while the next chunk is made;
 - ``compiled``: ``mg2_step_vs_compiled``: a chunk of latents against the same by torch.compile, captured;
+- ``key``: ``serve_key_to_picture``: from a key's event, where the row waits for its viewer, until the first frame that
+  follows it is at the client, in chunk times;
 - ``sessions``: ``worlds_sessions`` and ``worlds_misses``: viewers of one server at 16 fps, and their late chunks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +27,7 @@ from PIL import Image
 from scripts.bench.counting import chunk_times, peak_bytes, spread
 from scripts.bench.full_model import FullModelBench, compiled_engines, measure
 from scripts.bench.rows import append_row
-from scripts.bench.serve import Served, watched
+from scripts.bench.serve import Served, python, watched
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
 from seko_export.families.wan_layout.picture_condition import TABLE
@@ -43,6 +46,40 @@ BARS = {
     "worlds_misses": 0.0,
 }
 WATCHED_FPS = 16.0
+PRESSES = """
+import asyncio, base64, json, sys, time
+from pathlib import Path
+from seko_serve.client import AsyncClient
+from seko_serve.protocol import Media
+
+async def run(url, presses, picture):
+    image = base64.b64encode(Path(picture).read_bytes()).decode()
+    async with AsyncClient(url) as client:
+        await client.open(codecs=["h264"], image=image)
+        controls = client.ready["controls"].items()
+        name, keys = next((name, control["keys"]) for name, control in controls if control.get("keys"))
+        sent, times = None, []
+        async for message in client.messages():
+            if isinstance(message, Media):
+                if sent is not None and message.chunk == sent[2]:
+                    times.append(1e3 * (time.monotonic() - sent[1]))
+                    sent = None
+                continue
+            if message["type"] == "applied" and sent is not None and message["id"] == sent[0]:
+                sent = (*sent[:2], message["chunk"])
+            if message["type"] == "chunk" and message["chunk"] < 8:
+                await client.send("ack", chunk=message["chunk"])
+            elif message["type"] == "chunk" and message["chunk"] > 8:  # two are unshown: the row waits
+                if len(times) >= presses:
+                    break
+                held, pressed = keys[len(times) % 2]["codes"][:1], time.monotonic()
+                sent = (await client.send("control", name=name, event={"held": held}), pressed, None)
+                await client.send("ack", chunk=message["chunk"] - 1)
+        await client.close()
+    print(json.dumps(times))
+
+asyncio.run(run(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+"""
 
 
 @dataclass
@@ -158,16 +195,34 @@ def compiled(bench: Bench) -> None:
     )  # fmt: skip
 
 
+def _start_picture(bench: Bench, config: VideoBuild) -> Path:
+    picture = bench.options.work / "start.png"
+    size = (config.workload.stream.width, config.workload.stream.height)
+    Image.new("RGB", size, (90, 120, 150)).save(picture)
+    return picture
+
+
+def key(bench: Bench) -> None:
+    """One viewer who presses a key whenever the row waits for him."""
+    config = bench.config(decoded=True)
+    bench.compile([config])
+    with Served(lambda: bench.world(config)) as served:
+        times = json.loads(
+            python("-c", PRESSES, served.url, bench.options.presses, _start_picture(bench, config))
+        )
+        chunk_ms = 1e3 * served.alone(lambda pool: min(pool.call_times.expected().values()))
+    figures = spread(times)
+    bench.row("serve_key_to_picture", config, figures["p99"] / chunk_ms, "p99, from a key's event, where the row waits "
+              "for its viewer, to the first frame that follows it / chunk", chunk_ms=chunk_ms, presses=len(times),
+              latency_ms=figures)  # fmt: skip
+
+
 def sessions(bench: Bench) -> None:
     """Viewers of one server in real time, and what came late for them."""
     config = bench.config(decoded=True, sessions=bench.options.sessions)
     bench.compile([config])
-    picture = bench.options.work / "start.png"
-    Image.new("RGB", (config.workload.stream.width, config.workload.stream.height), (90, 120, 150)).save(
-        picture
-    )
     with Served(lambda: bench.world(config)) as served:
-        load = partial(served.load, "--image", picture)
+        load = partial(served.load, "--image", _start_picture(bench, config))
         seen = watched(
             load, bench.options.sessions, WATCHED_FPS, served.chunk_frames, bench.options.misses_of
         )
@@ -179,7 +234,7 @@ def sessions(bench: Bench) -> None:
     )
 
 
-PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (fps, compiled, sessions)}
+PARTS: dict[str, Callable[[Bench], None]] = {part.__name__: part for part in (fps, compiled, key, sessions)}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -76,11 +76,13 @@ def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
 def test_every_part_of_worlds_makes_its_row(tmp_path: Path) -> None:
     report, rows = run(tmp_path, "matrix_game")
     assert report["failed"] == {}
-    fps, compiled, sessions, late = rows
-    figures = ["mg2_fps", "mg2_step_vs_compiled", "worlds_sessions", "worlds_misses"]
+    fps, compiled, key, sessions, late = rows
+    figures = ["mg2_fps", "mg2_step_vs_compiled", "serve_key_to_picture", "worlds_sessions", "worlds_misses"]
     assert [row["figure"] for row in rows] == figures
     assert fps["value"] == pytest.approx(1e3 * 12 / fps["chunk_ms"])  # a chunk of three latent frames
     assert compiled["value"] == round(compiled["chunk_ms"] / compiled["compiled_ms"], 6)
+    assert key["presses"] == 2
+    assert key["value"] == round(key["latency_ms"]["p99"] / key["chunk_ms"], 6)
     assert (sessions["value"], sessions["late"]) == (2, late["value"])
     assert sessions["chunks"] >= 4
     report, rows = run(tmp_path, "minwm")
