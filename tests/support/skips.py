@@ -65,8 +65,12 @@ class Skips:
         """Take the skipped files of another process; pytest-xdist's."""
         self.files |= {tuple(row) for row in getattr(node, "workeroutput", {}).get("skipped files", [])}
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table, or leave its rows for the table of several runs."""
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        """Print the table, or leave its rows for the table of several runs; in the process that tells."""
+        if hasattr(config, "workerinput"):
+            return
         rows = self.tests + [row[:2] for row in self.files]
         if file := os.environ.get(FILE_VARIABLE):
             with open(file, "a", encoding="utf-8") as kept:
