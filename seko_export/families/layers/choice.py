@@ -106,9 +106,9 @@ class LayerChoice:
         Inputs that the caller supplies per chunk, prompt or session. An input per chunk gets a buffer of role
         ``host``, any other a buffer of role ``session``.
     embed : type of Embed
-        The class of the embedding. A subclass may override the methods `beside` to concatenate inputs to the latents,
-        `tokens` to embed reference frames with other weights or to add tensors to the tokens, and `times` to set the
-        timestep of each frame.
+        The class of the embedding. A subclass may override the methods `with_extra_channels` to concatenate inputs to
+        the latents, `tokens` to embed reference frames with other weights or to add tensors to the tokens, and `times`
+        to set the timestep of each frame.
     embed_inputs, extra_attention_inputs, after_attention_inputs, after_cross_inputs, tail_inputs : tuple of str
         Names of the tensors that the embedding and the added modules take: inputs, outputs of ``chunk_modules``, and
         ``pass_tables``.
