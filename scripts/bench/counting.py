@@ -36,6 +36,11 @@ def chunk_times(run: Callable[[], object], chunks: int) -> list[float]:
     return times
 
 
+def fill_chunks(stream: Any) -> int:
+    """Return the chunks after which a stream's cache is full, and two more."""
+    return -(-int(stream.cache_frames) // int(stream.chunk_frames)) + 2
+
+
 def spread(times: list[float]) -> dict[str, float]:
     """Return median, p90, p99 and largest of some times."""
     tails = {name: percentile(times, share) for name, share in (("p90", 0.9), ("p99", 0.99))}

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from scripts.bench.built import build_once
+from scripts.bench.counting import chunk_times, fill_chunks, spread
 from scripts.bench.vae_engines import random_weights as random_vae
 from seko_export.artifact.describe import describe
 from seko_export.artifact.writer import hash_files
@@ -56,6 +57,9 @@ from seko_runtime.video.session import Session
 Engine = Callable[[list[Tensor]], Sequence[Tensor]]
 Engines = Mapping[str, Engine]
 Wrap = Callable[[str, Engine], Engine]
+# Options of a build with all that is fast, but for a resident window; and of torch's own layers over an exact cache.
+FAST: Mapping[str, Any] = {"kv": "fp4", "fp8": True, "kernels": "fused", "attention": "fp8"}
+PLAIN: Mapping[str, Any] = {"kv": "bf16", "kernels": "plain", "attention": "torch"}
 AMAX = 8.0  # of the keys and values that the cache's constants are made for: speed does not depend on it
 
 
@@ -329,6 +333,13 @@ class FullModelBench:
         if self.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+
+def steady(session: Session, config: VideoBuild, chunks: int) -> dict[str, float]:
+    """Fill the cache, then return the spread of the milliseconds of some chunks."""
+    for _ in range(fill_chunks(config.workload.stream)):
+        session.run_chunk()
+    return spread(chunk_times(lambda: session.run_chunk(), chunks))
 
 
 def wrapped(engines: Engines, wrap: Wrap | None) -> Engines:

@@ -18,8 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.bench.counting import chunk_times, peak_bytes, spread
-from scripts.bench.full_model import Engine, FullModelBench, compiled_engines, measure
+from scripts.bench.counting import chunk_times, fill_chunks, peak_bytes, spread
+from scripts.bench.full_model import (
+    FAST,
+    PLAIN,
+    Engine,
+    FullModelBench,
+    compiled_engines,
+    measure,
+    steady,
+)
 from scripts.bench.rows import append_row
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
@@ -47,10 +55,9 @@ class Bench(FullModelBench):
         self, *, exact: bool = False, camera: str = "chunk", preset: str = "", **layout: int
     ) -> VideoBuild:
         """Return a build: FP4 cache, fp8 matmuls, a resident window; or torch's own layers over an exact cache."""
-        more: dict[str, Any] = {"kv": "bf16", "kernels": "plain", "attention": "torch"}
-        if not exact:
-            more = {"kv": "fp4", "fp8": True, "kernels": "fused", "attention": "fp8"}
-            more["resident_window"] = not layout  # a large picture wants the memory
+        more = (
+            {**PLAIN} if exact else {**FAST, "resident_window": not layout}
+        )  # a large picture wants the memory
         asked = BuildOptions(preset=preset or self.options.preset, camera=camera, no_vae=True, no_text=True,
                              **more, **layout)  # fmt: skip
         return resolve_build(asked).config
@@ -80,13 +87,10 @@ def steer(session: Session, keys: str = "wl") -> None:
     session.controls["camera"].take({"held": [*keys]})
 
 
-def steady(session: Session, config: VideoBuild, chunks: int) -> dict[str, float]:
-    """Fill the cache, then return the spread of the milliseconds of some chunks."""
+def steered(session: Session, config: VideoBuild, chunks: int) -> dict[str, float]:
+    """Return the spread of the milliseconds of some chunks with a full cache, while keys are held."""
     steer(session)
-    s = config.workload.stream
-    for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
-        session.run_chunk()
-    return spread(chunk_times(lambda: session.run_chunk(), chunks))
+    return steady(session, config, chunks)
 
 
 def chunk(bench: Bench) -> None:
@@ -95,7 +99,7 @@ def chunk(bench: Bench) -> None:
     bench.compile(configs)
     for config in configs:
         with bench.opened(config) as session:
-            times = steady(session, config, bench.options.chunks)
+            times = steered(session, config, bench.options.chunks)
             camera_bytes = sum(
                 buffer.nbytes for buffer in session.manifest.buffers if buffer.name.startswith("chunk.camera")
             )
@@ -111,7 +115,7 @@ def compiled(bench: Bench) -> None:
     config = bench.config(exact=True)
     engines = None if bench.options.eager else compiled_engines(config)
     with bench.opened(config, engines) as session:
-        times = steady(session, config, max(3, bench.options.chunks // 2))
+        times = steered(session, config, max(3, bench.options.chunks // 2))
         how = min(bench.chunk_ms, key=bench.chunk_ms.__getitem__)
         ours = bench.chunk_ms[how]
         bench.row(
@@ -149,8 +153,7 @@ def key(bench: Bench) -> None:
     bench.compile([config])
     with bench.opened(config) as session:
         steer(session)
-        s = config.workload.stream
-        for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
+        for _ in range(fill_chunks(config.workload.stream)):
             session.run_chunk().video()
         latencies = []
         for number in range(bench.options.latencies):
@@ -175,7 +178,7 @@ def fits(bench: Bench) -> None:
     config = bench.config(preset=TINY if small else V1, camera=bench.options.camera_720p, **layout)
     bench.compile([config])
     with bench.opened(config) as session:
-        times = steady(session, config, 2)
+        times = steered(session, config, 2)
         steer(session)
         latents = session.run_chunk().to_host()
         if not bool((abs(latents) < 1e3).all()):

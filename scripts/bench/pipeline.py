@@ -18,6 +18,7 @@ from typing import Any
 
 from scripts.bench import built
 from scripts.bench.children import last_json, run_python
+from scripts.bench.counting import fill_chunks
 from scripts.bench.rows import append_row
 from seko_export.tools.inspection import percentile
 
@@ -186,7 +187,7 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
 
     with open_artifact(artifact) as opened:
         stream = opened.manifest.workload.stream
-        fill = -(-stream.cache_frames // stream.chunk_frames) + 2
+        fill = fill_chunks(stream)
         video_s = stream.chunk_frames * stream.video_frames_per_latent / stream.fps
         prompt = {"prompt": PROMPT} if opened.manifest.workload.text else {}
         with opened.open_session(overlap=overlap, **prompt) as session:

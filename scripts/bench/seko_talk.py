@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scripts.bench.counting import chunk_times, launches_of, peak_bytes, spread
+from scripts.bench.counting import chunk_times, fill_chunks, launches_of, peak_bytes, spread
 from scripts.bench.full_model import (
     Engine,
     Engines,
@@ -228,7 +228,7 @@ def opened_session(pool: Pool, config: VideoBuild, seed: int) -> Session:
 
 def full_cache(run: Callable[[], object], config: VideoBuild, hearing: Hearing, chunks: int) -> Measured:
     """Fill a session's cache, then measure some chunks of it."""
-    for _ in range(-(-config.workload.stream.cache_frames // config.workload.stream.chunk_frames) + 2):
+    for _ in range(fill_chunks(config.workload.stream)):
         run()
     times = spread(chunk_times(run, chunks))
     return Measured(config, times, hearing.ms(), len(hearing.calls), launches_of(run), peak_bytes())

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from scripts.bench.counting import fill_chunks
 from scripts.bench.rows import append_row
 from seko_runtime import Pool
 from seko_serve.http.app import Application
@@ -121,7 +122,7 @@ def chunk_seconds_alone(sessions: int, chunks: int, pool: Pool) -> float:
     """Return the median seconds of a call of so many sessions of the runtime alone, its frames read by others."""
     stream = pool.manifest.workload.stream
     prompt = {"prompt": PROMPT} if pool.manifest.workload.text else {}
-    fill = -(-stream.cache_frames // stream.chunk_frames) + 2
+    fill = fill_chunks(stream)
     times = []
     with ExitStack() as stack:
         readers = stack.enter_context(ThreadPoolExecutor(sessions))

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.full_model import FullModelBench, measure
+from scripts.bench.full_model import FAST, FullModelBench, measure
 from scripts.bench.serve import Served, encode, misses, overhead
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
@@ -47,13 +47,7 @@ class Bench(FullModelBench):
         preset = TINY if self.tiny else FULL
         more: dict[str, Any] = {"sessions": sessions, "batch": batch} if sessions > 1 else {}
         if not self.tiny:
-            more |= {
-                "kv": "fp4",
-                "fp8": True,
-                "kernels": "fused",
-                "attention": "fp8",
-                "resident_window": True,
-            }
+            more |= {**FAST, "resident_window": True}
             if small:
                 more |= {"height": 320, "width": 576, "ring_frames": 12}
         resolved = resolve_build(BuildOptions(preset=preset, no_vae=True, no_text=True, **more))

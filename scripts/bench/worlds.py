@@ -24,8 +24,15 @@ from typing import Any
 
 from PIL import Image
 
-from scripts.bench.counting import chunk_times, peak_bytes, spread
-from scripts.bench.full_model import FullModelBench, compiled_engines, measure
+from scripts.bench.counting import fill_chunks, peak_bytes, spread
+from scripts.bench.full_model import (
+    FAST,
+    PLAIN,
+    FullModelBench,
+    compiled_engines,
+    measure,
+    steady,
+)
 from scripts.bench.rows import append_row
 from scripts.bench.serve import Served, python, watched
 from seko_export import BuildOptions
@@ -95,9 +102,7 @@ class Bench(FullModelBench):
 
     def config(self, *, exact: bool = False, decoded: bool = False, sessions: int = 1) -> VideoBuild:
         """Return a build: FP4 cache, fp8 matmuls, a resident window; or torch's own layers over an exact cache."""
-        more: dict[str, Any] = {"kv": "bf16", "kernels": "plain", "attention": "torch"}
-        if not exact:
-            more = {"kv": "fp4", "fp8": True, "kernels": "fused", "attention": "fp8", "resident_window": True}
+        more: dict[str, Any] = {**PLAIN} if exact else {**FAST, "resident_window": True}
         if sessions > 1:
             more |= {"sessions": sessions, "batch": tuple(n for n in (1, 2, 4, 8) if n <= sessions)}
         asked = BuildOptions(preset=self.options.preset, no_vae=True, no_text=True, **more)
@@ -155,7 +160,7 @@ def fps(bench: Bench) -> None:
     config = bench.config(decoded=True)
     bench.compile([config])
     s = config.workload.stream
-    fill, times = -(-s.cache_frames // s.chunk_frames) + 2, []
+    fill, times = fill_chunks(s), []
     with bench.opened(config) as session:
         play(session)
         before = time.perf_counter()
@@ -174,10 +179,7 @@ def fps(bench: Bench) -> None:
 def _steady(bench: Bench, config: VideoBuild, engines: Any = None) -> dict[str, float]:
     with bench.opened(config, engines) as session:
         play(session)
-        s = config.workload.stream
-        for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
-            session.run_chunk()
-        return spread(chunk_times(lambda: session.run_chunk(), bench.options.chunks))
+        return steady(session, config, bench.options.chunks)
 
 
 def compiled(bench: Bench) -> None:
