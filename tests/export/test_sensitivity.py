@@ -19,6 +19,8 @@ from seko_export.video.bounds import (
     golden_bound,
 )
 from seko_export.video.recording import run_eager
+from seko_kernels.reference import nvfp4_encode, nvfp4_global_scale
+from seko_runtime.video.golden import cache_error
 from seko_runtime.video.manifest import GoldenBound
 from tests.truth.eager_stream import known_channels, random_text, random_wan_weights, same_bytes, small_config
 
@@ -59,6 +61,28 @@ def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
     bound = golden_bound(exact, plain, plain, plain)
     assert bound.latents == TOLERANCES[torch.float32]["exact"]
     assert bound.cache == CACHE_TOLERANCES[torch.float32]["exact"]
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(2, 32), (2, 64), (4, 64)])
+def test_fp8s_rounding_is_not_taken_for_another_token(heads, channels):
+    """Values that are 3 % apart change every scale of some token, where a token has few of them."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (1_000, heads, channels)
+    values = torch.randn(shape, generator=generator)
+    scale = nvfp4_global_scale(values.abs().amax((0, 2)))
+
+    def written(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part.view(torch.uint8) for part in nvfp4_encode(values, scale))
+
+    def worst(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+        return max(
+            cache_error(a.float().numpy(), b.float().numpy(), "uint8", row_axis=0)
+            for a, b in zip(written(ours), written(theirs), strict=True)
+        )
+
+    near = values + 0.03 * torch.randn(shape, generator=generator)
+    assert worst(near[:300], values[:300]) < MOST_CODES
+    assert worst(values.roll(1, 0), values) > MOST_CODES
 
 
 def test_with_random_weights_rounding_stays_rounding():
