@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.format.safetensors_map import MappedTensor
 
-# Of fewer bytes a token, all may differ though it is the right one: of 4 scales of values that fp8 rounding moves by 3 %, in
-# 4 of 1,000 tokens; of 16 in none of 20,000. A token in the wrong slot shows in its codes.
+# Of fewer bytes a token, all may differ though it is the right one: of 4 scales of values that fp8 rounding moves by
+# 3 %, in 4 of 1,000 tokens; of 16 in none of 20,000. A token in the wrong slot shows in its codes.
 JUDGED_BYTES = 16
 
 
