@@ -49,6 +49,7 @@ BARS = {
     "mg2_fps": 80.0,
     "minwm_fps": 24.0,
     "mg2_step_vs_compiled": 0.75,
+    "serve_key_to_picture": 1.25,
     "worlds_sessions": 4.0,
     "worlds_misses": 0.0,
 }
