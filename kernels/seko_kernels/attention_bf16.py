@@ -59,15 +59,23 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     if not takes_kernels(q, k, v, valid_tokens):
         return fused_reference.attention_bf16(q, k, v, valid_tokens)
     expect_dtype("q", q, torch.bfloat16)
-    if head_dim != HEAD_DIM:
-        raise KernelsError(f"head_dim must be {HEAD_DIM} on a GPU, got {head_dim}")
-    major, minor = torch.cuda.get_device_capability(q.device)
-    if f"sm_{major}{minor}" != ARCH:
-        raise KernelsError(f"this GPU is sm_{major}{minor}, the 16-bit attention is for {ARCH}; use torch's")
+    missing = no_kernel(q)
+    if missing is not None:
+        raise KernelsError(missing)
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count
     waves = cut(batch * heads, query_tokens, cache_tokens, QUERIES, slots, SPLITS, 0, WAVE_OF_PARTS_KEYS)
     out: Tensor = _attention_bf16_cuda(q, k, v, valid_tokens, *(waves or Waves(query_tokens, 1)))
     return out
+
+
+def no_kernel(q: Tensor) -> str | None:
+    """Return why the GPU that holds the queries ``q`` [B, T, H, D] has no kernel for them; None if it has one."""
+    if q.shape[-1] != HEAD_DIM:
+        return f"head_dim must be {HEAD_DIM} on a GPU, got {q.shape[-1]}"
+    major, minor = torch.cuda.get_device_capability(q.device)
+    if f"sm_{major}{minor}" != ARCH:
+        return f"this GPU is sm_{major}{minor}, the 16-bit attention is for {ARCH}; use torch's"
+    return None
 
 
 @triton_op("seko::attention_bf16", mutates_args=())

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from seko_export.config.attention import BF16
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
@@ -127,6 +128,10 @@ class CountedOps(LayerOps):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device).flatten(2)
         self._record(BF16_ATTENTION, [q, k, v, valid_tokens], [out], flops=4 * q.numel() * k.shape[1])
         return out
+
+    def has_attention_bf16(self, q: Tensor) -> bool:
+        """Whether a Hopper GPU has the kernel."""
+        return q.shape[-1] == BF16.head_dim
 
     def quantise_rows(self, x: Tensor) -> Rows:
         """Count the cost of `rows.quantise_rows`, or of `rows.gelu_quantise`."""

@@ -351,6 +351,13 @@ class FusedBlock(FusedLayer):
         super().__init__(model, stream, kv, dtype, fp8=fp8)
         self.writes = writes
 
+    def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
+        """Return the attention [B, T, d] of a family's module to the filled part of the cache, by Seko's 16-bit kernel
+        where the GPU has one for such heads."""
+        if self.ops.has_attention_bf16(q):
+            return self.ops.attention_bf16(q.contiguous(), k.contiguous(), v.contiguous(), valid_tokens)
+        return super().attend_window(q, k, v, valid_tokens)
+
     def _attend(
         self,
         qkv: Tensor,

@@ -157,9 +157,9 @@ def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None =
     """
     device = write_slots.device
     rows = torch.arange(write_slots.shape[0], device=device) if rows is None else rows
-    row = rows[:, None] * stream.cache_frames
+    row = rows.unsqueeze(-1) * stream.cache_frames
     token = torch.arange(stream.frame_tokens, device=device)
-    return ((row + write_slots)[..., None] * stream.frame_tokens + token).flatten()
+    return ((row + write_slots).unsqueeze(-1) * stream.frame_tokens + token).flatten()
 
 
 def rows_of(x: Tensor, rows: Tensor, length: int) -> Tensor:

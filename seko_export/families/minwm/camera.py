@@ -62,8 +62,8 @@ class CameraAttention(nn.Module):
     def forward(self, seen: Unturned, conditioning: Mapping[str, Tensor], recall: Recall) -> Tensor:
         """Return what is added to self-attention, [B, T, d], and keep the chunk's cameras."""
         matrix, inverse = conditioning[MATRIX], conditioning[INVERSE]  # [B, F, 4, 4]
-        forth = product(matrix, inverse[:, :1])  # P_q P_0^-1, of the chunk's first camera P_0
-        back = product(matrix[:, :1], self._kept(recall, inverse))  # P_0 P_k^-1, [B, S, 4, 4]
+        forth = product(matrix, inverse.narrow(1, 0, 1))  # P_q P_0^-1, of the chunk's first camera P_0
+        back = product(matrix.narrow(1, 0, 1), self._kept(recall, inverse))  # P_0 P_k^-1, [B, S, 4, 4]
         y = seen.attend(by_frame(forth.mT, seen.q), by_frame(back, seen.k), by_frame(back, seen.v))
         y = by_frame(forth, y.unflatten(-1, seen.q.shape[2:]))
         added: Tensor = self.prope_o(y.flatten(2))
@@ -73,7 +73,7 @@ class CameraAttention(nn.Module):
         """Write the chunk's matrices to the cache; return those of all slots of the call's rows, [B, S, 4, 4]."""
         own, cache = recall.write_slots, recall.caches[KEPT]
         row = torch.arange(len(own), device=own.device) if recall.rows is None else recall.rows
-        cache.index_copy_(0, (row[:, None] * self.slots + own).flatten(), inverse.flatten(0, 1))
+        cache.index_copy_(0, (row.unsqueeze(-1) * self.slots + own).flatten(), inverse.flatten(0, 1))
         of_call = cache if recall.rows is None else rows_of(cache, recall.rows, self.slots)
         kept: Tensor = of_call.unflatten(0, (-1, self.slots))
         return kept
@@ -91,7 +91,7 @@ def by_frame(matrices: Tensor, x: Tensor) -> Tensor:
     groups = (
         x.float().unflatten(-1, (-1, _GROUP)).unflatten(1, (matrices.shape[1], -1))
     )  # [B, F, n, H, D/4, 4]
-    y = (matrices[:, :, None, None, None] * groups.unsqueeze(-2)).sum(-1)
+    y = (matrices.unflatten(1, (-1, 1, 1, 1)) * groups.unsqueeze(-2)).sum(-1)
     result: Tensor = y.flatten(1, 2).flatten(-2).to(x.dtype)
     return result
 
