@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-import sysconfig
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +31,6 @@ check_what_builds_write()  # here: conftest.py files below this one may import t
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 
 
@@ -155,7 +154,9 @@ def build_tiny(
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler: nothing can be built here")
     command = [
-        SEKO_EXPORT,
+        sys.executable,  # a GPU box with its own torch has no `seko-export` beside it
+        "-m",
+        "seko_export",
         "build",
         *model,
         *options,

@@ -29,7 +29,8 @@ from tests.export.media_files import VAE, write_vae
 from tests.support.uncompiled import leave_uncompiled
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
-TARGET = os.environ.get("SEKO_RANKS_TARGET", "cpu")
+DEVICE = os.environ.get("SEKO_RANKS_TARGET", "cpu")
+TARGET = "auto" if DEVICE == "cuda" else DEVICE  # of a build
 LAYOUT = ("--height", str(SIDE), "--width", str(SIDE), "--sessions", "2", "--batch", "2")
 
 
@@ -85,5 +86,5 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     """Return all weights of an artifact by name, on the device that it is for."""
     weights = {}
     for file in sorted((folder / "weights").iterdir()):
-        weights |= load_file(file, device=TARGET)
+        weights |= load_file(file, device=DEVICE)
     return weights

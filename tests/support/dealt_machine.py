@@ -79,8 +79,14 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[_GROUPS] = Path(worker["groups"])
     number, cores = int(worker["workerid"].removeprefix("gw")), sorted(os.sched_getaffinity(0))
-    gpu, mine = share_of(number, worker["workercount"], int(os.environ.get("SEKO_GPUS", "1")), cores)
+    count = worker["workercount"]  # a process in place of one that crashed has a number behind them
+    gpu, mine = share_of(number % count, count, int(os.environ.get("SEKO_GPUS", "1")), cores)
     os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    for threads in (
+        "OMP_NUM_THREADS",
+        "TORCHINDUCTOR_COMPILE_THREADS",
+    ):  # else as many as the whole machine has cores
+        os.environ.setdefault(threads, str(len(mine)))
     os.sched_setaffinity(0, mine)
 
 
