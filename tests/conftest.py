@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,7 @@ check_what_builds_write()  # here: conftest.py files below this one may import t
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 
 
