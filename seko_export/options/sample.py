@@ -16,9 +16,6 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.registry import presets
 from seko_export.families.video import Preset
 from seko_export.media.sources import MediaSources
-from seko_export.media.umt5.dimensions import text_config
-from seko_export.media.vaes import vae_config
-from seko_export.options.build_files import TOKENIZER
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE
 
@@ -62,6 +59,8 @@ class Sample:
     @property
     def media(self) -> MediaSources:
         """The files of VAE, text encoder and tokenizer."""
+        from seko_export.options.build_files import TOKENIZER
+
         return MediaSources(
             self.media_folder / "vae.safetensors",
             self.media_folder / "text.safetensors",
@@ -90,6 +89,36 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     UsageError
         If dimensions in config.json contradict each other.
     """
+    # here: `presets` lists the sample's sizes without torch
+    from seko_export.media.umt5.dimensions import text_config
+    from seko_export.media.vaes import vae_config
+
+    file, description = _description(folder)
+    around = read_sample() if description.get("media") else None
+    preset = _preset(file, description)
+    try:
+        return Sample(
+            folder=folder,
+            media_folder=around.media_folder if around else folder,
+            model=preset.model,
+            stream=preset.stream,
+            schedule=_schedule(description["schedule"]),
+            vae=around.vae if around else vae_config(description["vae"], str(file)),
+            # Its captions fit, and cutting one would lose its background.
+            text=around.text if around else text_config(description["text"], str(file), truncate=False),
+        )
+    except TypeError as fault:
+        raise _no_sample(file, fault) from fault
+
+
+def sample_preset() -> Preset:
+    """Return the model of the sample shipped with the exporter, with its stream and passes; raises what `read_sample`
+    raises."""
+    return _preset(*_description(SAMPLE_FOLDER))
+
+
+def _description(folder: Path) -> tuple[Path, Mapping[str, Any]]:
+    """Return a sample's config.json and what is in it, with all parts there."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise CheckpointNotFoundError(
@@ -107,20 +136,22 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
             f"{file} has format_version {description.get('format_version')} and lacks {missing}; "
             f"expected {_FORMAT} and {', '.join(wanted)}"
         )
-    around = read_sample() if media else None
+    return file, description
+
+
+def _preset(file: Path, description: Mapping[str, Any]) -> Preset:
     try:
-        return Sample(
-            folder=folder,
-            media_folder=around.media_folder if around else folder,
-            model=_model(description["model"]),
-            stream=StreamConfig(**description["stream"]),
-            schedule=_schedule(description["schedule"]),
-            vae=around.vae if around else vae_config(description["vae"], str(file)),
-            # Its captions fit, and cutting one would lose its background.
-            text=around.text if around else text_config(description["text"], str(file), truncate=False),
+        return Preset(
+            _model(description["model"]),
+            StreamConfig(**description["stream"]),
+            _schedule(description["schedule"]),
         )
     except TypeError as fault:
-        raise NotACheckpointError(f"{file} describes no sample model: {fault}") from fault
+        raise _no_sample(file, fault) from fault
+
+
+def _no_sample(file: Path, fault: TypeError) -> NotACheckpointError:
+    return NotACheckpointError(f"{file} describes no sample model: {fault}")
 
 
 def _model(fields: Mapping[str, Any]) -> ModelConfig:

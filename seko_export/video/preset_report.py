@@ -10,7 +10,7 @@ from seko_export.families.registry import presets
 from seko_export.families.video import Preset
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE
-from seko_export.options.sample import read_sample
+from seko_export.options.sample import sample_preset
 
 _SENTENCES = ("source", "needs", "unverified", "missing")
 
@@ -55,4 +55,4 @@ def _entries(preset: Preset) -> dict[str, Any]:
 def _sample() -> dict[str, Preset]:
     """Return the sample as a preset; empty in an installation without it."""
     source = "the trained model that ships with Seko; its weights, VAE and text encoder are built without a checkpoint"
-    return {SAMPLE: replace(read_sample().preset, source=source)} if SAMPLE_FOLDER.is_dir() else {}
+    return {SAMPLE: replace(sample_preset(), source=source)} if SAMPLE_FOLDER.is_dir() else {}
