@@ -28,7 +28,7 @@ import contextlib, io, json, sys
 from seko_export.cli.commands import main
 for arguments in json.loads(sys.argv[1]):
     said, code = io.StringIO(), None
-    with contextlib.redirect_stderr(said):
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         try:
             main(arguments)
         except SystemExit as ended:
