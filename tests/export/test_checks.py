@@ -57,7 +57,7 @@ TYPOS = (
     (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
     (["plan", "--gpu", "h200", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
     (["inspect", "absent"], 3, "absent was not found"),
-    (["presets"], None, ""),  # no typo, and as quick
+    (["presets"], 0, ""),  # no typo, and as quick
 )
 
 
