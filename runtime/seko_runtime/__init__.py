@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from seko_runtime.video.pool import Pool
     from seko_runtime.video.session import Session
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "Chunk",
     "ChunkError",
@@ -142,8 +143,25 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def _version() -> str:
+    """Return the version of the installed distribution; of a checkout that is only in the module path, that of its
+    pyproject.toml."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("seko-runtime")
+    except metadata.PackageNotFoundError:
+        import tomllib
+        from pathlib import Path
+
+        project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+        return str(project["project"]["version"])

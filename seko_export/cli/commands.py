@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+import seko_runtime
 from seko_export.cli.delivery import keygen, pack, sign, unpack
 from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
 from seko_export.cli.progress import shown_progress
@@ -24,7 +25,7 @@ from seko_runtime.cli.output import note
 
 
 @click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="seko-export")
+@click.version_option(seko_runtime.__version__, prog_name="seko-export")
 def main() -> None:
     """Turn checkpoints of models that make video or sound chunk by chunk into artifacts that replay step by step."""
 

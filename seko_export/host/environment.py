@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+import seko_runtime
 from seko_export.errors import MachineError, UsageError
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_export.host.workshop import workshop
@@ -40,6 +41,8 @@ _PROBE_ANSWER = 42
 _PROBE_LOADER = """
 import ctypes, sys
 import torch
+
+import seko_runtime
 sys.exit(ctypes.CDLL(sys.argv[1]).seko_probe())
 """
 
@@ -227,7 +230,8 @@ def producer() -> dict[str, str]:
         "python": platform.python_version(),
         "compiler": compiler_version().replace(compiler_command(), "c++"),
     }
-    for package in ("seko-export", "torch", "triton", "numpy"):
+    versions["seko-export"] = seko_runtime.__version__
+    for package in ("torch", "triton", "numpy"):
         versions[package] = _version(package)
     if torch.cuda.is_available():
         versions["cudnn"] = str(torch.backends.cudnn.version())

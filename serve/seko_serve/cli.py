@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from seko_serve import __version__
 from seko_serve.command_line import Parser, lacking, sentence
 from seko_serve.security.certificates import check_certificate
 from seko_serve.security.keys import private_bytes, read_keys
@@ -27,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
         "seko-serve fleet CONFIG serves from many processes: seko-serve fleet --help. "
         "seko-serve simulate TIMES says how many are needed: seko-serve simulate --help.",
     )
+    argument_parser.add_argument("--version", action="version", version=f"seko-serve {__version__}")
     argument_parser.add_argument("artifact", type=Path, help="folder of the artifact")
     groups: dict[str, Any] = {"": argument_parser}
     for entry in fields(Settings):

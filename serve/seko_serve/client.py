@@ -39,6 +39,8 @@ MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 Received = Media | dict[str, Any]
 ResultT = TypeVar("ResultT")
 
+__all__ = ["AsyncClient", "Client", "is_address"]
+
 
 class _Socket(ClientConnection):
     """A socket that notes when bytes arrive, and ends when none do although the server is asked for them."""
