@@ -33,7 +33,7 @@ if [ "${1:-}" = --world ]; then
     shift
 fi
 if [ "${1:-}" = --serve ]; then
-    seko_add_serve
+    seko_add_serve ""
     built "${model[@]}"
     exec "$PYTHON" -m seko_serve "${model[0]}" "${@:2}"
 fi

@@ -31,6 +31,7 @@ video = av.open(sys.stdin.buffer, format="yuv4mpegpipe")
 frames = sum(1 for _ in video.decode(video=0))
 stream = video.streams.video[0]
 print(f"{frames} frames of {stream.width}x{stream.height} at {stream.average_rate}/s")'
+# shellcheck disable=SC2016 # the terminal that is recorded expands it
 third='set -m
 env --default-signal=INT seko-run run artifacts/quickstart --chunks 1000 -o out/long.mp4 2>&1 &
 run=$!

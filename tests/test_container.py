@@ -33,123 +33,43 @@ def instructions(path: Path) -> list[tuple[str, str]]:
     return [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
 
 
-def faults(path: Path) -> list[str]:
-    """Everything that a reader of the file can object to."""
-    objections: list[str] = []
-    steps = instructions(path)
-    images = [rest for name, rest in steps if name == "FROM"]
-    stages = [image.split(" AS ")[1] for image in images if " AS " in image]
-    images = [image for image in images if image.split(" AS ")[0] not in stages]
-    pinned = {
-        Requirement(line).name: Requirement(line).specifier
-        for line in (ROOT / "scripts/constraints.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    }
-    python = SpecifierSet(
-        tomllib.loads((ROOT / "runtime/pyproject.toml").read_text())["project"]["requires-python"]
-    )
-    objections += ["one stage only"] * (len(images) < 2)
-    for image in images:
-        version = re.match(r"python:(\d+\.\d+\.\d+)-slim-\w+(?: AS \w+)?$", image)
-        if version is None or version[1] not in python:
-            objections.append(f"image {image} is not pinned, or no Python of ours")
-    arguments = dict(rest.split("=") for name, rest in steps if name == "ARG")
-    for name, rest in steps:
-        if name in ("COPY", "ADD"):
-            sources = [source for source in rest.split()[:-1] if not source.startswith("--")]
-            stage = re.search(r"--from=(\S+)", rest)
-            objections += [f"{name} of an unknown stage"] * (stage is not None and stage[1] not in stages)
-            missing = [source for source in sources if stage is None and not (ROOT / source).exists()]
-            objections += [f"{source} is not there" for source in missing]
-        if name == "RUN":
-            objections += _install_faults(rest, arguments, pinned)
-    last = max(number for number, (name, _) in enumerate(steps) if name == "FROM")
-    users = [rest for name, rest in steps[last:] if name == "USER"]
-    if not users or users[-1].split(":")[0] in ("0", "root"):
-        objections.append("runs as root")
-    for name, rest in steps[last:]:
-        if name == "RUN":
-            objections.append("the last stage installs something")
-        if name in ("HEALTHCHECK", "CMD"):
-            command = json.loads(rest[rest.index("[") :])
-            begin = command.index("seko_runtime") + 1 if "seko_runtime" in command else 0
-            parse(
-                command[begin:], dict.fromkeys(SUMMARIES, print)
-            )  # UsageError on what is no command of ours
-    health = [rest for name, rest in steps[last:] if name == "HEALTHCHECK"]
-    objections += ["no health check that verifies"] * (len(health) != 1 or '"verify"' not in health[0])
-    return objections
-
-
-def _install_faults(run: str, arguments: dict[str, str], pinned: dict[str, SpecifierSet]) -> list[str]:
-    objections = []
-    for install in re.findall(r"pip install ([^&]*)", run):
-        words = install.replace('"', "").split()
-        ours = [word for word in words if word.startswith("/build/") and not word.endswith(".txt")]
-        objections += [f"{word} without what it requires" for word in ours if "--no-deps" in words]
-        paths = {re.split(r"[\[$]", word)[0].removeprefix("/build/") for word in ours}
-        wanted = [requirement for path in paths for requirement in requirements(path)]
-        # Nobody here owns these names on an index: each comes by its path, or was installed by it.
-        objections += [
-            f"{needed} by its name"
-            for needed in wanted
-            if needed.startswith("seko-") and needed.removeprefix("seko-") not in paths
-        ]
-        skipped = {words[i + 1] for i, word in enumerate(words) if word == "--index-url"}
-        for word in words:
-            if word.startswith(("--", "/build/")) or word in skipped:
-                continue
-            name, _, version = re.sub(r"\$\{(\w+)\}", lambda m: arguments[m[1]], word).partition("==")
-            if not version:
-                objections.append(f"{word} is not pinned")
-            elif name not in pinned or version not in pinned[name]:
-                objections.append(f"{name} {version} is not what scripts/constraints.txt says")
-    return objections
-
-
-def requirements(folder: str) -> list[str]:
-    """Names that a distribution of this repository requires without its extras."""
-    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
-    return [Requirement(line).name for line in project["dependencies"]]
+PINNED = {
+    Requirement(line).name: Requirement(line).specifier
+    for line in (ROOT / "scripts/constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+}
+PROJECT = tomllib.loads((ROOT / "runtime/pyproject.toml").read_text())["project"]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_a_reader_has_no_objection(path):
-    assert faults(path) == []
+def test_bases_and_packages_are_ours(path):
+    """Else hadolint and tests/test_installs.py judge them: here is that a version is one that we test."""
+    steps = instructions(path)
+    bases = re.findall(r"^FROM python:(\S+)-slim", path.read_text(), re.MULTILINE)
+    assert bases
+    assert {version in SpecifierSet(PROJECT["requires-python"]) for version in bases} == {True}
+    arguments = dict(rest.split("=") for name, rest in steps if name == "ARG")
+    installs = " ".join(rest for name, rest in steps if name == "RUN")
+    installs = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], installs)
+    versions = dict(re.findall(r"([\w-]+)==([\w.]+)", installs))
+    assert {"torch", "numpy", "cryptography"} <= {*versions}
+    for name, version in versions.items():
+        assert version in PINNED[name]
+    for name, rest in steps:
+        if name == "COPY" and "--from" not in rest:
+            assert all((ROOT / source).exists() for source in rest.split()[:-1])
 
 
-def test_both_kinds_are_there():
-    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.cuda"]
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes", "objection"),
-    [
-        ("USER 1000:1000", "USER root", "runs as root"),
-        ("USER 1000:1000\n", "", "runs as root"),
-        ("python:3.12.3-slim-bookworm AS build", "python:latest AS build", "is not pinned"),
-        ("python:3.12.3-slim-bookworm AS build", "python:3.13.0-slim-bookworm AS build", "no Python of ours"),
-        ("COPY runtime", "COPY runtimes", "runtimes is not there"),
-        ("--from=build", "--from=builder", "unknown stage"),
-        ("TORCH=2.13.0", "TORCH=2.10.0", "torch 2.10.0 is not what"),
-        ("cryptography==50.0.2", "cryptography", "cryptography is not pinned"),
-        ("numpy==2.3.5", "numpy==2.4.0", "numpy 2.4.0 is not what"),
-        ("USER 1000:1000", "RUN apt-get update\nUSER 1000:1000", "installs something"),
-        ("install --no-cache-dir --constraint", "install --no-deps --constraint", "without what it requires"),
-        ("/build/runtime /build/serve", "/build/serve", "seko-runtime by its name"),
-        ('HEALTHCHECK --interval=10m', '# HEALTHCHECK --interval=10m', "no health check"),
-    ],
-)  # fmt: skip
-def test_what_a_reader_would_object_to(tmp_path, was, becomes, objection):
-    text = (FOLDER / "Dockerfile.cpu").read_text()
-    assert was in text
-    (tmp_path / "Dockerfile").write_text(text.replace(was, becomes))
-    try:
-        objections = faults(tmp_path / "Dockerfile")
-    except ValueError:  # a health check that was cut leaves its second line behind
-        assert objection == "no health check"
-        return
-    assert any(objection in text for text in objections), objections
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_the_last_stage_runs_our_commands_and_verifies(path):
+    steps = instructions(path)
+    last = steps[max(number for number, (name, _) in enumerate(steps) if name == "FROM") :]
+    assert "RUN" not in dict(last)
+    commands = [json.loads(rest[rest.index("[") :]) for name, rest in last if name in ("HEALTHCHECK", "CMD")]
+    assert any("verify" in command for command in commands)
+    for command in commands:
+        begin = command.index("seko_runtime") + 1 if "seko_runtime" in command else 0
+        parse(command[begin:], dict.fromkeys(SUMMARIES, print))  # UsageError on what is no command of ours
 
 
 @pytest.fixture

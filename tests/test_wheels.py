@@ -6,6 +6,7 @@ import email
 import json
 import re
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 
@@ -41,6 +42,18 @@ def test_every_wheel_brings_its_license_and_says_what_it_is(wheels):
         assert text.startswith(f"# {metadata['Name']}\n")
         assert "CPU index" in text
         assert re.findall(r"\]\((?!https?:)[^)]*\)", text) == []
+
+
+def test_two_builds_of_a_wheel_are_equal(tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "SOURCE_DATE_EPOCH", "1700000000"
+    )  # as scripts/wheels.sh sets it, to the commit's time
+    made = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        made.append(build_wheel("kernels", folder).read_bytes())
+        time.sleep(2.1)  # a zip's times are of two seconds
+    assert made[0] == made[1]
 
 
 def test_the_three_wheels_alone_build_and_run(wheels, tmp_path):

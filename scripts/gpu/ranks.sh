@@ -10,7 +10,7 @@
 # SEKO_TESTS: which files of tests/parallel run on two of the GPUs at last; empty for none.
 # Rows go to $SEKO_ROWS as they come; what fails is told, and the exit code counts it.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
 seko_make_venv dev || exit

@@ -18,9 +18,9 @@ step() { # a command; one that fails is told, and the rest is tried all the same
     echo "failed with $?: $*" >&2
     failed=$((failed + 1))
 }
-builds=(tensorrt-rtx,torch aoti,torch)
+builds=("tensorrt-rtx,torch" "aoti,torch")
 fp8=$("$PYTHON" -c 'import torch; print(int(torch.cuda.get_device_capability() >= (8, 9)))')
-[ "$fp8" = 0 ] || builds+=(tensorrt-rtx,fp8 aoti,fp8)
+[ "$fp8" = 0 ] || builds+=("tensorrt-rtx,fp8" "aoti,fp8")
 for build in "${builds[@]}"; do
     # `build` records goldens on this GPU and verifies with the runtime alone; it ends with 6 where numbers differ.
     step "$PYTHON" -m seko_export build --preset sample --fp4-kv --backend "${build%,*}" --attention "${build#*,}" \

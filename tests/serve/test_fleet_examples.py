@@ -81,6 +81,21 @@ def test_pods_and_configuration_are_ones_that_kubernetes_takes() -> None:
             library.validate(pod, version, strict=True)
 
 
+def test_one_server_is_a_deployment_that_kubernetes_takes() -> None:
+    library = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate, of the extra dev")
+    deployment, service = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text(encoding="utf-8"))
+    for resource in (deployment, service):
+        library.validate(resource, library.latest_version(), strict=True)
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert {probe["path"] for probe in probes} == {"/health", "/ready"}
+    assert {probe["port"] for probe in probes} == {port["name"] for port in container["ports"]}
+    user = image_stages("Dockerfile.cuda")["serve"]["USER"].split(":")
+    assert [str(pod["spec"]["securityContext"][name]) for name in ("runAsUser", "runAsGroup")] == user
+
+
 def test_artifacts_are_unpacked_in_a_volume_that_the_image_s_user_writes(tmp_path: Path) -> None:
     """Who is there by number alone has no home, where the cache would be otherwise."""
     resource, service = resources()
