@@ -218,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
     config, device = WorldTraining(optimizer=options.optimizer), options.device
     if options.rehearse:
         small = dataclasses.replace(WORLD_MODEL, layers=1)
-        config = dataclasses.replace(config, model=small, source_layers=(0,), batch=2, pool=4, pool_batch=2)
+        config = dataclasses.replace(config, model=small, source_layers=(0,), batch=2, pool=2, pool_batch=1)
     torch.manual_seed(options.seed)
     torch.backends.cudnn.benchmark = True
     vae, texts = FrozenVae(options.sample, device), PromptTexts(options.sample, device)
