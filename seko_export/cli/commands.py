@@ -15,7 +15,7 @@ import seko_runtime
 from seko_export.cli.delivery import keygen, pack, sign, unpack
 from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
 from seko_export.cli.progress import shown_progress
-from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
+from seko_export.cli.questions import bench, doctor, inspect, presets, profile, report, verify
 from seko_export.cli.shared import SekoGroup, answer, completing, json_option
 from seko_export.errors import UsageError
 from seko_export.options.asked import all_options, options_of, workload_asked
@@ -213,5 +213,5 @@ def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: A
 
 
 main.add_section("Build", build, try_command, inspect, presets, plan, doctor)
-main.add_section("Check and measure", verify, bench, profile)
+main.add_section("Check and measure", verify, bench, profile, report)
 main.add_section("Deliver", pack, unpack, keygen, sign)

@@ -99,6 +99,32 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
     answer(bench_artifact(artifact, chunks), as_json)
 
 
+@click.command(short_help="Write all about an artifact on this machine into one file.")
+@artifact_argument
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("seko-report.zip"),
+    show_default=True,
+    help="The archive; a file that is there is replaced.",
+)
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Chunks to time, once the cache is full.",
+)
+@json_option
+def report(artifact: Path, output: Path, chunks: int, as_json: bool) -> None:
+    """Write what `doctor`, `inspect`, `verify` and `bench` say of ARTIFACT on this machine, and a short clip, into one
+    archive, to attach to an issue. Paths, and names of machine and user, are left out."""
+    from seko_export.tools.field_report import write_report
+
+    answer(write_report(artifact, output, chunks), as_json, f"{output}: attach it to an issue", "written")
+
+
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:

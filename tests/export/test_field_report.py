@@ -1,0 +1,54 @@
+"""`seko-export report`: one archive about an artifact on this machine, with nobody's name in it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seko_export.tools.field_report import CLIP, REPORT
+from tests.conftest import Built
+
+
+def test_all_is_in_one_archive_and_no_name(fp4: Built, tmp_path: Path, invoke: Callable[..., Any]) -> None:
+    output = tmp_path / "report.zip"
+    done = invoke("report", str(fp4.folder), "-o", str(output), "--chunks", "1", "--json")
+    assert done.exit_code == 0, done.stderr
+    with zipfile.ZipFile(output) as archive:
+        text = archive.read(REPORT).decode()
+        found = json.loads(text)
+        assert (CLIP in archive.namelist()) == (found["clip"] == CLIP)
+    assert found["verify"]["ok"]
+    assert found["bench"]["chunk_median_s"] > 0
+    assert found["artifact"]["model"]["layers"] > 0
+    assert found["machine"]["build_cpu"] in (True, False)
+    for name in (str(fp4.folder), str(Path.home()) + "/", platform.node()):
+        assert name not in text
+
+
+def test_what_fails_is_told_and_the_rest_is_there(
+    fp4: Built, tmp_path: Path, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from seko_runtime.errors import EnvironmentLacksError
+
+    def lacks(*_: object) -> dict[str, Any]:
+        raise EnvironmentLacksError(f"{Path.home()}/gone is not here")
+
+    monkeypatch.setattr("seko_export.tools.field_report.bench_artifact", lacks)
+    done = invoke("report", str(fp4.folder), "-o", str(tmp_path / "report.zip"), "--json")
+    assert done.exit_code == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "report.zip") as archive:
+        found = json.loads(archive.read(REPORT))
+    assert found["bench"] == {"error": "~/gone is not here"}
+    assert found["verify"]["ok"]
+
+
+def test_no_artifact_writes_no_archive(tmp_path: Path, invoke: Callable[..., Any]) -> None:
+    done = invoke("report", str(tmp_path), "-o", str(tmp_path / "report.zip"))
+    assert done.exit_code == 4
+    assert not (tmp_path / "report.zip").exists()
