@@ -382,14 +382,17 @@ def newest_rows() -> dict[tuple[str, str, str], dict[str, Any]]:
 
 def measured_on(row: dict[str, Any]) -> str:
     """Return a row's shape, with a note if Seko's own modules stood in for a missing package."""
-    return (
-        f"{row['shape']}, beside {OWN_MODULES}" if OWN_MODULES in row.get("reference", "") else row["shape"]
-    )
+    return f"{row['shape']}, beside {OWN_MODULES}" if OWN_MODULES in _judge(row) else row["shape"]
+
+
+def _judge(row: dict[str, Any]) -> str:
+    """Return what a row of a decoder was measured against; empty: it is none of a decoder."""
+    return str(row.get("reference") or row.get("decoder") or "")
 
 
 def goal_of(row: dict[str, Any]) -> float | None:
     """Return a row's goal, or None if the row has none, as a ratio to a stand-in."""
-    return None if OWN_MODULES in row.get("reference", "") else row["bar"]
+    return None if OWN_MODULES in _judge(row) else row["bar"]
 
 
 def missed(row: dict[str, Any]) -> bool:
