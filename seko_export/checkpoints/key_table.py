@@ -57,6 +57,11 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def layer_by_layer(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return shapes in the order of the layers, keys outside the layers first."""
+    return dict(sorted(shapes.items(), key=lambda item: -1 if (at := layer_of(item[0])) is None else at))
+
+
 def _within_layer(name: str) -> str:
     """Return the part of a key after ``blocks.N.``, with a mark; return any other key unchanged."""
     match = LAYER.fullmatch(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from seko_export.config.build import ModelIdentity
 from seko_export.config.sizes import check_sizes
@@ -76,6 +76,19 @@ class ModelConfig(ModelIdentity):
             raise UsageError(
                 f"norm_eps {self.norm_eps} must be above 0 and rope_theta {self.rope_theta} above 1"
             )
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        """Return the config of a build's model as one of this class.
+
+        Raises
+        ------
+        TypeError
+            If it is of another class.
+        """
+        if not isinstance(config, cls):
+            raise TypeError(f"{config.name!r} is a {type(config).__name__}, expected a {cls.__name__}")
+        return config
 
     @property
     def head_dim(self) -> int:

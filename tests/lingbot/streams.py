@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.lingbot import camera
+from seko_export.families.layers.choice import INTRINSICS, POSES
 from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.presets import PRESETS, TINY
@@ -21,8 +21,8 @@ from tests.truth.naive_lingbot import NaiveLingbot, Window, naive_plucker
 
 PRESET = PRESETS[TINY]
 INPUTS = {
-    camera.POSES: "input.camera",
-    camera.INTRINSICS: "input.intrinsics",
+    POSES: "input.camera",
+    INTRINSICS: "input.intrinsics",
     condition.TABLE: "input.condition",
 }
 
@@ -65,7 +65,7 @@ class Reference:
         """Take the camera of the next chunk, [F, 3, 4] and [F, 4]."""
         s = self.config.workload.stream
         if self.has_camera:
-            poses, intrinsics = inputs[camera.POSES].numpy(), inputs[camera.INTRINSICS].numpy()
+            poses, intrinsics = inputs[POSES].numpy(), inputs[INTRINSICS].numpy()
             self.plucker.append(naive_plucker(poses, intrinsics, s.height, s.width))
 
     def velocity(self, latents: Tensor, time: float) -> Tensor:

@@ -10,7 +10,7 @@ from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 from torch import Tensor
 
-from seko_export.families.lingbot import camera
+from seko_export.families.layers.choice import INTRINSICS, POSES
 from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.families.wan_layout.namings import wan_to_diffusers
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
@@ -79,7 +79,7 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(worst: Any) ->
         inputs = given_of(config, number)
         for name, value in inputs.items():
             stream.buffers[INPUTS[name]].copy_(value)
-        poses, intrinsics = inputs[camera.POSES][0].numpy(), inputs[camera.INTRINSICS][0].numpy()
+        poses, intrinsics = inputs[POSES][0].numpy(), inputs[INTRINSICS][0].numpy()
         rays.append(naive_plucker(poses, intrinsics, s.height, s.width))
         tokens = camera_tokens(checkpoint, torch.cat(rays))
         for block in oracle.blocks:

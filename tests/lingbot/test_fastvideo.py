@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
+from seko_export.families.layers.choice import INTRINSICS, POSES
 from seko_export.families.lingbot import camera
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
 from tests.support.cameras import camera as camera_at
@@ -142,8 +143,8 @@ def test_a_stream_past_the_wrap(theirs: SimpleNamespace, cam_utils: SimpleNamesp
             stream.buffers[INPUTS[name]].copy_(value)
         first = number * s.chunk_frames
         poses = torch.eye(4).repeat(s.chunk_frames, 1, 1)
-        poses[:, :3] = inputs[camera.POSES][0]
-        rays = cam_utils.get_plucker_embeddings(poses, inputs[camera.INTRINSICS][0], s.height, s.width)
+        poses[:, :3] = inputs[POSES][0]
+        rays = cam_utils.get_plucker_embeddings(poses, inputs[INTRINSICS][0], s.height, s.width)
         cells = F.pixel_unshuffle(rays.permute(0, 3, 1, 2), 8).transpose(0, 1)[None]  # [1, 384, F, h, w]
         for done in stream.run_chunk([first], [3]):
             with torch.no_grad():
@@ -182,8 +183,8 @@ def test_poses_and_rays(cam_utils: SimpleNamespace) -> None:
     for number in range(3):
         chunk = {name: torch.from_numpy(value) for name, value in chunk_of(path).items()}
         part = wanted[3 * number : 3 * number + 3]
-        assert relative_error(chunk[camera.POSES], part[:, :3]) <= BAR
-        assert relative_error(chunk[camera.INTRINSICS], at_size.expand(3, 4)) <= BAR
+        assert relative_error(chunk[POSES], part[:, :3]) <= BAR
+        assert relative_error(chunk[INTRINSICS], at_size.expand(3, 4)) <= BAR
         rays = cam_utils.get_plucker_embeddings(part.float(), at_size.float().expand(3, 4), 64, 96)
-        ours = camera.rays(chunk[camera.POSES][None], chunk[camera.INTRINSICS][None], 64, 96)
+        ours = camera.rays(chunk[POSES][None], chunk[INTRINSICS][None], 64, 96)
         assert relative_error(ours[0].permute(0, 2, 3, 1), rays) <= BAR

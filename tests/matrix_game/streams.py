@@ -16,7 +16,8 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.base import MediaTensors
 from seko_export.families.matrix_game import actions
 from seko_export.families.matrix_game.family import FAMILY
-from seko_export.families.matrix_game.keys import matrix_game_model, matrix_game_shapes
+from seko_export.families.matrix_game.keys import matrix_game_shapes
+from seko_export.families.matrix_game.model import MatrixGameModel
 from seko_export.families.matrix_game.presets import PRESETS, TINY, TINY_GTA, TINY_TEMPLE_RUN
 from seko_export.families.wan_layout import picture_branch, picture_condition
 from seko_export.families.wan_layout.keys import spread
@@ -39,7 +40,7 @@ def game_config(
     preset = PRESETS[GAMES[game]]
     assert preset.schedule is not None
     stream = replace(preset.stream, **(layout or {}))
-    model = replace(matrix_game_model(preset.model), action_layers=action_layers)
+    model = replace(MatrixGameModel.of(preset.model), action_layers=action_layers)
     config = VideoBuild(model, VideoConfig(stream, preset.schedule, scheme), TargetConfig("cpu"))
     return config.changed(**changes)
 
@@ -73,7 +74,7 @@ class Played:
     """The actions of a stream's video frames, by the frame's number, and what a chunk's inputs hold of them."""
 
     def __init__(self, config: VideoBuild, seed: int = 0, frames: int = 1200) -> None:
-        model, self.stream = matrix_game_model(config.model), config.workload.stream
+        model, self.stream = MatrixGameModel.of(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(seed)
         self.keyboard = list(torch.rand(frames, model.keyboard, generator=generator).round())
         self.mouse = list(0.2 * torch.rand(frames, 2, generator=generator) - 0.1) if model.mouse else None

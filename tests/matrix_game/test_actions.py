@@ -26,7 +26,7 @@ from seko_export.families.matrix_game.actions import (
     SIN,
     ActionModule,
 )
-from seko_export.families.matrix_game.keys import matrix_game_model
+from seko_export.families.matrix_game.model import MatrixGameModel
 from seko_export.families.registry import graph_of
 from seko_export.lowering.trace import trace
 from seko_kernels.matmul import quantise_weight
@@ -34,7 +34,7 @@ from tests.matrix_game.streams import game_config, random_checkpoint
 from tests.support.tolerances import FP8_MATMULS_PASS, relative_error
 
 CONFIG = game_config()
-MODEL, STREAM = matrix_game_model(CONFIG.model), CONFIG.workload.stream
+MODEL, STREAM = MatrixGameModel.of(CONFIG.model), CONFIG.workload.stream
 FRAMES, SLOTS, TOKENS = STREAM.chunk_frames, STREAM.cache_frames, STREAM.frame_tokens
 HEADS = (MODEL.action_heads, 64)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from seko_export import inspect
 from seko_export.errors import CheckpointError, UsageError
-from seko_export.families.matrix_game.keys import KEYS, matrix_game_model, matrix_game_shapes
+from seko_export.families.matrix_game.keys import KEYS, matrix_game_shapes
 from seko_export.families.matrix_game.model import MatrixGameModel
 from seko_export.families.matrix_game.presets import GTA, PRESETS, TEMPLE_RUN, THREE, UNIVERSAL
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
@@ -92,7 +92,7 @@ def test_a_keyboard_that_no_game_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a keyboard of 6 numbers with a mouse, expected one of 4"):
         recognise_checkpoint(odd)
     with pytest.raises(UsageError, match="a keyboard of 4 numbers without a mouse"):
-        replace(matrix_game_model(game_config().model), mouse=False)
+        replace(MatrixGameModel.of(game_config().model), mouse=False)
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.minwm.camera import INTRINSICS, POSES
+from seko_export.families.layers.choice import INTRINSICS, POSES
 from seko_export.families.minwm.family import FAMILY
-from seko_export.families.minwm.keys import minwm_model, minwm_shapes
+from seko_export.families.minwm.keys import minwm_shapes
+from seko_export.families.minwm.model import MinwmModel
 from seko_export.families.minwm.presets import PRESETS, TINY
 from tests.truth.eager_stream import EagerStream, Pass, random_tensors
 from tests.truth.naive_minwm import NaiveMinwm, camera_matrix
 
 PRESET = PRESETS[TINY]
-MODEL = minwm_model(PRESET.model)
+MODEL = MinwmModel.of(PRESET.model)
 
 
 def minwm_config(

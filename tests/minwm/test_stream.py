@@ -15,7 +15,8 @@ import torch
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError as ExportUsageError
-from seko_export.families.minwm.camera import INTRINSICS, KEPT, POSES
+from seko_export.families.layers.choice import INTRINSICS, POSES
+from seko_export.families.minwm.camera import KEPT
 from seko_export.families.minwm.family import FAMILY
 from seko_export.families.minwm.model import NO_CAMERA, PER_CHUNK
 from seko_export.video.recording import golden_text

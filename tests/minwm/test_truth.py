@@ -14,9 +14,9 @@ from torch import Tensor
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import Recall, Unturned
-from seko_export.families.layers.choice import CHUNK
+from seko_export.families.layers.choice import CHUNK, INTRINSICS, POSES
 from seko_export.families.layers.layer_pieces import BLOCK
-from seko_export.families.minwm.camera import INTRINSICS, INVERSE, KEPT, MATRIX, POSES, CameraAttention
+from seko_export.families.minwm.camera import INVERSE, KEPT, MATRIX, CameraAttention
 from seko_export.families.minwm.model import NO_CAMERA
 from seko_export.families.registry import graph_of
 from seko_export.lowering.trace import trace

@@ -12,7 +12,7 @@ from scripts.train_sample.progress import fill
 from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.world import STEP, captions_of, draw_worlds, render, views_of, walk
 from scripts.train_sample.world_pool import draw_walks
-from seko_export.families.lingbot import camera
+from seko_export.families.layers.choice import INTRINSICS, POSES
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.families.wan_layout.keys import wan_shapes
@@ -115,7 +115,7 @@ def test_it_is_the_written_out_model_in_one_forward_and_behind_a_cache():
         reference.commit(part[0])
         frames = torch.arange(chunk * size, (chunk + 1) * size)[None]
         rows = table[:, :, frames[0]]
-        camera_tokens = dit.camera_tokens(inputs[camera.POSES], inputs[camera.INTRINSICS])
+        camera_tokens = dit.camera_tokens(inputs[POSES], inputs[INTRINSICS])
         cameras.append(camera_tokens)
         x = torch.cat((part, rows), 1)
         got, _ = dit.step(

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from seko_export.config.stream import PATCH
 from seko_export.config.video import VideoBuild
-from seko_export.families.abot.keys import abot_model
-from seko_export.families.abot.model import KEY_BITS
+from seko_export.families.abot.model import KEY_BITS, AbotModel
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.front_tokens import FrontEmbed
 
@@ -85,7 +84,7 @@ class References(FrontEmbed):
     def positions(self, device: torch.device) -> Tensor:
         """Return the positions of the reference tokens, [3, P] int64: each picture has its own time, far before the
         stream, and the rows and columns of its tokens."""
-        model = abot_model(self.model)
+        model = AbotModel.of(self.model)
         count, side = model.references, model.reference_side
         step = max(_REFERENCE_STEP, side * side)
         times, places = torch.arange(-count, 0, device=device) * step, torch.arange(side, device=device)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import CodedWeights, WeightSource
 from seko_export.families.abot import actions
 from seko_export.families.abot.keys import ADAPTER, CONV, KEYS
 from seko_export.families.abot.model import KEY_BITS
-from seko_export.families.abot.presets import PRESETS
-from seko_export.families.abot.recognise import recognise
+from seko_export.families.abot.presets import ABOT, PRESETS
 from seko_export.families.base import MediaTensors
 from seko_export.families.layers.choice import ChunkModule, LayerChoice
-from seko_export.families.recognition import Recognised
+from seko_export.families.recognition import Fact, Recognised, Source, fill, learn_config, stream_facts
 from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_export.families.wan_layout.recognise import Seen, unused_fields
 from seko_runtime.controls.actions import BITS, ActionsControl, Binding
 from seko_runtime.format.manifest import ControlSpec, InputSpec
 from seko_runtime.video.manifest import VideoManifest
 
+_CHANNELS = 48  # of the latents of Wan 2.2's VAE
+_REFERENCES = ("references", "reference_side")
 _MOVE, _LOOK = "Move", "Look"  # groups of keys on the page
 _MEANINGS = {
     "W": (_MOVE, "ahead"),
@@ -70,11 +70,23 @@ class AbotFamily(WanLayoutFamily):
             chunk_modules=(ChunkModule(ADAPTER, actions.KeyTokens, (actions.ACTIONS,), lambda _: tokens),),
         )
 
-    def recognise(
-        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
-    ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no ABot-World checkpoint."""
-        return recognise(where, opened, config_json)
+    def recognised(self, seen: Seen) -> Recognised | None:
+        """Return what is known of a model with the latents of Wan 2.2's VAE and the adapter of keys; None if it is no
+        ABot-World model. No file shows how many reference pictures the model takes, nor its passes: they are its
+        authors', unless a config.json states the pictures."""
+        if seen.wan.model["in_channels"].value != _CHANNELS:
+            return None
+        preset, known = PRESETS[ABOT], {"window_positions": Fact(True, Source.FAMILY, ABOT)}
+        learn_config(seen.facts, seen.config_json, {name: (name,) for name in _REFERENCES})
+        usual = {name: getattr(preset.model, name) for name in _REFERENCES}
+        fill(seen.facts, usual, Source.ASSUMED, ABOT)
+        return seen.as_in(
+            ABOT,
+            preset,
+            stream=stream_facts(preset.stream, Source.ASSUMED, ABOT) | known | seen.layout,
+            schedule=Fact(preset.schedule, Source.FAMILY, ABOT),
+            unused=unused_fields(seen.config_json, window=False),
+        )
 
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None

@@ -3,15 +3,15 @@ reads no file."""
 
 from __future__ import annotations
 
-from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, RandomForm
+from dataclasses import replace
+
+from seko_export.checkpoints.key_table import Dimension, Naming, RandomForm
 from seko_export.config.model import ModelConfig
 from seko_export.families.abot.model import AbotModel
 from seko_export.families.abot.presets import PRESETS
 from seko_export.families.wan_layout.keys import (
     DIMENSIONS,
-    PREFIXES,
-    TELLTALES,
-    spread,
+    WAN_KEYS,
     wan_config,
     wan_shapes,
 )
@@ -24,7 +24,7 @@ CONV, RESIDUAL = f"{ADAPTER}.conv", f"{ADAPTER}.residual_blocks.0"
 def abot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in a checkpoint of this model, by the authors' names."""
     d = config.dim
-    shapes: dict[str, tuple[int, ...]] = {f"{CONV}.weight": (d, abot_model(config).key_channels, 2, 2)}
+    shapes: dict[str, tuple[int, ...]] = {f"{CONV}.weight": (d, AbotModel.of(config).key_channels, 2, 2)}
     shapes |= {f"{RESIDUAL}.{conv}.weight": (d, d, 3, 3) for conv in ("conv1", "conv2")}
     shapes |= {name.removesuffix("weight") + "bias": (d,) for name in shapes}
     return shapes | wan_shapes(config)
@@ -33,34 +33,24 @@ def abot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def abot_config(config: ModelConfig) -> dict[str, object]:
     """Return the content of config.json for an ABot-World model: the arguments of the authors' class, and the sizes
     that no shape shows."""
-    model = abot_model(config)
+    model = AbotModel.of(config)
     references = {"references": model.references, "reference_side": model.reference_side}
     return wan_config(model) | {"model_type": "ci2v", **references}
 
 
-def abot_model(config: ModelConfig) -> AbotModel:
-    """Return a model config typed as an `AbotModel`; refuse any other class of config."""
-    if not isinstance(config, AbotModel):
-        raise TypeError(f"an ABot-World build has a {type(config).__name__}, expected an AbotModel")
-    return config
-
-
 NAMING = Naming("abot", str, str)
 
-KEYS = KeyTable(
+KEYS = replace(
+    WAN_KEYS,
     formats="ABot-World safetensors (a file, or a folder with an index)",
     shapes=abot_shapes,
     namings=(NAMING,),
     lora_namings=(DIFFUSERS,),
     dimensions=(*DIMENSIONS, Dimension("key_channels", f"{CONV}.weight", 1)),
-    landmark="patch_embedding.weight",
     entries=ENTRIES,
-    prefixes=PREFIXES,
-    telltales=TELLTALES,
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={
         "abot": RandomForm("safetensors", NAMING),
         "abot-sharded": RandomForm("sharded", NAMING, config=abot_config),
     },
-    spread=spread,
 )

@@ -23,11 +23,16 @@ from seko_runtime.video.contract import RECALL
 from seko_runtime.video.schedule import OF_TIMES
 
 LAYER = "blocks.{layer}."
+POSES, INTRINSICS = "camera", "intrinsics"  # names of the inputs of a camera
 SESSION = "session"  # periods of inputs that the shared layers accept
 # Roles of the engines of a family's chunk modules and prompt modules, and the prefix of their buffers' names.
 CHUNK, PROMPT = "chunk", "prompt"
 # shape of a row and dtype of each output, by name
 Outputs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+ADDED = ("extra_attention", "after_attention", "after_cross", "tail")
+"""The modules that a family adds to a layer: fields of `LayerChoice`, and attributes of `block.BlockWeights`."""
 
 
 def no_module(model: ModelConfig, dtype: torch.dtype) -> None:
@@ -172,14 +177,8 @@ class LayerChoice:
     front: type[FrontEmbed] | None = None
 
     def __post_init__(self) -> None:
-        if self.front is not None and (
-            any(
-                make is not no_module
-                for make in (self.extra_attention, self.after_attention, self.after_cross, self.tail)
-            )
-            or self.extra_text
-            or self.context
-        ):
+        added = any(getattr(self, name) is not no_module for name in ADDED)
+        if self.front is not None and (added or self.extra_text or self.context):
             raise UsageError(
                 "the layers of front tokens run no module of the family: leave out extra_attention, after_attention, "
                 "after_cross, tail, extra_text and context"
@@ -218,16 +217,7 @@ class LayerChoice:
     @property
     def layer_inputs(self) -> tuple[str, ...]:
         """Names of the family's tensors that every layer takes besides keys and values, without duplicates."""
-        return tuple(
-            dict.fromkeys(
-                (
-                    *self.extra_attention_inputs,
-                    *self.after_attention_inputs,
-                    *self.after_cross_inputs,
-                    *self.tail_inputs,
-                )
-            )
-        )
+        return tuple(dict.fromkeys(taken for name in ADDED for taken in getattr(self, f"{name}_inputs")))
 
     def layers_with(self, config: VideoBuild, *, modules: bool) -> tuple[int, ...]:
         """Return the numbers of the layers that have the added modules, or of those that have not."""
@@ -237,6 +227,18 @@ class LayerChoice:
 
 
 PLAIN = LayerChoice()
+
+
+def camera_inputs(config: VideoBuild) -> tuple[InputSpec, InputSpec]:
+    """Return the inputs of a camera for each latent frame of a chunk: its pose [3, 4], and its intrinsics [4], focal
+    lengths and centre, both float32."""
+    frames = config.workload.stream.chunk_frames
+    return (
+        InputSpec(POSES, (frames, 3, 4), "float32", f"input.{POSES}", "chunk", kind="camera_poses"),
+        InputSpec(
+            INTRINSICS, (frames, 4), "float32", f"input.{INTRINSICS}", "chunk", kind="camera_intrinsics"
+        ),
+    )
 
 
 def rows_of_call(config: VideoBuild, bucket: int | None) -> tuple[int, str]:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.config.video import VideoBuild
+from seko_export.families.layers.choice import INTRINSICS, POSES
 from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.lingbot.model import CELL, CONTROLS, TOKEN_PIXELS
 
-POSES, INTRINSICS = "camera", "intrinsics"  # names of the caller's inputs
 TOKENS, SCALE, SHIFT = "camera_tokens", "camera_scale", "camera_shift"
 
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.sources import shown
 from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
-from seko_export.families.layers.choice import ChunkModule, LayerChoice
+from seko_export.families.layers.choice import INTRINSICS, POSES, ChunkModule, LayerChoice, camera_inputs
 from seko_export.families.layers.rank_split import rank_tokens
 from seko_export.families.lingbot import camera
-from seko_export.families.lingbot.keys import KEYS, lingbot_model
-from seko_export.families.lingbot.model import NO_CAMERA, PER_CHUNK
-from seko_export.families.lingbot.presets import PRESETS
-from seko_export.families.lingbot.recognise import recognise
-from seko_export.families.recognition import Recognised
+from seko_export.families.lingbot.keys import KEYS
+from seko_export.families.lingbot.model import CONTROLS, NO_CAMERA, PER_CHUNK, LingbotModel
+from seko_export.families.lingbot.presets import PRESETS, V1, V2
+from seko_export.families.recognition import Fact, Recognised, Source, stream_facts
 from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
-from seko_runtime.format.manifest import InputSpec
+from seko_export.families.wan_layout.recognise import Seen, unused_fields
 
+_VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folder name for each version
+_CONTROL = "control_type"
 _TOKENS, _LAYER = "camera", "injection"  # names of chunk modules, with which their weights' names begin
 # Replacements from the artifact's names of weights to the checkpoint's, which has no such modules.
 _NAMES = {f"{_TOKENS}.": "", f".{_LAYER}.": ".", ".after_attention.": "."}
@@ -39,28 +42,16 @@ class LingbotFamily(WanLayoutFamily):
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the additions of lingbot-world to the shared transformer layers: the condition on the first picture
         and, if the build has a camera, the camera input."""
-        model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
+        model, dtype = LingbotModel.of(config.model), config.target.dtype
         picture_inputs, picture = condition.picture_inputs(config)
-        if model.camera == NO_CAMERA:
-            return LayerChoice(
-                picture_inputs, condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,)
-            )
-        inputs = (
-            *picture_inputs,
-            InputSpec(
-                camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", "chunk", kind="camera_poses"
-            ),
-            InputSpec(
-                camera.INTRINSICS,
-                (s.chunk_frames, 4),
-                "float32",
-                "input.intrinsics",
-                "chunk",
-                kind="camera_intrinsics",
-            ),
+        still = LayerChoice(
+            picture_inputs, condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,)
         )
+        if model.camera == NO_CAMERA:
+            return still
+        inputs = (*picture_inputs, *camera_inputs(config))
         per_token = ((rank_tokens(config), model.dim), dtype)
-        names = (camera.POSES, camera.INTRINSICS)
+        names = (POSES, INTRINSICS)
         tokens = ChunkModule(
             _TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: per_token}, split=True
         )
@@ -73,28 +64,50 @@ class LingbotFamily(WanLayoutFamily):
                 lambda _: by_layer,
                 per_layer=True,
             )
-            return LayerChoice(
-                inputs,
-                condition.ConditionedEmbed,
-                (condition.ROWS,),
+            return replace(
+                still,
+                inputs=inputs,
                 after_attention=camera.KeptCamera,
                 after_attention_inputs=tuple(by_layer),
                 chunk_modules=(picture, tokens, injection),
             )
-        return LayerChoice(
-            inputs,
-            condition.ConditionedEmbed,
-            (condition.ROWS,),
+        return replace(
+            still,
+            inputs=inputs,
             after_attention=camera.CameraInLayer,
             after_attention_inputs=(camera.TOKENS,),
             chunk_modules=(picture, tokens),
         )
 
-    def recognise(
-        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
-    ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no lingbot-world checkpoint."""
-        return recognise(where, opened, config_json)
+    def recognised(self, seen: Seen) -> Recognised | None:
+        """Return what is known of a model with the tensors of a camera.
+
+        The two versions of lingbot-world-fast have the same shapes. Their config.json differs only in sink and window,
+        which a user may also choose. The folder's name distinguishes the versions. Any other folder name counts as the
+        second version of lingbot-world, unless --preset names the first.
+        """
+        control = seen.config_json.get(_CONTROL)
+        if control is not None:
+            if not isinstance(control, str) or control not in CONTROLS:
+                raise NotACheckpointError(
+                    f"{_CONTROL} in the config.json of {seen.where} is {shown(repr(control))}, expected one of "
+                    f"{', '.join(CONTROLS)}"
+                )
+            seen.facts.learn("control_channels", Fact(CONTROLS[control], Source.CONFIG, _CONTROL))
+        seen.facts.learn("camera", Fact(PER_CHUNK, Source.FAMILY))
+        named = [version for folder, version in _VERSIONS.items() if folder in _folders(seen.where)]
+        version = named[0] if named else V2
+        preset = PRESETS[version]
+        usual = stream_facts(preset.stream, Source.ASSUMED, version)
+        if named:
+            usual["chunk_frames"] = Fact(preset.stream.chunk_frames, Source.FAMILY, version)
+        return seen.as_in(
+            version,
+            preset,
+            stream=usual | seen.layout,
+            schedule=Fact(preset.schedule, Source.ASSUMED, version),
+            unused=unused_fields(seen.config_json, window=False),
+        )
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of a lingbot-world build."""
@@ -103,7 +116,7 @@ class LingbotFamily(WanLayoutFamily):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): a random condition for the session, and for each chunk
         a camera that moves and turns."""
-        model, s = lingbot_model(config.model), config.workload.stream
+        model, s = LingbotModel.of(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
             return {condition.TABLE: condition.golden_table(config, generator)}
@@ -112,7 +125,7 @@ class LingbotFamily(WanLayoutFamily):
         turn = 0.2 * torch.randn(s.batch, s.chunk_frames, 3, generator=generator)
         poses = torch.cat((_rotation(turn), torch.randn(*turn.shape, 1, generator=generator)), -1)
         frame = torch.tensor([0.6 * s.width, 0.6 * s.width, s.width / 2, s.height / 2])
-        return {camera.POSES: poses, camera.INTRINSICS: frame.expand(s.batch, s.chunk_frames, 4).contiguous()}
+        return {POSES: poses, INTRINSICS: frame.expand(s.batch, s.chunk_frames, 4).contiguous()}
 
 
 def _rotation(axis_angle: Tensor) -> Tensor:
@@ -123,6 +136,13 @@ def _rotation(axis_angle: Tensor) -> Tensor:
     cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), -1).unflatten(-1, (3, 3))
     turned: Tensor = torch.linalg.matrix_exp(cross)
     return turned
+
+
+def _folders(where: str) -> set[str]:
+    """Return the names of a checkpoint's folder and of its known subfolders."""
+    path = Path(where)
+    home = path if path.is_dir() else path.parent
+    return {home.name, *(name for name in _VERSIONS if path.is_dir() and (path / name).is_dir())}
 
 
 FAMILY = LingbotFamily()

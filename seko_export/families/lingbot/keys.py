@@ -3,15 +3,21 @@ reads no file."""
 
 from __future__ import annotations
 
-from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, RandomForm, layer_of, linear_shapes
+from dataclasses import replace
+
+from seko_export.checkpoints.key_table import (
+    Dimension,
+    Naming,
+    RandomForm,
+    layer_by_layer,
+    linear_shapes,
+)
 from seko_export.config.model import ModelConfig
 from seko_export.families.lingbot.model import CONTROLS, TOKEN_PIXELS, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.wan_layout.keys import (
     DIMENSIONS,
-    PREFIXES,
-    TELLTALES,
-    spread,
+    WAN_KEYS,
     wan_config,
     wan_shapes,
 )
@@ -27,37 +33,26 @@ FOLDERS = ("transformers", "lingbot_world_fast")
 def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in a checkpoint of this model, by the authors' names, layer by layer."""
     d = config.dim
-    shapes = wan_shapes(config) | linear_shapes(CONTROL, d, lingbot_model(config).control_width)
+    shapes = wan_shapes(config) | linear_shapes(CONTROL, d, LingbotModel.of(config).control_width)
     for name in TOKEN_LAYERS:
         shapes |= linear_shapes(name, d, d)
     for layer in range(config.layers):
         for name in INJECTOR_LAYERS:
             shapes |= linear_shapes(f"blocks.{layer}.{name}", d, d)
-    return dict(sorted(shapes.items(), key=lambda item: _place(item[0])))
+    return layer_by_layer(shapes)
 
 
 def lingbot_config(config: ModelConfig) -> dict[str, object]:
     """Return the content of config.json for a lingbot-world model: the arguments of the authors' class."""
     controls = {width: name for name, width in CONTROLS.items()}
-    control = controls[lingbot_model(config).control_channels]
+    control = controls[LingbotModel.of(config).control_channels]
     return wan_config(config) | {"model_type": "i2v", "control_type": control}
-
-
-def lingbot_model(config: ModelConfig) -> LingbotModel:
-    """Return a model config typed as a `LingbotModel`; refuse any other class of config."""
-    if not isinstance(config, LingbotModel):
-        raise TypeError(f"a lingbot build has a {type(config).__name__}, expected a LingbotModel")
-    return config
-
-
-def _place(name: str) -> int:
-    layer = layer_of(name)
-    return -1 if layer is None else layer
 
 
 LINGBOT = Naming("lingbot", str, str)
 
-KEYS = KeyTable(
+KEYS = replace(
+    WAN_KEYS,
     formats="lingbot-world safetensors (a file, or a folder with an index)",
     shapes=lingbot_shapes,
     namings=(LINGBOT,),
@@ -66,10 +61,7 @@ KEYS = KeyTable(
         *DIMENSIONS,
         Dimension("control_channels", f"{CONTROL}.weight", 1, per=TOKEN_PIXELS),
     ),
-    landmark="patch_embedding.weight",
     subfolders=FOLDERS,
-    prefixes=PREFIXES,
-    telltales=TELLTALES,
     relatives=(
         (
             ("k_img", "img_emb."),
@@ -81,5 +73,4 @@ KEYS = KeyTable(
         "lingbot-sharded": RandomForm("sharded", LINGBOT, config=lingbot_config),
         "lingbot": RandomForm("safetensors", LINGBOT),
     },
-    spread=spread,
 )

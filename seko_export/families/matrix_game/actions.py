@@ -18,7 +18,6 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import Recall, is_filled
 from seko_export.families.layers.ring_positions import rows_of
 from seko_export.families.layers.rotary import axis_angles
-from seko_export.families.matrix_game.keys import matrix_game_model
 from seko_export.families.matrix_game.model import HEAD, MOUSE, TURNED, MatrixGameModel
 
 KEYBOARD_INPUT, MOUSE_INPUT = (
@@ -33,7 +32,7 @@ _QK_EPS = 1e-6
 
 def history_frames(config: VideoBuild) -> int:
     """Return the number of video frames before the chunk's own in the inputs."""
-    return matrix_game_model(config.model).seen_latents * config.workload.stream.temporal_stride
+    return MatrixGameModel.of(config.model).seen_latents * config.workload.stream.temporal_stride
 
 
 def input_frames(config: VideoBuild) -> int:
@@ -54,7 +53,7 @@ class SeenActions(nn.Module):
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        self.model, self.dtype = matrix_game_model(config.model), config.target.dtype
+        self.model, self.dtype = MatrixGameModel.of(config.model), config.target.dtype
         self.seen, self.stride = history_frames(config), config.workload.stream.temporal_stride
 
     def forward(
@@ -82,7 +81,7 @@ class KeyboardKv(nn.Module):
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        model, dtype = matrix_game_model(config.model), config.target.dtype
+        model, dtype = MatrixGameModel.of(config.model), config.target.dtype
         width = model.keyboard_width
         self.keyboard_embed = nn.Sequential(
             nn.Linear(model.keyboard, width, dtype=dtype), nn.SiLU(), nn.Linear(width, width, dtype=dtype)

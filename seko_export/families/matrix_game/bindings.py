@@ -7,8 +7,7 @@ from typing import Any
 
 from seko_export.config.video import VideoBuild
 from seko_export.families.matrix_game.actions import KEYBOARD_INPUT, MOUSE_INPUT, history_frames
-from seko_export.families.matrix_game.keys import matrix_game_model
-from seko_export.families.matrix_game.model import GTA, TEMPLE_RUN, UNIVERSAL
+from seko_export.families.matrix_game.model import GTA, TEMPLE_RUN, UNIVERSAL, MatrixGameModel
 from seko_runtime.controls.actions import AXES, BITS, VIDEO, ActionsControl, Axis, Binding
 from seko_runtime.format.manifest import ControlSpec
 
@@ -93,7 +92,7 @@ _GAMES: Mapping[str, Mapping[str, Any]] = {
 
 def actions_of(config: VideoBuild) -> ControlSpec:
     """Return the manifest's entry of a build's keys and mouse."""
-    model, s = matrix_game_model(config.model), config.workload.stream
+    model, s = MatrixGameModel.of(config.model), config.workload.stream
     inputs = {BITS: KEYBOARD_INPUT} | ({AXES: MOUSE_INPUT} if model.mouse else {})
     return ActionsControl.declared(
         inputs=inputs,

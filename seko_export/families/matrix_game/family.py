@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.key_table import layer_of
 from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import ChunkModule, LayerChoice
 from seko_export.families.matrix_game import actions
 from seko_export.families.matrix_game.bindings import actions_of
-from seko_export.families.matrix_game.keys import ACTION, KEYS, matrix_game_model
-from seko_export.families.matrix_game.model import HEAD, MOUSE
+from seko_export.families.matrix_game.keys import ACTION, KEYS, VIDEO_PER_LATENT
+from seko_export.families.matrix_game.model import GAMES, HEAD, MOUSE, MatrixGameModel, no_game
 from seko_export.families.matrix_game.presets import PRESETS
-from seko_export.families.matrix_game.recognise import recognise
-from seko_export.families.recognition import Recognised
+from seko_export.families.recognition import Fact, Recognised, Source, fill, learn_config
 from seko_export.families.wan_layout import picture_branch, picture_condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_export.families.wan_layout.recognise import Seen
 from seko_runtime.format.manifest import ControlSpec, InputSpec
 from seko_runtime.video.manifest import VideoManifest
 
+_FOUNDATION_LAYER = 15  # the distilled models have action modules in the layers before it
+_TEXT = ("text_dim", "text_tokens")  # fields that a config.json may have, and the model has not
 _KEYBOARD = "keyboard"  # name of a chunk module, with which its weights' names begin
 
 
@@ -41,16 +44,45 @@ class MatrixGameFamily(WanLayoutFamily):
         ".after_cross.": f".{ACTION}.",
     }
 
-    def recognise(
-        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
-    ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no Matrix-Game 2.0 checkpoint."""
-        return recognise(where, opened, config_json)
+    def recognised(self, seen: Seen) -> Recognised | None:
+        """Return what is known of a model with action modules. The keyboard's width and the mouse tell the games apart,
+        and so their keys, rings and times.
+
+        Raises
+        ------
+        NotACheckpointError
+            If the file holds the foundation model, or a keyboard that no game has.
+        """
+        layers = {layer_of(name) for name in seen.shapes if f".{ACTION}." in name}
+        if _FOUNDATION_LAYER in layers:
+            raise NotACheckpointError(
+                f"{seen.where} is Matrix-Game 2.0's foundation model (it has blocks.{_FOUNDATION_LAYER}.{ACTION}), "
+                "which makes no video in few passes: take one of the distilled models, such as "
+                "base_distilled_model/base_distill.safetensors"
+            )
+        facts = seen.facts
+        for name in _TEXT:
+            facts.known.pop(name, None)
+        facts.learn("mouse", Fact(f"blocks.0.{ACTION}.mouse_mlp.0.weight" in seen.shapes, Source.SHAPES))
+        facts.learn("action_layers", Fact(len(layers), Source.SHAPES))
+        window = seen.shapes[f"blocks.0.{ACTION}.keyboard_attn_kv.weight"][1]
+        width = facts.known["keyboard_width"].value
+        facts.learn("seen_latents", Fact(window // (VIDEO_PER_LATENT * width), Source.SHAPES))
+        keys = (facts.known["keyboard"].value, facts.known["mouse"].value)
+        if keys not in GAMES:
+            raise NotACheckpointError(f"{seen.where}: {no_game(*keys)}")
+        models = ((name, MatrixGameModel.of(preset.model)) for name, preset in PRESETS.items())
+        name = next(name for name, model in models if (model.keyboard, model.mouse) == keys)
+        learn_config(facts, seen.config_json, {"image_tokens": ("image_tokens",)})
+        fill(facts, {"image_tokens": MatrixGameModel.image_tokens}, Source.ASSUMED, name)
+        own = {"text_dim": 0, "text_tokens": 0, "image_eps": MatrixGameModel.image_eps}
+        fill(facts, own | {"action_theta": MatrixGameModel.action_theta}, Source.FAMILY, "Matrix-Game")
+        return seen.as_in(name, PRESETS[name])
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the family's additions: the picture's condition and features, of which the features stand in place of
         a text, and the action modules of the first layers."""
-        model, s, dtype = matrix_game_model(config.model), config.workload.stream, config.target.dtype
+        model, s, dtype = MatrixGameModel.of(config.model), config.workload.stream, config.target.dtype
         frames, heads = actions.input_frames(config), (model.action_heads, HEAD)
         picture, condition = picture_condition.picture_inputs(config)
         branch = picture_branch.squashed_branch(config, model.image_eps)
@@ -121,7 +153,7 @@ class MatrixGameFamily(WanLayoutFamily):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the golden's inputs: a random condition and random features or pictures for the session, and for each
         chunk keys that change from video frame to video frame and a mouse that moves."""
-        model, s = matrix_game_model(config.model), config.workload.stream
+        model, s = MatrixGameModel.of(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
             return {

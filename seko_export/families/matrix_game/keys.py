@@ -3,10 +3,11 @@ modules in the first layers. Listing names and shapes reads no file."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from seko_export.checkpoints.key_table import (
     LAYER,
     Dimension,
-    KeyTable,
     Naming,
     RandomForm,
     linear_shapes,
@@ -17,11 +18,10 @@ from seko_export.families.matrix_game.model import HEAD, MOUSE, MatrixGameModel
 from seko_export.families.matrix_game.presets import PRESETS
 from seko_export.families.wan_layout.keys import (
     DIMENSIONS,
-    PREFIXES,
     PROJECTION,
     TELLTALES,
+    WAN_KEYS,
     projection_shapes,
-    spread,
     wan_config,
     wan_shapes,
 )
@@ -34,7 +34,7 @@ _TEXT = "text_embedding."
 
 def matrix_game_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of a checkpoint, by the authors' names without their prefix, layer by layer."""
-    model = matrix_game_model(config)
+    model = MatrixGameModel.of(config)
     shapes = {name: shape for name, shape in wan_shapes(config).items() if not name.startswith(_TEXT)}
     outer = projection_shapes(model.image_dim, config.dim)
     for layer in range(model.action_layers):
@@ -71,7 +71,7 @@ def action_shapes(model: MatrixGameModel) -> dict[str, tuple[int, ...]]:
 def matrix_game_config(config: ModelConfig) -> dict[str, object]:
     """Return the content of config.json: Wan's, with the number of a picture's features, which the shapes of tensors do
     not show."""
-    model = matrix_game_model(config)
+    model = MatrixGameModel.of(config)
     fields = {name: value for name, value in wan_config(config).items() if not name.startswith("text_")}
     return fields | {"model_type": "i2v", "image_tokens": model.image_tokens}
 
@@ -80,14 +80,7 @@ def stored_diffusers_config(config: ModelConfig) -> dict[str, object]:
     """Return the content of config.json in a random pipeline: diffusers' arguments, and the number of a picture's
     features, which shapes do not show."""
     fields = {name: value for name, value in diffusers_config(config).items() if not name.startswith("text_")}
-    return fields | {"image_tokens": matrix_game_model(config).image_tokens}
-
-
-def matrix_game_model(config: ModelConfig) -> MatrixGameModel:
-    """Return a model config typed as a `MatrixGameModel`; refuse any other class of config."""
-    if not isinstance(config, MatrixGameModel):
-        raise TypeError(f"a Matrix-Game build has a {type(config).__name__}, expected a MatrixGameModel")
-    return config
+    return fields | {"image_tokens": MatrixGameModel.of(config).image_tokens}
 
 
 def _in_action(name: str) -> bool:
@@ -104,7 +97,8 @@ DIFFUSERS = Naming(
     "safetensors",
 )
 
-KEYS = KeyTable(
+KEYS = replace(
+    WAN_KEYS,
     formats="Matrix-Game 2.0's safetensors (a file), or diffusers safetensors (a file, or a folder)",
     shapes=matrix_game_shapes,
     namings=(DIFFUSERS, WAN),
@@ -115,8 +109,6 @@ KEYS = KeyTable(
         Dimension("keyboard_width", f"blocks.0.{ACTION}.keyboard_embed.0.weight", 0),
         Dimension("action_heads", f"blocks.0.{ACTION}.mouse_attn_q.weight", 0, per=HEAD),
     ),
-    landmark="patch_embedding.weight",
-    prefixes=PREFIXES,
     telltales=tuple(entry for entry in TELLTALES if f"{ACTION}." not in entry[0]),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={
@@ -126,5 +118,4 @@ KEYS = KeyTable(
             "safetensors", DIFFUSERS, subfolder="transformer", config=stored_diffusers_config
         ),
     },
-    spread=spread,
 )

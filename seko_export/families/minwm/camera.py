@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import Recall, Unturned
+from seko_export.families.layers.choice import INTRINSICS, POSES
 from seko_export.families.layers.ring_positions import rows_of
 
-POSES, INTRINSICS = "camera", "intrinsics"  # names of the caller's inputs
 MATRIX, INVERSE = "camera_matrix", "camera_inverse"  # of each latent frame, [4, 4] float32
 KEPT = "camera_inverse"  # of each cached latent frame
 _GROUP = 4

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
-from seko_export.families.layers.choice import PLAIN, ChunkModule, LayerChoice
+from seko_export.families.layers.choice import (
+    INTRINSICS,
+    PLAIN,
+    POSES,
+    ChunkModule,
+    LayerChoice,
+    camera_inputs,
+)
 from seko_export.families.minwm import camera
-from seko_export.families.minwm.keys import KEYS, minwm_model
-from seko_export.families.minwm.model import NO_CAMERA
-from seko_export.families.minwm.presets import PRESETS
-from seko_export.families.minwm.recognise import recognise
-from seko_export.families.recognition import Recognised
+from seko_export.families.minwm.keys import KEYS, PROJECTION
+from seko_export.families.minwm.model import NO_CAMERA, PER_CHUNK, MinwmModel
+from seko_export.families.minwm.presets import MINWM, PRESETS
+from seko_export.families.recognition import Fact, Recognised, Source
 from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_export.families.wan_layout.recognise import Seen
 from seko_runtime.controls.camera import KEYS as LOOK_AND_MOVE
 from seko_runtime.controls.camera import CameraControl
-from seko_runtime.format.manifest import ControlSpec, InputSpec
+from seko_runtime.format.manifest import ControlSpec
 from seko_runtime.video.manifest import VideoManifest
 
 _FOCAL = 0.5  # in sizes of the picture, as the authors' script has it
@@ -37,39 +43,28 @@ class MinwmFamily(WanLayoutFamily):
     splits_over_ranks = False
     module_names: ClassVar = {".extra_attention.": ".self_attn."}
 
-    def recognise(
-        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
-    ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no minWM checkpoint."""
-        return recognise(where, opened, config_json)
+    def recognised(self, seen: Seen) -> Recognised | None:
+        """Return what is known of a model with a second projection behind self-attention; None if it is no minWM
+        model. The layout of streams and the passes are its authors', unless a config.json states them."""
+        if f"blocks.0.{PROJECTION}.weight" not in seen.shapes:
+            return None
+        seen.facts.learn("camera", Fact(PER_CHUNK, Source.FAMILY))
+        return seen.as_in(MINWM, PRESETS[MINWM])
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the additions of minWM to the shared transformer layers: the camera's attention, if the build has a
         camera."""
         s = config.workload.stream
-        if minwm_model(config.model).camera == NO_CAMERA:
+        if MinwmModel.of(config.model).camera == NO_CAMERA:
             return PLAIN
-        poses = InputSpec(
-            camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", "chunk", kind="camera_poses"
-        )
-        intrinsics = InputSpec(
-            camera.INTRINSICS,
-            (s.chunk_frames, 4),
-            "float32",
-            "input.intrinsics",
-            "chunk",
-            kind="camera_intrinsics",
-        )
         matrices = dict.fromkeys((camera.MATRIX, camera.INVERSE), ((s.chunk_frames, 4, 4), torch.float32))
         return LayerChoice(
-            (poses, intrinsics),
+            camera_inputs(config),
             extra_attention=lambda model, dtype: camera.CameraAttention(model, s.cache_frames, dtype),
             extra_attention_inputs=(camera.MATRIX, camera.INVERSE),
             recall={camera.KEPT: ((4, 4), torch.float32)},
             chunk_modules=(
-                ChunkModule(
-                    "matrices", camera.CameraMatrices, (poses.name, intrinsics.name), lambda _: matrices
-                ),
+                ChunkModule("matrices", camera.CameraMatrices, (POSES, INTRINSICS), lambda _: matrices),
             ),
         )
 
@@ -79,8 +74,8 @@ class MinwmFamily(WanLayoutFamily):
         own = CameraControl.declared(
             s.height,
             s.width,
-            camera.POSES,
-            camera.INTRINSICS,
+            POSES,
+            INTRINSICS,
             _KEYS,
             world=True,
             free=True,
@@ -96,7 +91,7 @@ class MinwmFamily(WanLayoutFamily):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): another camera for each latent frame, turned and
         moved, with a lens that differs along x and y."""
-        if chunk is None or minwm_model(config.model).camera == NO_CAMERA:
+        if chunk is None or MinwmModel.of(config.model).camera == NO_CAMERA:
             return {}
         s, generator = config.workload.stream, torch.Generator().manual_seed(1000 + chunk)
         rows = (s.batch, s.chunk_frames)
@@ -104,7 +99,7 @@ class MinwmFamily(WanLayoutFamily):
         turn = turn * torch.linalg.det(turn)[..., None, None]  # rotations, and no reflections
         poses = torch.cat((turn, 0.5 * torch.randn(*rows, 3, 1, generator=generator)), -1)
         lens = torch.tensor([0.5 * s.width, 0.8 * s.height, 0.5 * s.width, 0.5 * s.height])
-        return {camera.POSES: poses, camera.INTRINSICS: lens.expand(*rows, 4).contiguous()}
+        return {POSES: poses, INTRINSICS: lens.expand(*rows, 4).contiguous()}
 
 
 FAMILY = MinwmFamily()

@@ -19,7 +19,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.layers.causal_dit import sinusoid
 from seko_export.families.layers.rank_split import Ranked
-from seko_export.families.seko_talk.keys import TIME, talk_model
+from seko_export.families.seko_talk.keys import TIME
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.media.hubert.encoder import HubertFeatures
 
@@ -38,7 +38,9 @@ class AudioFeatures(HubertFeatures):
     def __init__(self, config: VideoBuild) -> None:
         if config.workload.audio is None:
             raise TypeError("a build without an audio encoder has no such engine")
-        super().__init__(config.workload.audio, talk_model(config.model).audio_frames, config.target.dtype)
+        super().__init__(
+            config.workload.audio, SekoTalkModel.of(config.model).audio_frames, config.target.dtype
+        )
 
     def forward(self, conditioning: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
         """Return features [B, S, F, M, audio_dim] of the audio windows ``audio`` [B, S, F, samples] float32."""
@@ -62,7 +64,7 @@ class AudioTokens(Ranked):
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        model, dtype, s = talk_model(config.model), config.target.dtype, config.workload.stream
+        model, dtype, s = SekoTalkModel.of(config.model), config.target.dtype, config.workload.stream
         self.speakers, self.frame_tokens = model.speakers, s.frame_tokens
         self.features = AUDIO if config.workload.audio is None else HEARD
         self.proj_in = nn.Linear(model.audio_dim, model.audio_width, dtype=dtype)
@@ -179,7 +181,7 @@ class AudioKv(nn.Module):
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        model, dtype = talk_model(config.model), config.target.dtype
+        model, dtype = SekoTalkModel.of(config.model), config.target.dtype
         self.heads = (model.heads, model.head_dim)
         self.norm_kv = nn.LayerNorm(model.audio_width, model.audio_eps)
         self.to_kv = nn.Linear(model.audio_width, 2 * model.dim, dtype=dtype)
@@ -237,7 +239,7 @@ def time_table(
     weights: WeightSource, model: ModelConfig, timesteps: tuple[float, ...], dtype: torch.dtype
 ) -> Tensor:
     """Return [passes, 3, d]: the adapter's time embedding of each pass's timestep, as shift, scale and gate."""
-    times = sinusoid(torch.tensor(timesteps, dtype=torch.float32), talk_model(model).audio_freq_dim)
+    times = sinusoid(torch.tensor(timesteps, dtype=torch.float32), SekoTalkModel.of(model).audio_freq_dim)
     for at, name in enumerate(("linear_1", "linear_2", "time_proj")):
         weight, bias = (weights[f"{TIME}.{name}.{leaf}"].to(dtype) for leaf in ("weight", "bias"))
         times = F.linear((F.silu(times) if at else times).to(dtype), weight, bias)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.schedule import Schedule
 from seko_export.config.video import VideoBuild
 from seko_export.engines.weight_source import WeightSource
@@ -18,12 +17,14 @@ from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
 from seko_export.families.layers.rank_split import rank_tokens
 from seko_export.families.recognition import Recognised
 from seko_export.families.seko_talk import audio, picture
-from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_model
+from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR
+from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import PRESETS
-from seko_export.families.seko_talk.recognise import recognise
+from seko_export.families.seko_talk.recognise import recognised
 from seko_export.families.seko_talk.run_config import read_run_config
 from seko_export.families.wan_layout import picture_branch
 from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_export.families.wan_layout.recognise import Seen
 from seko_export.media.pieces import AUDIO_ENCODER
 from seko_runtime.controls.voice import FEATURES, NORMALISED, PLAIN, WINDOW
 from seko_runtime.format.manifest import InputSpec
@@ -50,7 +51,7 @@ class SekoTalkFamily(WanLayoutFamily):
         UsageError
             If all passes of the build share one KV cache, or the build has no reference frame.
         """
-        model, s, dtype = talk_model(config.model), config.workload.stream, config.target.dtype
+        model, s, dtype = SekoTalkModel.of(config.model), config.workload.stream, config.target.dtype
         if not s.pass_caches:
             raise UsageError(
                 "Seko-Talk has a cache for each denoise pass: give --pass-caches, not --context-pass"
@@ -113,11 +114,9 @@ class SekoTalkFamily(WanLayoutFamily):
             pass_tables={audio.TIMES: ((3, model.dim), dtype)},
         )
 
-    def recognise(
-        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
-    ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no Seko-Talk checkpoint."""
-        return recognise(where, opened, config_json)
+    def recognised(self, seen: Seen) -> Recognised | None:
+        """Return what is known of a Seko-Talk model, from the files of transformer and audio adapter."""
+        return recognised(seen)
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return the audio adapter's shift, scale and gate of each pass."""
@@ -132,7 +131,7 @@ class SekoTalkFamily(WanLayoutFamily):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): random features of the picture for the session; for
         each chunk random audio features, or noise as audio."""
-        model, s = talk_model(config.model), config.workload.stream
+        model, s = SekoTalkModel.of(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is not None:
             heard = (model.audio_frames, model.audio_dim) if config.workload.audio is None else (WINDOW,)

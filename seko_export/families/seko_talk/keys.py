@@ -4,19 +4,35 @@ audio adapter's file. Listing names and shapes reads no file."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, RandomForm, layer_of
+from seko_export.checkpoints.key_table import (
+    Dimension,
+    Naming,
+    RandomForm,
+    layer_by_layer,
+    linear_shapes,
+    norm_shapes,
+)
 from seko_export.checkpoints.sources import Companion
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import PRESETS
-from seko_export.families.wan_layout.keys import DIMENSIONS, PREFIXES, TELLTALES, wan_config, wan_shapes
+from seko_export.families.wan_layout.keys import (
+    DIMENSIONS,
+    TELLTALES,
+    WAN_KEYS,
+    picture_attention_shapes,
+    projection_shapes,
+    wan_config,
+    wan_shapes,
+)
 from seko_export.families.wan_layout.keys import spread as wan_spread
 from seko_export.families.wan_layout.namings import DIFFUSERS
 
 REFERENCE, STATE = "ref_patch_embedding", "state_embedding.weight"
-PICTURE, PROJECTOR = "img_emb.proj", "audio_proj"
+PROJECTOR = "audio_proj"
 DECODER = f"{PROJECTOR}.transformer_decoder.layers"
 # The adapter's own time embedding, under a name that does not collide with Wan's.
 TIME = "audio_time"
@@ -33,50 +49,51 @@ _OURS = re.compile(rf"blocks\.(0|[1-9][0-9]{{0,5}})\.{IN_LAYER}\.(.+)", re.ASCII
 
 def seko_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of a Seko-Talk model, by the exporter's names, layer by layer."""
-    m, d = talk_model(config), config.dim
+    m, d = SekoTalkModel.of(config), config.dim
     shapes = wan_shapes(m) | {
         f"{REFERENCE}.weight": (d, m.in_channels, 1, PATCH, PATCH),
         f"{REFERENCE}.bias": (d,),
         STATE: (m.state_rows, d),
     }
     if m.image_dim:
-        shapes |= _norm(f"{PICTURE}.0", m.image_dim) | _linear(f"{PICTURE}.1", m.image_dim, m.image_dim)
-        shapes |= _linear(f"{PICTURE}.3", d, m.image_dim) | _norm(f"{PICTURE}.4", d)
+        shapes |= projection_shapes(m.image_dim, d)
     shapes |= _projector_shapes(m)
-    shapes |= _linear(f"{TIME}.linear_1", d, m.audio_freq_dim) | _linear(f"{TIME}.linear_2", d, d)
-    shapes |= _linear(f"{TIME}.time_proj", 3 * d, d)
+    shapes |= linear_shapes(f"{TIME}.linear_1", d, m.audio_freq_dim) | linear_shapes(f"{TIME}.linear_2", d, d)
+    shapes |= linear_shapes(f"{TIME}.time_proj", 3 * d, d)
     for layer in range(m.layers):
-        block = f"blocks.{layer}"
         if m.image_dim:
-            shapes |= _linear(f"{block}.cross_attn.k_img", d, d) | _linear(f"{block}.cross_attn.v_img", d, d)
-            shapes[f"{block}.cross_attn.norm_k_img.weight"] = (d,)
-        audio = f"{block}.{IN_LAYER}"
-        shapes |= _norm(f"{audio}.norm_kv", m.audio_width) | _linear(f"{audio}.to_kv", 2 * d, m.audio_width)
-        shapes |= _linear(f"{audio}.to_q", d, d) | _linear(f"{audio}.to_out", d, d)
+            shapes |= picture_attention_shapes(layer, d)
+        audio = f"blocks.{layer}.{IN_LAYER}"
+        shapes |= norm_shapes(f"{audio}.norm_kv", m.audio_width) | linear_shapes(
+            f"{audio}.to_kv", 2 * d, m.audio_width
+        )
+        shapes |= linear_shapes(f"{audio}.to_q", d, d) | linear_shapes(f"{audio}.to_out", d, d)
         shapes[f"{audio}.shift_scale_gate"] = (1, 3, d)
-    return dict(sorted(shapes.items(), key=lambda item: _place(item[0])))
+    return layer_by_layer(shapes)
 
 
 def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:
     w = m.audio_width
-    shapes = _linear(f"{PROJECTOR}.proj_in", w, m.audio_dim)
+    shapes = linear_shapes(f"{PROJECTOR}.proj_in", w, m.audio_dim)
     shapes[f"{PROJECTOR}.learnable_queries"] = (1, m.audio_tokens, w)
     for layer in range(m.audio_layers):
         at = f"{DECODER}.{layer}"
         for attention in ("self_attn", "multihead_attn"):
             shapes[f"{at}.{attention}.in_proj_weight"] = (3 * w, w)
             shapes[f"{at}.{attention}.in_proj_bias"] = (3 * w,)
-            shapes |= _linear(f"{at}.{attention}.out_proj", w, w)
-        shapes |= _linear(f"{at}.linear1", m.audio_ffn, w) | _linear(f"{at}.linear2", w, m.audio_ffn)
+            shapes |= linear_shapes(f"{at}.{attention}.out_proj", w, w)
+        shapes |= linear_shapes(f"{at}.linear1", m.audio_ffn, w) | linear_shapes(
+            f"{at}.linear2", w, m.audio_ffn
+        )
         for norm in ("norm1", "norm2", "norm3"):
-            shapes |= _norm(f"{at}.{norm}", w)
+            shapes |= norm_shapes(f"{at}.{norm}", w)
     return shapes
 
 
 def seko_config(config: ModelConfig) -> dict[str, object]:
     """Return the content of config.json for a Seko-Talk model: Wan's fields, and properties that the shapes of tensors
     do not show."""
-    m = talk_model(config)
+    m = SekoTalkModel.of(config)
     return wan_config(m) | {
         "_class_name": "SekoTalkModel",
         "model_type": "s2v",
@@ -89,13 +106,6 @@ def seko_config(config: ModelConfig) -> dict[str, object]:
         "audio_eps": m.audio_eps,
         "image_eps": m.image_eps,
     }
-
-
-def talk_model(config: ModelConfig) -> SekoTalkModel:
-    """Return a model config typed as a `SekoTalkModel`; refuse any other class of config."""
-    if not isinstance(config, SekoTalkModel):
-        raise TypeError(f"a Seko-Talk build has a {type(config).__name__}, expected a SekoTalkModel")
-    return config
 
 
 def to_ours(key: str) -> str:
@@ -127,19 +137,6 @@ def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     return (0.0, 0.02) if name.endswith("in_proj_bias") else wan_spread(name, shape)
 
 
-def _linear(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
-
-
-def _norm(module: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": (width,), f"{module}.bias": (width,)}
-
-
-def _place(name: str) -> int:
-    layer = layer_of(name)
-    return -1 if layer is None else layer
-
-
 SEKO = Naming("seko-talk", to_ours, to_theirs)
 ADAPTER = Companion(
     (
@@ -152,13 +149,13 @@ ADAPTER = Companion(
     ("model_state",),
 )
 
-KEYS = KeyTable(
+KEYS = replace(
+    WAN_KEYS,
     formats="Seko-Talk safetensors (a file, or a folder with an index) beside audio_adapter_model.safetensors",
     shapes=seko_shapes,
     namings=(SEKO,),
     lora_namings=(DIFFUSERS,),
     dimensions=(*DIMENSIONS, Dimension("state_rows", STATE, 0)),
-    landmark="patch_embedding.weight",
     telltales=(
         (
             ("prev_patch_embedding", "cont_patch_embedding"),
@@ -173,6 +170,5 @@ KEYS = KeyTable(
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={"seko-talk": RandomForm("sharded", SEKO, config=seko_config)},
     companions=(ADAPTER,),
-    prefixes=PREFIXES,
     spread=spread,
 )

@@ -13,7 +13,7 @@ from seko_export.config.stream import PATCH, StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.choice import PROMPT
-from seko_export.families.seko_talk.keys import talk_model
+from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.wan_layout.picture_branch import PictureBranch, PictureFeatures
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.contract import PICTURE_CHANNELS
@@ -24,7 +24,7 @@ PORTRAIT = "portrait"  # name of the caller's input
 
 def portrait_branch(config: VideoBuild) -> PictureBranch:
     """Return the picture branch, whose image encoder takes the portrait [H, W, 3] uint8."""
-    s, model = config.workload.stream, talk_model(config.model)
+    s, model = config.workload.stream, SekoTalkModel.of(config.model)
     shape = (s.height, s.width, PICTURE_CHANNELS)
     portrait = InputSpec(PORTRAIT, shape, "uint8", f"input.{PORTRAIT}", per=PROMPT, kind=PORTRAIT_KIND)
     return PictureBranch(model.image_eps, portrait, lambda config: PictureFeatures(config, PORTRAIT))
@@ -45,8 +45,8 @@ class ReferenceEmbed(Embed):
     ) -> None:
         super().__init__(model, stream, dtype, key_rotary=key_rotary, update=update)
         self.ref_patch_embedding = nn.Linear(model.in_channels * PATCH * PATCH, model.dim, dtype=dtype)
-        self.ref_state = talk_model(model).ref_state
-        self.state_embedding = nn.Embedding(talk_model(model).state_rows, model.dim, dtype=dtype)
+        self.ref_state = SekoTalkModel.of(model).ref_state
+        self.state_embedding = nn.Embedding(SekoTalkModel.of(model).state_rows, model.dim, dtype=dtype)
 
     def tokens(self, patches: Tensor, frames: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
         """Return the embedded patches [B, T, d] of stream frames and reference frames."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.key_table import Dimension, Shapes
-from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import (
     Fact,
@@ -20,12 +18,11 @@ from seko_export.families.recognition import (
     fill,
     stream_facts,
 )
-from seko_export.families.seko_talk.keys import ADAPTER, DECODER, KEYS, PICTURE, PROJECTOR, SEKO, TIME
-from seko_export.families.seko_talk.model import SekoTalkModel
+from seko_export.families.seko_talk.keys import ADAPTER, DECODER, PROJECTOR, TIME
 from seko_export.families.seko_talk.presets import FULL, PRESETS
 from seko_export.families.seko_talk.run_config import positions
-from seko_export.families.wan_layout.recognise import recognise as recognise_wan
-from seko_export.families.wan_layout.recognise import unused_fields
+from seko_export.families.wan_layout.keys import PROJECTION
+from seko_export.families.wan_layout.recognise import Seen, unused_fields
 
 _ADAPTER = (
     Dimension("audio_dim", f"{PROJECTOR}.proj_in.weight", 1),
@@ -49,9 +46,8 @@ POSITIONS = Question(
 )
 
 
-def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
-    """Return the facts that the files and their config.json state about a Seko-Talk model; None if the files hold no
-    such model.
+def recognised(seen: Seen) -> Recognised | None:
+    """Return what is known of a model with a reference picture's tensors.
 
     The keys of the transformer's file show whether there is a picture branch. Facts about a Seko-Talk model that
     neither shapes nor config.json state are taken from the preset and marked as assumed.
@@ -63,21 +59,17 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
     CheckpointError
         If config.json contradicts the keys.
     """
-    wan_model = recognise_wan(where, opened, config_json, family="seko_talk", keys=KEYS)
-    if wan_model is None:
-        return None
-    shapes = SEKO.shapes_in(opened)
+    where, shapes, config_json, facts = seen.where, seen.shapes, seen.config_json, seen.facts
     if f"{PROJECTOR}.proj_in.weight" not in shapes:
         raise CheckpointNotFoundError(
             f"{where} is a Seko-Talk model without its audio adapter: put {ADAPTER.names[0]} into its folder"
         )
-    facts = Facts(where, dict(wan_model.model))
     for name, size in _sizes(shapes).items():
         facts.learn(name, Fact(size, Source.SHAPES))
     _check_picture(facts, config_json)
     for name in (*_WHOLE, *_NUMBERS):
         whole, least = name in _WHOLE, _WHOLE.get(name, 0)
-        value = config_number(where, config_json or {}, name, whole=whole, least=least)
+        value = config_number(where, config_json, name, whole=whole, least=least)
         if value is not None:
             facts.learn(name, Fact(value if whole else float(value), Source.CONFIG, name))
     preset = PRESETS[FULL]
@@ -92,12 +84,11 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
     stream = stream_facts(preset.stream, Source.ASSUMED, FULL)
     stream |= {name: Fact(getattr(preset.stream, name), Source.FAMILY, "Seko-Talk") for name in _EVERY_STREAM}
     stream |= _positions(where, config_json)
-    return replace(
-        wan_model,
-        model=facts.known,
+    return seen.as_in(
+        FULL,
+        preset,
         stream=stream,
         schedule=Fact(preset.schedule, Source.ASSUMED, FULL),
-        kind=SekoTalkModel,
         questions={"window_positions": POSITIONS},
         unused=unused_fields(config_json, window=True),
     )
@@ -113,15 +104,15 @@ def _sizes(shapes: Shapes) -> dict[str, int]:
     layers = {
         name.removeprefix(f"{DECODER}.").partition(".")[0] for name in shapes if name.startswith(DECODER)
     }
-    picture = shapes.get(f"{PICTURE}.1.weight", ())
+    picture = shapes.get(f"{PROJECTION}.1.weight", ())
     return sizes | {"audio_layers": len(layers), "image_dim": picture[0] if picture else 0}
 
 
-def _positions(where: str, config_json: Mapping[str, Any] | None) -> dict[str, Fact]:
+def _positions(where: str, config_json: Mapping[str, Any]) -> dict[str, Fact]:
     """Return the RoPE positions that config.json states, at top level or in ``ar_config``; empty if it states
     none."""
-    cache = (config_json or {}).get(_CACHE)
-    merged = {**(config_json or {}), **(cache if isinstance(cache, dict) else {})}
+    cache = config_json.get(_CACHE)
+    merged = {**config_json, **(cache if isinstance(cache, dict) else {})}
     if _MODE not in merged:
         return {}
     try:
@@ -131,8 +122,8 @@ def _positions(where: str, config_json: Mapping[str, Any] | None) -> dict[str, F
     return {name: Fact(value, Source.CONFIG, _MODE) for name, value in fields.items()}
 
 
-def _check_picture(facts: Facts, config_json: Mapping[str, Any] | None) -> None:
-    asked = None if config_json is None else config_json.get(_USE_PICTURE)
+def _check_picture(facts: Facts, config_json: Mapping[str, Any]) -> None:
+    asked = config_json.get(_USE_PICTURE)
     if isinstance(asked, bool) and asked != bool(facts.known["image_dim"].value):
         raise CheckpointError(
             f"{facts.where} contradicts itself: {_USE_PICTURE} is {str(asked).lower()} by config.json, and the file "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from seko_export.checkpoints.key_table import KeyTable, Naming, RandomForm
+from dataclasses import replace
+
+from seko_export.checkpoints.key_table import Naming, RandomForm
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.keys import (
-    DIMENSIONS,
-    PREFIXES,
-    TELLTALES,
-    spread,
+    WAN_KEYS,
     wan_config,
     wan_shapes,
 )
@@ -16,16 +15,13 @@ from seko_export.families.wan_layout.namings import DIFFUSERS, ENTRIES, WAN, dif
 
 SELF_FORCING = Naming("self-forcing", str, str, container="pt")
 
-KEYS = KeyTable(
+KEYS = replace(
+    WAN_KEYS,
     formats="a Self-Forcing .pt, Wan safetensors (a file, or a folder with an index), "
     "or diffusers safetensors (a file, or a folder)",
     shapes=wan_shapes,
     namings=(SELF_FORCING, DIFFUSERS, WAN),
-    dimensions=DIMENSIONS,
-    landmark="patch_embedding.weight",
     entries=ENTRIES,
-    prefixes=PREFIXES,
-    telltales=TELLTALES,
     relatives=(
         (
             ("k_img", "img_emb.", "add_k_proj", "image_embedder."),
@@ -39,6 +35,5 @@ KEYS = KeyTable(
         "wan-sharded": RandomForm("sharded", WAN, config=wan_config),
         "diffusers": RandomForm("safetensors", DIFFUSERS, subfolder="transformer", config=diffusers_config),
     },
-    spread=spread,
 )
 FORMATS = tuple(KEYS.random_forms)

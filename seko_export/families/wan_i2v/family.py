@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import LayerChoice
-from seko_export.families.recognition import Recognised
-from seko_export.families.wan_i2v.keys import KEYS, i2v_model
-from seko_export.families.wan_i2v.presets import PRESETS
-from seko_export.families.wan_i2v.recognise import recognise
+from seko_export.families.recognition import Fact, Recognised, Source, fill, learn_config
+from seko_export.families.wan_i2v.keys import KEYS, POSITIONS
+from seko_export.families.wan_i2v.model import WanI2vModel
+from seko_export.families.wan_i2v.presets import A14B, FLF2V, I2V, PRESETS
 from seko_export.families.wan_layout import picture_branch, picture_condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_export.families.wan_layout.keys import PROJECTION
+from seko_export.families.wan_layout.recognise import Seen
 
 GOLDEN_LAST_FRAME = 3  # frame of the golden's last picture, in one of the recorded chunks
 
@@ -30,16 +30,31 @@ class WanI2vFamily(WanLayoutFamily):
     keys = KEYS
     module_names = picture_branch.MODULE_NAMES
 
-    def recognise(
-        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
-    ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no image-to-video checkpoint."""
-        return recognise(where, opened, config_json)
+    def recognised(self, seen: Seen) -> Recognised | None:
+        """Return what is known of a model whose input has a picture's condition, too; None for any other.
+
+        The keys show whether the model has a picture branch, and whether the branch takes one picture or two. They do
+        not show the number of features of a single picture, which is CLIP's, unless config.json states another.
+        """
+        if not seen.has_condition:
+            return None
+        facts, shapes = seen.facts, seen.shapes
+        width, positions = shapes.get(f"{PROJECTION}.1.weight", ()), shapes.get(POSITIONS, ())
+        pictures = 2 if len(positions) == 3 else 1
+        facts.learn("image_dim", Fact(width[0] if width else 0, Source.SHAPES))
+        facts.learn("pictures", Fact(pictures, Source.SHAPES))
+        if pictures > 1:
+            facts.learn("image_tokens", Fact(positions[1] // pictures, Source.SHAPES))
+        learn_config(facts, seen.config_json, {name: (name,) for name in ("image_dim", "image_tokens")})
+        name = FLF2V if pictures > 1 else I2V if width else A14B
+        fill(facts, {"image_tokens": WanI2vModel.image_tokens}, Source.ASSUMED, name)
+        fill(facts, {"image_eps": WanI2vModel.image_eps}, Source.FAMILY, "Wan")
+        return seen.as_in(name, PRESETS[name], stream=seen.wan.stream)
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
         """Return the modules and inputs that the family adds to the shared layers: the picture's condition, and the
         picture branch if the model has one."""
-        model = i2v_model(config.model)
+        model = WanI2vModel.of(config.model)
         inputs, condition = picture_condition.picture_inputs(config, last=model.last_picture)
         embed, taken = picture_condition.ConditionedEmbed, (picture_condition.ROWS,)
         if not model.image_dim:
@@ -57,13 +72,13 @@ class WanI2vFamily(WanLayoutFamily):
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of an image-to-video build."""
-        last = i2v_model(config.model).last_picture
+        last = WanI2vModel.of(config.model).last_picture
         return picture_condition.with_picture_program(super().graph(config), config, last=last)
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the golden's inputs for the session: a random condition, and random pictures or features for the
         picture branch."""
-        model, s = i2v_model(config.model), config.workload.stream
+        model, s = WanI2vModel.of(config.model), config.workload.stream
         if chunk is not None:
             return {}
         generator = torch.Generator().manual_seed(7)

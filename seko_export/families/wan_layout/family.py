@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
@@ -15,8 +16,9 @@ from seko_export.families.layers.choice import PLAIN, LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import RenamedWeights, model_weights
+from seko_export.families.recognition import Facts, Recognised
 from seko_export.families.video import CacheProbe, VideoFamily
-from seko_export.families.wan_layout.recognise import is_config
+from seko_export.families.wan_layout.recognise import Seen, is_config, recognise
 
 
 class WanLayoutFamily(VideoFamily):
@@ -32,6 +34,21 @@ class WanLayoutFamily(VideoFamily):
         """Return the family's additions to the shared transformer layers of a build."""
         del config
         return PLAIN
+
+    def recognise(
+        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
+    ) -> Recognised | None:
+        """Return what Wan's tensors, and the family's own by `recognised`, state about a checkpoint's model."""
+        wan = recognise(where, opened, config_json, family=self.name, keys=self.keys)
+        if wan is None:
+            return None
+        shapes = self.keys.naming_of(opened).shapes_in(opened)
+        return self.recognised(Seen(where, shapes, config_json or {}, wan, Facts(where, dict(wan.model))))
+
+    def recognised(self, seen: Seen) -> Recognised | None:
+        """Return what is known of a model that has all tensors from which the family reads sizes; None if it is of
+        another family. The errors are those of `recognise`."""
+        return seen.wan
 
     def is_config(self, config_json: Mapping[str, Any]) -> bool:
         """Return whether a config.json has fields of a Wan model."""

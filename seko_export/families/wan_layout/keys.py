@@ -3,7 +3,7 @@ shapes of keys are listed without reading a file."""
 
 from __future__ import annotations
 
-from seko_export.checkpoints.key_table import Dimension, linear_shapes, norm_shapes, plain_spread
+from seko_export.checkpoints.key_table import Dimension, KeyTable, linear_shapes, norm_shapes, plain_spread
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 
@@ -65,6 +65,16 @@ def projection_shapes(width: int, dim: int) -> dict[str, tuple[int, ...]]:
         **linear_shapes(f"{PROJECTION}.1", width, width),
         **linear_shapes(f"{PROJECTION}.3", dim, width),
         **norm_shapes(f"{PROJECTION}.4", dim),
+    }
+
+
+def picture_attention_shapes(layer: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a layer's cross-attention has for a picture beside the text."""
+    attention = f"blocks.{layer}.cross_attn"
+    return {
+        **linear_shapes(f"{attention}.k_img", dim, dim),
+        **linear_shapes(f"{attention}.v_img", dim, dim),
+        f"{attention}.norm_k_img.weight": (dim,),
     }
 
 
@@ -132,3 +142,16 @@ def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return the mean and the standard deviation of the random values of a weight. For a modulation, the two numbers
     are those of Wan's initialisation. For any other weight, `plain_spread` computes them."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)
+
+
+# What the key tables of all families with Wan's layers have; each replaces formats, shapes and namings by its own.
+WAN_KEYS = KeyTable(
+    formats="",
+    shapes=wan_shapes,
+    namings=(),
+    dimensions=DIMENSIONS,
+    landmark="patch_embedding.weight",
+    prefixes=PREFIXES,
+    telltales=TELLTALES,
+    spread=spread,
+)

@@ -4,10 +4,11 @@ sample."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
-from seko_export.checkpoints.key_table import KeyTable
+from seko_export.checkpoints.key_table import KeyTable, Shapes
 from seko_export.checkpoints.sources import OpenedFiles, shown
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -24,6 +25,8 @@ from seko_export.families.recognition import (
     shape_facts,
     stream_facts,
 )
+from seko_export.families.video import Preset
+from seko_export.families.wan_layout.picture_sizes import has_condition
 
 # Seko's field -> names in a config.json: Wan's, diffusers', Seko's.
 _MODEL_FIELDS: dict[str, tuple[str, ...]] = {
@@ -63,6 +66,50 @@ USUAL_STREAM_2_2 = StreamConfig(
 _CHANNELS_2_2 = 48
 _USUAL = {"text_tokens": 512, "norm_eps": 1e-6}
 _FIXED = {"rope_theta": 10_000.0}  # a literal in Wan's code
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a family looks at to tell its models from others with Wan's layers.
+
+    Parameters
+    ----------
+    where : str
+        Name of the checkpoint in messages.
+    shapes : mapping of str to tuple of int
+        Shapes of the tensors whose keys the family's naming translates, by the exporter's names.
+    config_json : mapping
+        Content of the config.json beside the weights; empty without one.
+    wan : Recognised
+        What Wan's tensors and fields state.
+    facts : Facts
+        The facts about the model, to which the family adds its own.
+    """
+
+    where: str
+    shapes: Shapes
+    config_json: Mapping[str, Any]
+    wan: Recognised
+    facts: Facts
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether the model's input also has a mask and a picture's latents besides the noisy latents."""
+        return has_condition(*(self.wan.model[f"{side}_channels"].value for side in ("in", "out")))
+
+    @property
+    def layout(self) -> dict[str, Fact]:
+        """The fields of the stream's layout that the checkpoint states."""
+        return {name: fact for name, fact in self.wan.stream.items() if fact.is_read}
+
+    def as_in(self, name: str, preset: Preset, **known: Any) -> Recognised:
+        """Return what is known of a model of the class that a preset's model has. The layout and the passes are those
+        of the preset, unless the checkpoint states them; ``known`` are other fields of `Recognised`."""
+        usual: dict[str, Any] = {
+            "stream": stream_facts(preset.stream, Source.ASSUMED, name) | self.layout,
+            "schedule": self.wan.schedule or Fact(preset.schedule, Source.ASSUMED, name),
+        }
+        return replace(self.wan, model=self.facts.known, kind=type(preset.model), **(usual | known))
 
 
 def recognise(
