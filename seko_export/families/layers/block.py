@@ -29,28 +29,6 @@ from seko_kernels.kv_formats import KvFormat
 FRONT_K, FRONT_V = "front_k", "front_v"  # keys and values of tokens before the stream, among a layer's caches
 
 
-class Past(NamedTuple):
-    """The cached frames to which a layer attends, and the number of rows in its caches."""
-
-    valid_tokens: Tensor
-    caches: Mapping[str, Tensor]
-    scales: Mapping[str, Tensor]
-    key_rotary: Mapping[str, Tensor]
-    window: Mapping[str, Tensor]
-    rows: Tensor | None
-    cache_rows: int
-
-    @property
-    def of_rows(self) -> Mapping[str, Tensor]:
-        """Return the parts of the caches that belong to the rows of the call."""
-        if self.rows is None:
-            return self.caches
-        return {
-            name: rows_of(cache, self.rows, len(cache) // self.cache_rows)
-            for name, cache in self.caches.items()
-        }
-
-
 class Recall(NamedTuple):
     """A layer's tensors of a model family that are kept for each latent frame, in the slots of self-attention's cache.
 
@@ -70,6 +48,54 @@ class Recall(NamedTuple):
     write_slots: Tensor
     valid_tokens: Tensor
     rows: Tensor | None
+
+
+class LayerInputs(NamedTuple):
+    """What a layer takes besides the chunk's hidden state, modulation and rotary tables. `Block.forward` and
+    `fused_block.FusedLayer.forward` document the fields; mappings that a layer does not take are empty."""
+
+    text_k: Tensor
+    text_v: Tensor
+    caches: Mapping[str, Tensor]
+    rows: Tensor | None
+    valid: Tensor | None
+    scales: Mapping[str, Tensor]
+    places: Mapping[str, Tensor]
+    window: Mapping[str, Tensor]
+    token_index: Tensor | None
+    write_slots: Tensor | None
+    conditioning: Mapping[str, Tensor]
+    recall: Mapping[str, Tensor]
+
+    @property
+    def valid_tokens(self) -> Tensor:
+        """Return the number of filled tokens in each row's cache, int64 [B]."""
+        if self.valid is None:
+            raise TypeError("a layer that attends to a cache takes valid_tokens")
+        return self.valid
+
+    @property
+    def of_rows(self) -> Mapping[str, Tensor]:
+        """Return the parts of the caches that belong to the rows of the call."""
+        if self.rows is None:
+            return self.caches
+        in_caches = self.text_k.shape[0]
+        return {
+            name: rows_of(cache, self.rows, len(cache) // in_caches) for name, cache in self.caches.items()
+        }
+
+    @property
+    def kept(self) -> Recall:
+        """Return the family's tensors that are kept for each latent frame.
+
+        Raises
+        ------
+        TypeError
+            If the layer got no slots for them.
+        """
+        if self.write_slots is None:
+            raise TypeError("a layer that keeps tensors for each latent frame takes write_slots")
+        return Recall(self.recall, self.write_slots, self.valid_tokens, self.rows)
 
 
 class Unturned(NamedTuple):
@@ -137,59 +163,37 @@ class BlockWeights(Ranked):
         self.tail: nn.Module | None = None
         self.extra_text: tuple[str, ...] = ()
 
-    def add(
-        self,
-        extra_attention: nn.Module | None,
-        after_attention: nn.Module | None,
-        after_cross: nn.Module | None,
-        tail: nn.Module | None,
-        extra_text: tuple[str, ...],
-    ) -> None:
-        """Add the modules of a model family to the layer."""
-        self.extra_attention = extra_attention
-        self.after_attention, self.after_cross, self.tail = after_attention, after_cross, tail
+    def add(self, modules: Mapping[str, nn.Module | None], extra_text: tuple[str, ...]) -> None:
+        """Add the modules of a model family to the layer, by the names of the attributes above."""
+        for name, module in modules.items():
+            setattr(self, name, module)
         self.extra_text = extra_text
 
-    def added_attention(
-        self,
-        qkv: Tensor,
-        cached: Past,
-        conditioning: Mapping[str, Tensor] | None,
-        recall: Mapping[str, Tensor] | None,
-        write_slots: Tensor | None,
-    ) -> Tensor | None:
-        """Return what the family's module adds to self-attention, [B, T, d]; None without such a module.
-
-        Parameters
-        ----------
-        qkv : Tensor
-            Queries, keys and values of the chunk before their norms, [B, T, 3*d].
-        cached : Past
-            The cached frames, whose keys are stored before RoPE. The chunk's slots are not read, so they may or may not
-            be written yet.
-        conditioning, recall, write_slots
-            The parameters of `Block.forward`.
-        """
+    def added_attention(self, qkv: Tensor, inputs: LayerInputs) -> Tensor | None:
+        """Return what the family's module adds to self-attention, [B, T, d], from the chunk's queries, keys and values
+        before their norms, [B, T, 3*d]; None without such a module. The chunk's slots of the cache are not read, so
+        they may or may not be written yet."""
         if self.extra_attention is None:
             return None
-        if write_slots is None or not self.kv.keys_before_rope:
-            raise TypeError("an extra attention takes write_slots and a cache with keys before RoPE")
+        if not self.kv.keys_before_rope:
+            raise TypeError("an extra attention takes a cache with keys before RoPE")
         q, k, v = qkv.chunk(3, dim=-1)
         q, k = (
             self.split_heads(rms_norm(x, norm).to(qkv.dtype))
             for x, norm in ((q, self.self_attn.norm_q), (k, self.self_attn.norm_k))
         )
         batch, s = qkv.shape[0], self.stream
-        index = token_index(write_slots, s)  # of the chunk's tokens in the caches of the call's rows
+        index = token_index(
+            inputs.kept.write_slots, s
+        )  # of the chunk's tokens in the caches of the call's rows
         plain = no_rotation(batch, self.model, s, qkv.device)
-        past = self.kv.expand(cached.of_rows, cached.scales, plain, qkv.dtype)  # each [B*N, H, D]
+        past = self.kv.expand(inputs.of_rows, inputs.scales, plain, qkv.dtype)  # each [B*N, H, D]
         keys, values = (
             window.index_copy(0, index, x.flatten(0, 1)).unflatten(0, (batch, -1))
             for window, x in zip(past, (k, self.split_heads(v)), strict=True)
         )
-        seen = Unturned(q, keys, values, lambda q, k, v: self.attend_window(q, k, v, cached.valid_tokens))
-        kept = Recall(recall or {}, write_slots, cached.valid_tokens, cached.rows)
-        result: Tensor = self.extra_attention(seen, conditioning or {}, kept)
+        seen = Unturned(q, keys, values, lambda q, k, v: self.attend_window(q, k, v, inputs.valid_tokens))
+        result: Tensor = self.extra_attention(seen, inputs.conditioning, inputs.kept)
         return result
 
     def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
@@ -197,51 +201,55 @@ class BlockWeights(Ranked):
         in 16 bits on a GPU."""
         return window_attention(q, k, v, valid_tokens)
 
-    def behind_cross(
-        self,
-        hidden: Tensor,
-        conditioning: Mapping[str, Tensor] | None,
-        recall: Mapping[str, Tensor] | None,
-        write_slots: Tensor | None,
-        valid_tokens: Tensor,
-        rows: Tensor | None,
+    def attend_cached(
+        self, q: Tensor, k: Tensor, v: Tensor, unturned: Tensor | None, inputs: LayerInputs
     ) -> Tensor:
-        """Return the hidden state behind the family's module after cross-attention; the parameters are those of
-        `Block.forward`."""
+        """Write the chunk's keys and values, and return the attention [B, T, d] of its queries to cache and chunk.
+
+        Queries, keys and values are [B, T, H, D]; ``unturned`` are the keys before RoPE, if the cache stores them so.
+        """
+        if inputs.token_index is None:
+            raise TypeError("a layer with 16-bit attention always writes: it takes token_index")
+        index, own = inputs.token_index, (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
+        stored = own[0] if unturned is None else unturned.flatten(0, 1)
+        self.kv.write(inputs.caches, inputs.scales, index, stored, own[1])
+        if inputs.rows is not None:
+            index = token_index_of_call(index, inputs.rows, self.stream)
+        caches, by_row = inputs.of_rows, (q.shape[0], self.stream.cache_tokens)
+        windows = self.kv.expand(caches, inputs.scales, inputs.places, q.dtype)  # each [B*N, H, D]
+        # the chunk's own keys and values are unquantised: only cached frames went through the cache format
+        keys, values = (
+            (window if exact else window.index_copy(0, index, x)).unflatten(0, by_row)
+            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
+        )
+        keys, values, valid = behind_front(caches, keys, values, inputs.valid_tokens)
+        return self.attend_window(q, keys, values, valid)
+
+    def behind_cross(self, hidden: Tensor, inputs: LayerInputs) -> Tensor:
+        """Return the hidden state behind the family's module after cross-attention."""
         if self.after_cross is None:
             return hidden
-        kept: tuple[Recall, ...] = ()
-        if recall:
-            if write_slots is None:
-                raise TypeError("a layer that keeps tensors for each latent frame takes write_slots")
-            kept = (Recall(recall, write_slots, valid_tokens, rows),)
-        advanced: Tensor = self.after_cross(hidden, conditioning or {}, *kept)
+        kept = (inputs.kept,) if inputs.recall else ()
+        advanced: Tensor = self.after_cross(hidden, inputs.conditioning, *kept)
         return advanced
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the last axis into heads, so that [..., d] becomes [..., H, D]."""
         return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
 
-    def cross_attend(
-        self,
-        q: Tensor,
-        text_k: Tensor,
-        text_v: Tensor,
-        conditioning: Mapping[str, Tensor],
-        rows: Tensor | None,
-    ) -> Tensor:
+    def cross_attend(self, q: Tensor, inputs: LayerInputs) -> Tensor:
         """Return the cross-attention of q [B, T, H, D] to the text, plus the cross-attention to the keys and values
         that `extra_text` names, as [B, T, d].
 
-        The keys and values of cross-attention are [B, N, H, D] for N tokens. With ``rows`` [B] keys and values have an
-        entry for each pool row, from which the call's rows are selected.
+        The keys and values of cross-attention are [B, N, H, D] for N tokens. In a pool they have an entry for each pool
+        row, from which the call's rows are selected.
         """
-        pairs = [(text_k, text_v)]
+        pairs = [(inputs.text_k, inputs.text_v)]
         if self.extra_text:
-            k, v = (conditioning[name] for name in self.extra_text)
+            k, v = (inputs.conditioning[name] for name in self.extra_text)
             pairs.append((k, v))
-        if rows is not None:
-            pairs = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in pairs]
+        if inputs.rows is not None:
+            pairs = [(k.index_select(0, inputs.rows), v.index_select(0, inputs.rows)) for k, v in pairs]
         results = [attention(q, k, v, bias=None) for k, v in pairs]
         return results[0] if len(results) == 1 else results[0] + results[1]
 
@@ -329,58 +337,42 @@ class Block(BlockWeights):
         """
         if self.split is not None and rank is not None:
             scales = self.split.heads_of_each(scales, rank)
-        cached = Past(valid_tokens, caches, scales, places, {}, rows, text_k.shape[0])
-        return self._layer(
-            hidden,
-            modulation,
-            lambda qkv: self._attend(qkv, cos, sin, token_index, cached),
-            lambda qkv: self.added_attention(qkv, cached, conditioning, recall, write_slots),
-            lambda x: self.behind_cross(x, conditioning, recall, write_slots, valid_tokens, rows),
-            text_k,
-            text_v,
-            conditioning,
-            rows,
+        more, kept = conditioning or {}, recall or {}
+        inputs = LayerInputs(
+            *(text_k, text_v, caches, rows, valid_tokens, scales, places, {}),
+            *(token_index, write_slots, more, kept),
         )
+        return self._layer(hidden, modulation, inputs, lambda qkv: self._attend(qkv, cos, sin, inputs))
 
     def attend_window(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
         """Return the attention [B, T, d] to the filled part of the cache, which is all of it without a mask."""
         return window_attention(q, k, v, valid_tokens if self.masked else None)
 
     def _layer(
-        self,
-        hidden: Tensor,
-        modulation: Tensor,
-        attend: Callable[[Tensor], Tensor],
-        extra: Callable[[Tensor], Tensor | None],
-        behind_cross: Callable[[Tensor], Tensor],
-        text_k: Tensor,
-        text_v: Tensor,
-        conditioning: Mapping[str, Tensor] | None,
-        rows: Tensor | None,
+        self, hidden: Tensor, modulation: Tensor, inputs: LayerInputs, attend: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return the next hidden state. ``attend`` maps q, k and v [B, T, 3*d] to the self-attention [B, T, d], before
-        the last projection, and ``extra`` to what is added behind it, if anything is; ``behind_cross`` maps the
-        hidden state behind cross-attention to the next one."""
+        the last projection."""
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]
         dtype = hidden.dtype
 
         qkv = self.self_attn.qkv(modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype))
-        added = extra(qkv)
+        added = self.added_attention(qkv, inputs)
         y = attend(qkv)
         y = self.self_attn.o(y if self.split is None else self.split.to_tokens(y))
         y = y if added is None else y + added
         hidden = gated_residual(hidden, y, gate_1)
         if self.after_attention is not None:
-            hidden = self.after_attention(hidden, conditioning or {})
+            hidden = self.after_attention(hidden, inputs.conditioning)
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
-        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
-        hidden = behind_cross(hidden + self.cross_attn.o(y))
+        y = self.cross_attend(self.split_heads(q).to(dtype), inputs)
+        hidden = self.behind_cross(hidden + self.cross_attn.o(y), inputs)
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
         hidden = gated_residual(hidden, self.ffn(x), gate_2)
-        return hidden if self.tail is None else self.tail(hidden, conditioning or {})
+        return hidden if self.tail is None else self.tail(hidden, inputs.conditioning)
 
     def _norm_rope(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k and v for attention, and the keys before RoPE, [B, T, H, D] each, from q, k and v [B, T, 3*d]."""
@@ -389,29 +381,13 @@ class Block(BlockWeights):
         unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
         return q, rotate(unturned, cos, sin).to(qkv.dtype), self.split_heads(v), unturned.to(qkv.dtype)
 
-    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, token_index: Tensor, cached: Past) -> Tensor:
-        """Write the chunk's keys and values, and return its attention to cache and chunk."""
+    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, inputs: LayerInputs) -> Tensor:
         q, k, v, unturned = self._norm_rope(qkv, cos, sin)
-        unturned_keys: tuple[Tensor, ...] = (unturned,) if self.kv.keys_before_rope else ()
+        keys: tuple[Tensor, ...] = (unturned,) if self.kv.keys_before_rope else ()
         if self.split is not None:
-            q, k, v, *rest = self.split.to_heads((q, k, v, *unturned_keys))
-            unturned_keys = tuple(rest)
-        own = (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
-        stored = unturned_keys[0].flatten(0, 1) if unturned_keys else own[0]
-        self.kv.write(cached.caches, cached.scales, token_index, stored, own[1])
-        if cached.rows is not None:
-            token_index = token_index_of_call(token_index, cached.rows, self.stream)
-        batch, tokens, caches = q.shape[0], self.stream.cache_tokens, cached.of_rows
-        windows = self.kv.expand(caches, cached.scales, cached.key_rotary, q.dtype)  # each [B*N, H, D]
-        # the chunk's own keys and values are unquantised: only cached frames went through the cache format
-        k, v = (
-            window if exact else window.index_copy(0, token_index, x)
-            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
-        )
-        k, v, valid = behind_front(
-            caches, k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens)), cached.valid_tokens
-        )
-        return window_attention(q, k, v, valid if self.masked else None)
+            q, k, v, *rest = self.split.to_heads((q, k, v, *keys))
+            keys = tuple(rest)
+        return self.attend_cached(q, k, v, keys[0] if keys else None, inputs)
 
     def _plain_norm(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), (self.model.dim,), eps=self.model.norm_eps)

@@ -23,6 +23,7 @@ from seko_export.families.layers.block import (
     FRONT_K,
     FRONT_V,
     Block,
+    LayerInputs,
     modulate,
     window_attention,
 )
@@ -113,9 +114,7 @@ class FrontBlock(Block):
             q, *own, _ = self._norm_rope(qkv, front[COS], front[SIN])
             return _attend_to_both(q, own, (k, v), caches, rows)
 
-        return self._layer(
-            front[HIDDEN], front[MODULATION], attend, _nothing, _unchanged, text_k, text_v, None, rows
-        )
+        return self._layer(front[HIDDEN], front[MODULATION], _inputs(text_k, text_v, caches, rows), attend)
 
 
 class FusedFrontBlock(FusedLayer):
@@ -146,26 +145,13 @@ class FusedFrontBlock(FusedLayer):
             q, *own, _ = self._norm_rope(qkv, front[COS], front[SIN], "none", frames=1)
             return _attend_to_both(q, own, (k, v), caches, rows)
 
-        return self._layer(
-            front[HIDDEN],
-            front[UPDATE],
-            front[MODULATION],
-            attend,
-            _nothing,
-            _unchanged,
-            text_k,
-            text_v,
-            None,
-            rows,
-        )
+        inputs = _inputs(text_k, text_v, caches, rows)
+        return self._layer(front[HIDDEN], front[UPDATE], front[MODULATION], inputs, attend)
 
 
-def _nothing(qkv: Tensor) -> None:
-    del qkv
-
-
-def _unchanged(hidden: Tensor) -> Tensor:
-    return hidden
+def _inputs(text_k: Tensor, text_v: Tensor, caches: Mapping[str, Tensor], rows: Tensor | None) -> LayerInputs:
+    """Return what a layer takes for the front tokens, which have caches of their own, always full."""
+    return LayerInputs(text_k, text_v, caches, rows, None, {}, {}, {}, None, None, {}, {})
 
 
 def _attend_to_both(

@@ -17,6 +17,7 @@ Shapes use the letters that `causal_dit` defines. Without a GPU each op runs its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -27,7 +28,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.block import (
     FRONT_K,
     BlockWeights,
-    Past,
+    LayerInputs,
     RmsNormWeight,
     behind_front,
     rms_norm,
@@ -36,7 +37,6 @@ from seko_export.families.layers.block import (
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.past_window import PastWindow, expand_past
 from seko_export.families.layers.rank_split import Ranked
-from seko_export.families.layers.ring_positions import token_index_of_call
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
@@ -123,19 +123,12 @@ class FusedLayer(BlockWeights):
             self.cross_attn.q, self.cross_attn.o = Fp8Linear(d, d, dtype), Fp8Linear(d, d, dtype)
             self.ffn[0], self.ffn[2] = Fp8Linear(d, inner, dtype), Fp8Linear(inner, d, dtype)
 
-    def add(
-        self,
-        extra_attention: nn.Module | None,
-        after_attention: nn.Module | None,
-        after_cross: nn.Module | None,
-        tail: nn.Module | None,
-        extra_text: tuple[str, ...],
-    ) -> None:
+    def add(self, modules: Mapping[str, nn.Module | None], extra_text: tuple[str, ...]) -> None:
         """Add the modules of a model family to the layer; with fp8, convert the linear layers that these modules name
         in ``fp8_linears``."""
-        super().add(extra_attention, after_attention, after_cross, tail, extra_text)
+        super().add(modules, extra_text)
         if self.fp8:
-            for module in (extra_attention, after_attention, after_cross, tail):
+            for module in modules.values():
                 set_fp8(module)
 
     def forward(
@@ -199,20 +192,13 @@ class FusedLayer(BlockWeights):
         """
         if self.split is not None and rank is not None:
             scales = self.split.heads_of_each(scales, rank)
-        cache_rows = text_k.shape[0]  # number of rows in the caches
-        cached = Past(valid_tokens, caches, scales, places, window, rows, cache_rows)
-        return self._layer(
-            hidden,
-            update,
-            modulation,
-            lambda qkv: self._attend(qkv, cos, sin, cached, write_slots, token_index),
-            lambda qkv: self.added_attention(qkv, cached, conditioning, recall, write_slots),
-            lambda x: self.behind_cross(x, conditioning, recall, write_slots, valid_tokens, rows),
-            text_k,
-            text_v,
-            conditioning,
-            rows,
+        more, kept = conditioning or {}, recall or {}
+        inputs = LayerInputs(
+            *(text_k, text_v, caches, rows, valid_tokens, scales, places, window),
+            *(token_index, write_slots, more, kept),
         )
+        attend = partial(self._attend, cos=cos, sin=sin, inputs=inputs)
+        return self._layer(hidden, update, modulation, inputs, attend)
 
     def _project(self, hidden: Tensor, update: Tensor, modulation: Modulation) -> tuple[Tensor, Tensor]:
         """Return the hidden state with the previous layer's FFN output, and q, k and v as one [B, T, 3*d]."""
@@ -226,22 +212,15 @@ class FusedLayer(BlockWeights):
         hidden: Tensor,
         update: Tensor,
         modulation: Tensor,
+        inputs: LayerInputs,
         attend: Callable[[Tensor], Tensor],
-        extra: Callable[[Tensor], Tensor | None],
-        behind_cross: Callable[[Tensor], Tensor],
-        text_k: Tensor,
-        text_v: Tensor,
-        conditioning: Mapping[str, Tensor] | None,
-        rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the next hidden state and update. ``attend`` maps q, k and v [B, T, 3*d] to the self-attention
-        [B, T, d], before the last projection, and ``extra`` to what is added behind it, if anything is;
-        ``behind_cross`` maps the hidden state behind cross-attention to the next one, if the layer has a module
-        there."""
+        [B, T, d], before the last projection."""
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
         hidden, qkv = self._project(hidden, update, shift_scale_gate)
-        added = extra(qkv)  # before the layer writes its cache
+        added = self.added_attention(qkv, inputs)  # before the layer writes its cache
         y = attend(qkv)
         if self.split is not None:
             y = self.split.to_tokens(y)
@@ -250,7 +229,7 @@ class FusedLayer(BlockWeights):
         if self.after_attention is not None:
             hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_1)
             hidden, y = (
-                self.after_attention(hidden, conditioning or {}),
+                self.after_attention(hidden, inputs.conditioning),
                 torch.zeros_like(y),
             )  # zeros, so that the norm adds nothing
         hidden, x = ops.gated_residual_norm(
@@ -258,10 +237,10 @@ class FusedLayer(BlockWeights):
         )
 
         q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
-        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, conditioning or {}, rows)
+        y = self.cross_attend(self.split_heads(q).to(dtype), inputs)
         y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
         if self.after_cross is not None:
-            hidden = behind_cross(hidden + y)
+            hidden = self.behind_cross(hidden + y, inputs)
             y = torch.zeros_like(y)
         hidden, x = ops.residual_norm_modulate(
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
@@ -276,18 +255,10 @@ class FusedLayer(BlockWeights):
         if self.tail is None:
             return hidden, update
         hidden = ops.gated_residual(hidden, update, shift_scale_gate, GATE_2)
-        return self.tail(hidden, conditioning or {}), torch.zeros_like(update)
+        return self.tail(hidden, inputs.conditioning), torch.zeros_like(update)
 
-    def _attend(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cached: Past,
-        write_slots: Tensor | None,
-        token_index: Tensor | None,
-    ) -> Tensor:
-        """Return the attention to cache and chunk, [B, T, d], and write keys and values if ``token_index`` is passed;
+    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, inputs: LayerInputs) -> Tensor:
+        """Return the attention to cache and chunk, [B, T, d], and write keys and values if there is a ``token_index``;
         with `split` only for the rank's heads.
         """
         raise NotImplementedError
@@ -358,39 +329,32 @@ class FusedBlock(FusedLayer):
             return self.ops.attention_bf16(q.contiguous(), k.contiguous(), v.contiguous(), valid_tokens)
         return super().attend_window(q, k, v, valid_tokens)
 
-    def _attend(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cached: Past,
-        write_slots: Tensor | None,
-        token_index: Tensor | None,
-    ) -> Tensor:
+    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, inputs: LayerInputs) -> Tensor:
+        token_index, write_slots = inputs.token_index, inputs.write_slots
         if self.writes != (token_index is not None):
             raise TypeError("a layer over an FP4 cache takes token_index if it writes, and only then")
         q, k, v, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
         if self.split is not None:  # the kernel needs contiguous tensors
             q, k = q.contiguous(), k.contiguous()
-        scales = cached.scales
-        if cached.window:
-            window = PastWindow(**cached.window)
+        scales = inputs.scales
+        if inputs.window:
+            window = PastWindow(**inputs.window)
         elif write_slots is None:
             raise TypeError("a layer without a resident window expands its own, and takes write_slots for it")
         else:
             window = PastWindow.empty(q.shape[2], q.shape[3], self.stream, len(qkv), qkv.device)
-            of_rows, valid, key_rotary = cached.of_rows, cached.valid_tokens, cached.key_rotary
+            of_rows, valid, key_rotary = inputs.of_rows, inputs.valid_tokens, inputs.places
             expand_past(self.ops, window, of_rows, scales, key_rotary, write_slots, valid, self.stream)
-        if FRONT_K in cached.caches:
-            own_k, own_v, _ = behind_front(cached.of_rows, k, v, cached.valid_tokens)
+        if FRONT_K in inputs.caches:
+            own_k, own_v, _ = behind_front(inputs.of_rows, k, v, inputs.valid_tokens)
             own = OwnTokens(own_k, own_v.flatten(2))
         else:
             own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
-        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], cached.valid_tokens, own)
+        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], inputs.valid_tokens, own)
         # written after the attention has read the cache, so that the attention sees the engine's inputs
         # unchanged
         if token_index is not None:
-            self.kv.write(cached.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
+            self.kv.write(inputs.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
         return y
 
 
@@ -428,36 +392,10 @@ class RowFusedBlock(FusedLayer):
             return self.ops.attention_bf16(q.contiguous(), k.contiguous(), v.contiguous(), valid_tokens)
         return window_attention(q, k, v, valid_tokens if self.masked else None)
 
-    def _attend(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cached: Past,
-        write_slots: Tensor | None,  # noqa: ARG002 - of fp8 attention
-        token_index: Tensor | None,
-    ) -> Tensor:
-        if token_index is None:
-            raise TypeError("a layer with 16-bit attention always writes: it takes token_index")
-        s, batch = self.stream, qkv.shape[0]
-        scales, rows = cached.scales, cached.rows
+    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, inputs: LayerInputs) -> Tensor:
         before = self.kv.keys_before_rope
         q, k, v, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
-        values = v.flatten(0, 1)
-        own = (k.flatten(0, 1), values)  # [B*T, H, D]
-        self.kv.write(
-            cached.caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values
-        )
-        if rows is not None:
-            token_index = token_index_of_call(token_index, rows, s)
-        caches = cached.of_rows
-        windows = self.kv.expand(caches, scales, cached.key_rotary, q.dtype)  # each [B*N, H, D]
-        keys, window_values = (  # a chunk sees itself as it is: only cached frames went through the format
-            (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
-            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
-        )
-        keys, window_values, valid = behind_front(caches, keys, window_values, cached.valid_tokens)
-        return self.attend_window(q, keys, window_values, valid)
+        return self.attend_cached(q, k, v, unturned if before else None, inputs)
 
 
 class _KeysAndValuesWeights(nn.Module):

@@ -16,6 +16,7 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta
 from seko_export.families.layers.block import FRONT_K, FRONT_V, Block, BlockWeights
 from seko_export.families.layers.choice import (
+    ADDED,
     LAYER,
     LayerChoice,
     caller_arguments,
@@ -311,17 +312,9 @@ class LayerArguments:
         return not (self._config.workload.stream.pass_caches or kept)
 
     def _with_choice(self, block: BlockWeights, *, bare: bool) -> nn.Module:
-        m, dtype, choice = self._config.model, self._config.target.dtype, self._choice
-        if bare:
-            block.add(None, None, None, None, choice.extra_text)
-        else:
-            block.add(
-                choice.extra_attention(m, dtype),
-                choice.after_attention(m, dtype),
-                choice.after_cross(m, dtype),
-                choice.tail(m, dtype),
-                choice.extra_text,
-            )
+        sizes, choice = (self._config.model, self._config.target.dtype), self._choice
+        added = {} if bare else {name: getattr(choice, name)(*sizes) for name in ADDED}
+        block.add(added, choice.extra_text)
         return self._split(block)
 
     def _split(self, module: Ranked) -> nn.Module:
