@@ -1,5 +1,5 @@
-"""GPUs that `seko-export plan` knows, each with the vendor's peak figures and the fractions of the peak that kernels
-reached in measurements.
+"""GPUs that `seko-export plan` knows, each with the vendor's peak figures. What kernels reach
+of them stands in `kinds`.
 
 Figures are dense (without structured sparsity), with float32 accumulation. A GB of memory counts as 10^9 bytes, even if
 the vendor means GiB. The difference of seven percent leaves memory for the CUDA context and for other use.
@@ -139,57 +139,13 @@ _TABLE = (
 )
 GPUS = {gpu.name: gpu for gpu in _TABLE}
 
-# -- shares of the peak that were reached on one H200, 20 November 2026
-
-MATMUL_SHARE = 0.69  # measured alone: 643 to 730 TFLOP/s at the model's sizes, the middle
-# Measured as a layer's six in a captured graph, torch._scaled_mm by rows: 301 us at 12 heads, 2,167 at 40
-# (docs/adr/0016).
-FP8_MATMUL_SHARE = 0.65
-ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
-# Measured alone: `ms` of kernels/seko_kernels/tuned_attention_bf16.json, 595 TFLOP/s at 12 heads, 598 at 40.
-BF16_ATTENTION_SHARE = 0.6
-# Of the bf16 peak, with cached tokens in 8 bits (docs/adr/0006); measured alone: `ms` of
-# kernels/seko_kernels/tuned_attention.json, 849 TFLOP/s at 12 heads, 859 at 40.
-FP8_ATTENTION_SHARE = 0.86
-MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
-EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 12 heads, 122 us at 40
-GATHER_SHARE = 0.8  # of the bandwidth; assumed: rows of a pool's caches, plain copies
-# Of the bandwidth; measured alone: 54 us at 12 heads, 178 at 40 (docs/adr/0015).
-FP8_EXPAND_SHARE = 0.52
-# Of the bandwidth; measured alone at 12 heads: norms with fp8 rows .39 to .66, quantisation .64, gate and
-# residual .72, GELU .67, QK norm with RoPE .58.
-ROW_KERNEL_SHARE = 0.62
-FP32_MATMUL_SHARE = 0.5  # assumed: embedding of time and head, a thousandth of a step
-# Of the host link; measured: 55.3 GB/s by plain copies, an offloaded cache reached 98 % (rows layer_streaming).
+# Of the host link; measured on one H200: 55.3 GB/s by plain copies, an offloaded cache reached 98 % (rows
+# layer_streaming).
 HOST_LINK_SHARE = 0.86
-# Of the link between two GPUs, and the time of an empty collective; assumed, as large messages of NCCL reach them.
-PEER_LINK_SHARE, EXCHANGE_S = 0.75, 1e-5
-LAUNCH_S = (
-    2e-6  # assumed: from kernel to kernel inside a graph; ROWS_SHARE takes up what is wrong with it at S1
-)
-
-# -- calibrated: what a measured whole implies once all the rest is taken off
-
-# Of the bandwidth, in the kernels between the matmuls: row step_vs_eager of docs/benchmarks/h200.jsonl, S1 in bf16.
-ROWS_SHARE = 0.31
-# Of the bf16 peak, in the VAE's convolutions: row vae_vs_eager of docs/benchmarks/h200.jsonl, without cudnn.benchmark,
-# from before Seko's own convolution for cuDNN's, and the newest one for Seko's.
-CONVOLUTION_SHARE, OWN_CONVOLUTION_SHARE = 0.51, 0.70
-# Scratch of a piece with convolutions, in units of what lies between its launches: engine_peak_bytes of that row from
-# before Seko's own convolution; today's row agrees. What is more than 1 has not been taken apart: cuDNN's workspaces,
-# or copies into another order.
+# Scratch of a piece with convolutions, in units of what lies between its launches: engine_peak_bytes of row
+# vae_vs_eager of docs/benchmarks/h200.jsonl from before Seko's own convolution; today's row agrees. What is more than 1
+# has not been taken apart: cuDNN's workspaces, or copies into another order.
 CONVOLUTION_SCRATCH = 1.36
-# The fixed time of a product of few rows, and the share of the bandwidth at which weights are read: a fit to `us` of
-# kernels/seko_kernels/tuned_rows.json, whose products of 8 rows it meets within 20 %. Weights in e4m3 are converted.
-FEW_ROW_S, FEW_ROW_SHARE = 4e-6, 0.89
-FEW_ROW_FP8_S, FEW_ROW_FP8_SHARE = 4.4e-6, 0.58
-# Of the bandwidth, in the conversion of e4m3 weights for products of many rows: fp8_b64_ms - bf16_b64_ms of row
-# vox_fp8_step_vs_bf16 of docs/benchmarks/h200.jsonl.
-CONVERSION_SHARE = 0.62
-# Of the attention of few tokens: 120 launches took 0.47 ms for 2 x 11 tokens and 1.2 ms for 128 x 11 (same entry).
-LOCAL_ATTENTION_S, LOCAL_ATTENTION_SHARE = 3.9e-6, 0.41
-TOKEN_ATTENTION_S = 6.4e-6  # 36 launches took 0.23 ms at one row of 600 positions (same entry)
-
 CUBLAS_WORKSPACE = 32 << 20  # bytes a stream that runs matmuls, on Hopper; less elsewhere
 
 

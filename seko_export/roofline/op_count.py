@@ -26,16 +26,24 @@ from seko_export.families.layers.block import BlockWeights
 from seko_export.families.layers.few_row_ops import FewRowOps
 from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate, QuantisingLinear
 from seko_export.families.layers.past_window import WindowExpand
+from seko_export.roofline.kinds import (
+    ATTENTION,
+    CACHE_WRITE,
+    CONVOLUTION,
+    EXCHANGE,
+    EXPAND,
+    GATHER,
+    MASKED_ATTENTION,
+    MATMUL,
+    OWN_CONVOLUTION,
+    ROWS,
+)
 from seko_export.roofline.op_count_few_rows import CountedFewRowOps
-from seko_export.roofline.op_count_fused import EXPAND, CountedOps, tensors_of
+from seko_export.roofline.op_count_fused import CountedOps, tensors_of
 from seko_kernels import conv_reference
 from seko_kernels.kv_formats import ExactKv
 from seko_kernels.ops import stand_ins
 from seko_kernels.tuned_conv import ConvTiles
-
-ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
-OWN_CONVOLUTION = "convolution, Seko's kernel"
-CACHE_WRITE, GATHER, ROWS, EXCHANGE = "cache write", "gather", "rows", "exchange"
 
 _GATHERS = ("aten::index_select",)
 _SCATTERS = ("aten::index_copy_", "aten::index_copy")
@@ -51,7 +59,7 @@ class Launch:
     Parameters
     ----------
     kind : str
-        Kind of the launch, one of this module's constants. A launch of the kind `ROWS` has fused ops between launches
+        Kind of the launch, one of those of `kinds`. A launch of the kind `ROWS` has fused ops between launches
         of other kinds.
     dtype : torch.dtype
         Dtype of the launch's first result.

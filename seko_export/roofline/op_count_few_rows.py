@@ -14,19 +14,18 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.families.layers.few_row_ops import FewRowOps
+from seko_export.roofline.kinds import (
+    CONVERSION,
+    FEW_ROW_FP8_PRODUCT,
+    FEW_ROW_PRODUCT,
+    LOCAL_ATTENTION,
+    TOKEN_ATTENTION,
+)
 from seko_export.roofline.op_count_fused import RecordOp
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.few_rows import TICKETS, Weight
 from seko_kernels.few_tokens import QuantisedCache
 from seko_kernels.tuned_rows import MOST_ROWS
-
-FEW_ROW_PRODUCT, FEW_ROW_FP8_PRODUCT, CONVERSION, LOCAL_ATTENTION, TOKEN_ATTENTION = (
-    "product of few rows",
-    "product of few rows, fp8 weight",
-    "conversion of fp8 weights",
-    "attention, local",
-    "attention, token",
-)
 
 
 class CountedFewRowOps(FewRowOps):

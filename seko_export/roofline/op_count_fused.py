@@ -18,14 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from seko_export.config.attention import BF16
 from seko_export.families.layers.layer_ops import LayerOps
+from seko_export.roofline.kinds import BF16_ATTENTION, FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, ROW_KERNEL
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
 from seko_kernels.rows import Rows
 from seko_kernels.scratch import fp8_expand
 from seko_kernels.tuned import AttentionTiles
-
-EXPAND, FP8_EXPAND, ROW_KERNEL = "expand", "expand to fp8", "row kernels"
-BF16_ATTENTION, FP8_ATTENTION, FP8_MATMUL = "attention, bf16", "attention, fp8", "matmul, fp8"
 
 
 class RecordOp(Protocol):

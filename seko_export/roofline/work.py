@@ -10,7 +10,8 @@ from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.registry import graph_of
 from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
-from seko_export.roofline.op_count import CONVOLUTION, OWN_CONVOLUTION, PieceCount, count_piece
+from seko_export.roofline.kinds import CONVOLUTION, OWN_CONVOLUTION
+from seko_export.roofline.op_count import PieceCount, count_piece
 from seko_runtime.format.manifest import Call
 from seko_runtime.format.program_key import ProgramKey
 

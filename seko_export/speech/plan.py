@@ -11,7 +11,8 @@ from typing import Any
 
 from seko_export.families.registry import graph_of
 from seko_export.families.speech.config import SpeechBuild
-from seko_export.roofline.gpus import EXPAND_SHARE, Gpu
+from seko_export.roofline.gpus import Gpu
+from seko_export.roofline.kinds import EXPAND_SHARE
 from seko_export.roofline.op_count import count_piece
 from seko_export.roofline.seconds import program_parts
 from seko_export.roofline.work import Work, nbytes, weight_sizes

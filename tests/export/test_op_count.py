@@ -11,19 +11,20 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_export.roofline.op_count import (
+from seko_export.roofline.kinds import (
     ATTENTION,
     CACHE_WRITE,
     EXCHANGE,
     EXPAND,
+    FP8_ATTENTION,
+    FP8_EXPAND,
+    FP8_MATMUL,
     GATHER,
     MASKED_ATTENTION,
     MATMUL,
     ROWS,
-    PieceCount,
-    count_piece,
 )
-from seko_export.roofline.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
+from seko_export.roofline.op_count import PieceCount, count_piece
 from seko_export.video.plan.memory import weight_bytes
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat

@@ -31,7 +31,8 @@ from seko_export.media.wan_vae.modules import (
 from seko_export.media.wan_vae.own_convolution import NormSilu, TilesOf, packed_weights, use_own_convolutions
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
-from seko_export.roofline.op_count import CONVOLUTION, OWN_CONVOLUTION, Launch, count_piece
+from seko_export.roofline.kinds import CONVOLUTION, OWN_CONVOLUTION
+from seko_export.roofline.op_count import Launch, count_piece
 from seko_kernels import conv_reference, tuned_conv
 from seko_kernels.causal_conv import causal_conv, doubled_conv
 from seko_kernels.ops import stand_ins
