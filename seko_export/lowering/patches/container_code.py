@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seko_export.lowering.patches.patch import Patch
+from seko_export.lowering.patches.patch import Patch, replaced
 
 _WRAPPER_ENDING = ".wrapper.cpp"
 _TEMPLATE = "namespace torch::aot_inductor {{ {} template class AOTInductorModelBase<AOTInductorModel>; }}\n"
@@ -35,11 +35,8 @@ def container_compiled_once() -> Iterator[None]:
         if not _compiled_in_two(cmd_line, cwd, known):
             known(cmd_line, cwd)
 
-    cpp_builder.run_compile_cmd = run_compile_cmd
-    try:
+    with replaced(cpp_builder, run_compile_cmd=run_compile_cmd):
         yield
-    finally:
-        cpp_builder.run_compile_cmd = known
 
 
 def split_source(source: str, interface: str) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from seko_export.errors import LoweringError
-from seko_export.lowering.patches.patch import Patch
+from seko_export.lowering.patches.patch import Patch, replaced
 
 GRID = "grid_0 * grid_1 * grid_2"  # name of the scratch size in the C++ code around a launch
 
@@ -42,11 +42,8 @@ def scratch_of_the_whole_grid() -> Iterator[None]:
             else (_scaled(scratch[0], workspace.size), scratch[1])
         )
 
-    CUDADeviceOpOverrides.cpp_scratch = cpp_scratch  # type: ignore[method-assign]
-    try:
+    with replaced(CUDADeviceOpOverrides, cpp_scratch=cpp_scratch):
         yield
-    finally:
-        CUDADeviceOpOverrides.cpp_scratch = known  # type: ignore[method-assign]
 
 
 def _scaled(lines: list[str], size: int) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from seko_export.lowering.patches.patch import Patch
+from seko_export.lowering.patches.patch import Patch, replaced
 
 
 @contextmanager
@@ -30,11 +30,8 @@ def dtype_rules_made_once() -> Iterator[None]:
             fill(self)
             filled = rules
 
-    DtypePropagationOpsHandler.__init__ = fill_if_grown  # type: ignore[method-assign]
-    try:
+    with replaced(DtypePropagationOpsHandler, __init__=fill_if_grown):
         yield
-    finally:
-        DtypePropagationOpsHandler.__init__ = fill  # type: ignore[method-assign]
 
 
 PATCH = Patch(dtype_rules_made_once)

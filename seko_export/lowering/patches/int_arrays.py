@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from seko_export.lowering.patches.patch import Patch
+from seko_export.lowering.patches.patch import Patch, replaced
 
 Writer = Callable[..., None]
 _KEPT = (
@@ -36,11 +36,8 @@ def arrays_declared_where_used() -> Iterator[None]:
     ) -> str:
         return known(self, int_array, _lasting(self, writeline), *rest, **more)
 
-    CppWrapperCpu.codegen_int_array_var = codegen_int_array_var  # type: ignore[method-assign]
-    try:
+    with replaced(CppWrapperCpu, codegen_int_array_var=codegen_int_array_var):
         yield
-    finally:
-        CppWrapperCpu.codegen_int_array_var = known  # type: ignore[method-assign]
 
 
 def _lasting(compiler: object, writeline: Writer) -> Writer:

@@ -15,7 +15,7 @@ from typing import Any
 import triton
 
 from seko_export.errors import LoweringError
-from seko_export.lowering.patches.patch import Patch
+from seko_export.lowering.patches.patch import Patch, replaced
 from seko_kernels.outlines import TWINS, gluon_twin
 
 # Sources of outlines whose Gluon kernels this process has compiled. Torch caches compiled kernels and does not
@@ -35,9 +35,7 @@ def gluon_behind_outlines() -> Iterator[None]:
     """
     from torch._inductor.async_compile import AsyncCompile
 
-    compiler: Any = AsyncCompile  # torch's classes whose methods are replaced
-    known_compile, known_triton = triton.compile, compiler.triton
-    pooled = compiler.__dict__["use_process_pool"]
+    known_compile, known_triton = triton.compile, AsyncCompile.triton
 
     def compile_twin(source: Any, *rest: Any, **more: Any) -> Any:
         twin = gluon_twin(source)
@@ -50,12 +48,9 @@ def gluon_behind_outlines() -> Iterator[None]:
         if not shown:
             return known_triton(self, kernel_name, source_code, *rest, **more)
         # torch's pool of compile processes does not know the Gluon kernels
-        compiler.use_process_pool = classmethod(lambda _: False)
-        twins.clear()
-        try:
+        with replaced(AsyncCompile, use_process_pool=classmethod(lambda _: False)):
+            twins.clear()
             result = known_triton(self, kernel_name, source_code, *rest, **more)
-        finally:
-            compiler.use_process_pool = pooled
         if not all(twins or [source_code in _COMPILED]):
             raise LoweringError(
                 f"this torch compiles {shown[0]} in an unknown way: the engine would compute nothing"
@@ -64,13 +59,8 @@ def gluon_behind_outlines() -> Iterator[None]:
         return result
 
     twins: list[bool] = []
-    triton.compile = compile_twin
-    compiler.triton = compile_here
-    try:
+    with replaced(triton, compile=compile_twin), replaced(AsyncCompile, triton=compile_here):
         yield
-    finally:
-        triton.compile = known_compile
-        compiler.triton = known_triton
 
 
 PATCH = Patch(gluon_behind_outlines)

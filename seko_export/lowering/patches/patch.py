@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import getattr_static
 
 import torch
 
@@ -29,6 +30,19 @@ class Patch:
         """Return whether a version of torch has the fault that this patch fixes."""
         release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         return self.mended_in is None or release < self.mended_in
+
+
+@contextmanager
+def replaced(owner: object, **values: object) -> Iterator[None]:
+    """Context manager in which attributes of a module or class have other values."""
+    known = {name: getattr_static(owner, name) for name in values}  # a class method as it is stored
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in known.items():
+            setattr(owner, name, value)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from seko_export.lowering.patches.patch import Patch
+from seko_export.lowering.patches.patch import Patch, replaced
 
 HEADERS_KEPT = (
     # headers of 120 to 160 MB each; a build for a CPU uses two, and another torch, compiler or option needs
@@ -37,13 +37,8 @@ def headers_in_the_cache() -> Iterator[None]:
         return
     folder = Path(cache_dir(), "precompiled_headers")
     remove_old_headers(folder)
-    names = vars(codecache)
-    original = {name: names[name] for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR")}
-    names.update(_HEADER_DIR=str(folder), _HEADER_LOCK_DIR=str(folder / "locks"))
-    try:
+    with replaced(codecache, _HEADER_DIR=str(folder), _HEADER_LOCK_DIR=str(folder / "locks")):
         yield
-    finally:
-        names.update(original)
 
 
 def remove_old_headers(folder: Path) -> None:

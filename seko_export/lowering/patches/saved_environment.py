@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from seko_export.lowering.patches.patch import Patch
+from seko_export.lowering.patches.patch import Patch, replaced
 
 
 @contextmanager
@@ -17,13 +17,8 @@ def environment_left_out() -> Iterator[None]:
     """Context manager in which saved graphs contain no environment variable."""
     from torch._dynamo.repro import after_aot
 
-    names = vars(after_aot)
-    original = names["generate_env_vars_string"]
-    names["generate_env_vars_string"] = lambda **_: ""
-    try:
+    with replaced(after_aot, generate_env_vars_string=lambda **_: ""):
         yield
-    finally:
-        names["generate_env_vars_string"] = original
 
 
 PATCH = Patch(environment_left_out)
