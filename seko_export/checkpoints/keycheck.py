@@ -59,7 +59,7 @@ def compare_keys(
     naming: Naming,
     expected: Mapping[str, tuple[int, ...]],
     *,
-    hints: Callable[[], list[str]],
+    hints: Callable[[], list[str]] = list,
     passed_over: Iterable[str] = (),
 ) -> Mapping[str, TensorSource]:
     """Find the stored tensor of every expected key, in order. The file may also have the keys in ``passed_over``.

@@ -10,8 +10,8 @@ from seko_export.checkpoints.load import Checkpoint, load_weights
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
+from seko_export.media.layouts import TEXT_LAYOUT
 from seko_export.media.umt5.keys import match_text_sources
-from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vae import HALVES
 from seko_export.media.vaes import vae_of
 

@@ -15,9 +15,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.registry import all_presets, presets
-from seko_export.media.clip.layout import CLIP_LAYOUT
-from seko_export.media.hubert.layout import HUBERT_LAYOUT
-from seko_export.media.umt5.layout import TEXT_LAYOUT
+from seko_export.media.layouts import CLIP_LAYOUT, HUBERT_LAYOUT, TEXT_LAYOUT
 from seko_export.media.vaes import vae_files
 from seko_export.options.asked import check_workload, config_in, workload_asked
 from seko_export.options.declaration import (

@@ -23,11 +23,9 @@ from seko_export.errors import CheckpointError
 from seko_export.families.model_files import recognise_checkpoint, refuse_experts
 from seko_export.families.registry import families
 from seko_export.media.clip.files import clip_config_of
-from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.files import hubert_config_of
-from seko_export.media.hubert.layout import PREPROCESSOR
+from seko_export.media.layouts import CLIP_LAYOUT, PREPROCESSOR, TEXT_LAYOUT
 from seko_export.media.umt5.dimensions import text_config_of
-from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_config_of, vaes
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.declaration import BuildOptions, flag

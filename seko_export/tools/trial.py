@@ -26,10 +26,8 @@ from seko_export.errors import ExportError, MachineError, RunError, UsageError
 from seko_export.families.registry import family_named
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
-from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.files import weights_of
-from seko_export.media.hubert.layout import HUBERT_LAYOUT
-from seko_export.media.umt5.layout import TEXT_LAYOUT
+from seko_export.media.layouts import CLIP_LAYOUT, HUBERT_LAYOUT, TEXT_LAYOUT
 from seko_export.media.vaes import vae_of
 from seko_export.media.viewer import read_viewer
 from seko_export.options.asked import workload_asked

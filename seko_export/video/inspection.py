@@ -25,8 +25,8 @@ from seko_export.families.registry import (
     presets,
 )
 from seko_export.families.video import Preset
+from seko_export.media.layouts import TEXT_LAYOUT
 from seko_export.media.load import load_vae
-from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_config_of, vae_for, vae_of, vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions

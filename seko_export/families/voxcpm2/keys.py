@@ -73,7 +73,6 @@ def _match(file: Path, opened: OpenedFiles, config: VoxCpm2Config) -> tuple[str,
         opened,
         _NAMING,
         voxcpm2_shapes(config),
-        hints=list,
     )
     return _NAMING.name, sources
 

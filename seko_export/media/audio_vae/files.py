@@ -79,7 +79,6 @@ def _match(file: Path, opened: OpenedFiles, config: AudioVaeConfig) -> tuple[str
             opened,
             _NAMING,
             audio_vae_shapes(config),
-            hints=list,
         )
     )
     stored = tuple(sources.pop(BOUNDARIES).read().tolist())

@@ -22,7 +22,7 @@ from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import ClipConfig
 from seko_export.engines.weight_source import WeightSource
 from seko_export.media.clip.encoder import ClipFeatures
-from seko_export.media.clip.layout import CLIP_LAYOUT
+from seko_export.media.layouts import CLIP_LAYOUT
 
 _IMAGE, _TEXT = "visual.", "textual."
 # Of the file, behind the blocks; not used.
@@ -121,7 +121,6 @@ def _match(path: Path, opened: OpenedFiles, config: ClipConfig) -> tuple[str, Ma
         replace(opened, sources=tuple(used)),
         naming,
         _split_shapes(shapes) if naming is TRANSFORMERS else shapes,
-        hints=list,
         passed_over=_PASSED_OVER,
     )
     last = f"transformer.{config.layers}."

@@ -19,7 +19,7 @@ from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import HubertConfig
 from seko_export.engines.weight_source import WeightSource
 from seko_export.media.hubert.encoder import HubertFeatures
-from seko_export.media.hubert.layout import HUBERT_LAYOUT, PREPROCESSOR, WEIGHTS
+from seko_export.media.layouts import HUBERT_LAYOUT, HUBERT_WEIGHTS, PREPROCESSOR
 
 RATE = 16_000  # sample rate of the encoder's input
 # The convolution of the positions: its direction and length, as torch names them since 2.0 and before.
@@ -119,12 +119,12 @@ def weights_of(path: Path) -> Path:
     CheckpointNotFoundError
         If the folder has no weights.
     """
-    file = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
+    file = next((path / name for name in HUBERT_WEIGHTS if (path / name).is_file()), None)
     if file is None:
         raise CheckpointNotFoundError(
-            f"no {' or '.join(WEIGHTS[1:])} in {path}: give {HUBERT_LAYOUT.formats}"
+            f"no {' or '.join(HUBERT_WEIGHTS[1:])} in {path}: give {HUBERT_LAYOUT.formats}"
         )
-    return path if file.name == WEIGHTS[0] else file
+    return path if file.name == HUBERT_WEIGHTS[0] else file
 
 
 def _match(path: Path, opened: OpenedFiles, config: HubertConfig) -> tuple[str, Mapping[str, TensorSource]]:
@@ -134,7 +134,6 @@ def _match(path: Path, opened: OpenedFiles, config: HubertConfig) -> tuple[str, 
         opened,
         naming,
         hubert_shapes(config),
-        hints=list,
         passed_over=_PASSED_OVER,
     )
     return naming.name, sources

@@ -111,7 +111,6 @@ class Taehv(Vae[TaehvConfig]):
             replace(opened, sources=sources),
             Naming("taehv", str, str),
             shapes,
-            hints=list,
             passed_over=[source.key for source in sources if source.key.startswith("encoder.")],
         )
 

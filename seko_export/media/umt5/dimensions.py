@@ -14,8 +14,8 @@ from seko_export.checkpoints.model_parts import looks_like
 from seko_export.checkpoints.readers import open_files
 from seko_export.config.media import TextEncoderConfig
 from seko_export.errors import UsageError
+from seko_export.media.layouts import TEXT_LAYOUT
 from seko_export.media.umt5.keys import is_transformers_text
-from seko_export.media.umt5.layout import TEXT_LAYOUT
 
 # A text encoder's key of its first layer, by Wan's name and by transformers'.
 _TEXT_KEYS = {

@@ -90,7 +90,6 @@ def match_text_sources(
         opened,
         naming,
         text_shapes(config),
-        hints=list,
     )
     return naming.name, sources
 
