@@ -94,6 +94,10 @@ class Page:
         kind = "keyDown" if down else "keyUp"
         self.call("Input.dispatchKeyEvent", type=kind, code=code, key=code.removeprefix("Key").lower())
 
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        """Move the mouse, or press or release its left button."""
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
     def press(self, key: str, text: str = "", *, shift: bool = False) -> None:
         """Press a key and release it, as a keyboard does; Tab, Enter and Space act on what has the focus."""
         number = {"Tab": 9, "Enter": 13, " ": 32}[key]

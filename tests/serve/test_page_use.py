@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -15,7 +16,7 @@ from .browser import Page, browser_path, open_page
 from .conftest import Starter
 from .test_controls import wav
 from .test_page import FRAMES, begin
-from .toys import talk_opener, world_opener
+from .toys import game_opener, talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
@@ -119,6 +120,89 @@ def test_keys_steer_from_wherever_nobody_writes(start: Starter) -> None:
         page.value("document.getElementById('prompt').focus()")
         page.key("KeyW", down=True)
         assert page.value(lit) == ""
+
+
+# A gamepad in place of one that is plugged in, and the control's events that the page sends.
+GAMEPAD = """
+window.pads = [{connected: true, buttons: [{pressed: false}], axes: [0, 0, 0, 0]}];
+navigator.getGamepads = () => window.pads;
+window.events = [];
+const send = WebSocket.prototype.send;
+WebSocket.prototype.send = function (data) {
+  const message = typeof data === "string" ? JSON.parse(data) : {};
+  if (message.type === "control") window.events.push(message.event);
+  return send.call(this, data);
+};
+true
+"""
+
+
+@pytest.fixture
+def played(start: Starter) -> Iterator[Page]:
+    """The page of a world with axes, while it runs; of what it sends, see `GAMEPAD`."""
+    server = start(game_opener)
+    with open_page(f"{server.url}/") as page:
+        page.value(GAMEPAD)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        yield page
+        assert page.problems == []
+
+
+def moved_by(page: Page) -> dict[str, float]:
+    """By how much the page said that each axis moved, in all."""
+    events = page.value("events.filter((event) => event.moved).map((event) => event.moved)")
+    return {axis: sum(event.get(axis, 0.0) for event in events) for axis in ("yaw", "pitch")}
+
+
+def test_a_gamepad_presses_keys_and_moves_axes(played: Page) -> None:
+    page, lit = played, "[...document.querySelectorAll('.keys .held')].map((e) => e.dataset.code).join()"
+    page.value("pads[0].buttons[0].pressed = true, pads[0].axes = [-.9, 0, .5, .1], true")
+    page.until(f"{lit} === 'KeyW,ArrowLeft'")
+    page.until("events.some((event) => event.axes?.yaw === .5)")
+    page.value("pads[0].buttons[0].pressed = false, pads[0].axes = [0, 0, 0, 1], true")
+    page.until(f"{lit} === ''")
+    page.until("events.some((event) => event.axes?.yaw === 0 && event.axes?.pitch === -1)")
+    assert page.value("events.filter((event) => event.axes).length") == 2  # only what changes is told
+    page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+
+
+def test_a_mouse_that_the_picture_holds_looks_around(played: Page) -> None:
+    page = played
+    box = page.value("(({x, y, width, height}) => [x + width / 2, y + height / 2])("
+                     "document.getElementById('video').getBoundingClientRect())")  # fmt: skip
+    page.mouse("mouseMoved", *box)
+    assert page.value("events.length") == 0  # nobody has clicked
+    page.mouse("mousePressed", *box)
+    page.mouse("mouseReleased", *box)
+    page.until("document.pointerLockElement?.id === 'video'")
+    page.value("new Promise((done) => setTimeout(() => { events.length = 0; done(true); }, 300))")
+    page.value("document.getElementById('video').dispatchEvent("
+               "new PointerEvent('pointermove', {movementX: 30, movementY: 20})), true")  # fmt: skip
+    page.until("events.some((event) => event.moved)")
+    assert moved_by(page) == pytest.approx({"yaw": 0.3, "pitch": -0.2})
+
+
+def test_a_finger_that_drags_looks_around(played: Page) -> None:
+    page = played
+    page.resize(390, 844)
+    x, y = page.value("(({x, y, width, height}) => [x + width / 2, y + height / 2])("
+                      "document.getElementById('video').getBoundingClientRect())")  # fmt: skip
+    for kind, points in (("touchStart", [(x, y)]), ("touchMove", [(x - 25, y + 10)]),
+                         ("touchMove", [(x - 50, y + 10)]), ("touchEnd", [])):  # fmt: skip
+        page.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": a, "y": b} for a, b in points])
+    page.until("events.some((event) => event.moved)")
+    page.until(
+        "events.filter((event) => event.moved).reduce((sum, {moved}) => sum + (moved.yaw ?? 0), 0) <= -.49"
+    )
+    assert moved_by(page) == pytest.approx({"yaw": -0.5, "pitch": -0.1})
+
+
+def test_the_help_names_each_key_once_and_what_else_steers(played: Page) -> None:
+    text = played.value("document.querySelector('#pad p').textContent")
+    assert "Look: ←." in text
+    assert "mouse" in text
+    assert "gamepad" in text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from seko_runtime import Pool
+from seko_runtime.controls.actions import AXES, ActionsControl, Axis, Binding
 from seko_runtime.controls.voice import PLAIN, WINDOW
-from seko_runtime.format.manifest import Buffer, Call, EngineSpec, InputSpec, TensorSpec
+from seko_runtime.format.manifest import Buffer, Call, ControlSpec, EngineSpec, InputSpec, TensorSpec
 from seko_runtime.video.manifest import VideoManifest
 from tests.runtime import toy, toy_pool
 from tests.runtime.toy import CHANNELS, CHUNK, COLUMNS, ROWS
@@ -49,7 +50,14 @@ def motion(inputs: list[torch.Tensor]) -> torch.Tensor:
     return channels
 
 
-def toy_manifest(inputs: Sequence[InputSpec]) -> VideoManifest:
+def pushed(inputs: list[torch.Tensor]) -> torch.Tensor:
+    """What actions [b, rows, axes] add: how far two axes were moved."""
+    channels = torch.zeros(len(inputs[0]), CHANNELS, CHUNK, 1, 1)
+    channels[:, :2, :, 0, 0] = inputs[0].mean(1)[:, :2, None]
+    return channels
+
+
+def toy_manifest(inputs: Sequence[InputSpec], controls: Sequence[ControlSpec] = ()) -> VideoManifest:
     """The toy pool's manifest, of which each pass begins with what these inputs add to the latents."""
     base = toy_pool.pool_manifest()
     assert base.pool is not None
@@ -70,10 +78,14 @@ def toy_manifest(inputs: Sequence[InputSpec]) -> VideoManifest:
         "buffers": (*base.buffers, *buffers),
         "inputs": tuple(inputs),
     }
+    if controls:
+        fields["controls"] = tuple(controls)
     return toy.changed(base, **fields)
 
 
-def toy_opener(inputs: Sequence[InputSpec], added: Added) -> Callable[[], Any]:
+def toy_opener(
+    inputs: Sequence[InputSpec], added: Added, controls: Sequence[ControlSpec] = ()
+) -> Callable[[], Any]:
     """Return what opens the pool of such a toy."""
 
     @contextmanager
@@ -81,7 +93,7 @@ def toy_opener(inputs: Sequence[InputSpec], added: Added) -> Callable[[], Any]:
         engines = {
             f"add.{b}": lambda tensors: [tensors[0] + added(list(tensors[1:]))] for b in toy_pool.BUCKETS
         }
-        with toy_pool.open_pool(manifest=toy_manifest(inputs), engines=engines) as pool:
+        with toy_pool.open_pool(manifest=toy_manifest(inputs, controls), engines=engines) as pool:
             yield pool
 
     return opener
@@ -89,3 +101,21 @@ def toy_opener(inputs: Sequence[InputSpec], added: Added) -> Callable[[], Any]:
 
 talk_opener = toy_opener((VOICE,), loudness)
 world_opener = toy_opener(CAMERA, motion)
+game_opener = toy_opener(
+    (InputSpec("axes", (CHUNK, 2), "float32", "input.axes", "chunk"),),
+    pushed,
+    (
+        ActionsControl.declared(
+            (
+                Binding("ahead", ("KeyW",), axis="pitch", step=0.5),
+                Binding("left", ("ArrowLeft",), axis="yaw", step=-0.5, pad="Look", face="←"),
+            ),
+            {AXES: "axes"},
+            chunk_frames=CHUNK,
+            axes=(Axis("pitch", 1.0), Axis("yaw", 1.0)),
+            gamepad={"button0": "KeyW", "axis2": "yaw", "axis3": "-pitch", "axis0-": "ArrowLeft"},
+            mouse={"x": "yaw", "y": "-pitch"},
+            mouse_pixels=100,
+        ),
+    ),
+)

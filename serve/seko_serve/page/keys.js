@@ -16,8 +16,8 @@ export class KeyPad {
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.letGo(); });
   }
 
-  /** Draw the keys of a control: on each pad its buttons, as they are described. */
-  show(keys) {
+  /** Draw the keys of a control: on each pad its buttons, as they are described, and what else moves it. */
+  show({ keys = [], mouse = {}, gamepad = {} }) {
     this.letGo();
     this.buttons.clear();
     const pads = new Map();
@@ -35,7 +35,11 @@ export class KeyPad {
     }
     const help = document.createElement("p");
     const faces = [...pads.keys()].map((pad) => `${pad}: ${keys.filter((key) => key.pad === pad).map(named).join(" ")}`);
-    help.textContent = `Hold a key. ${faces.join(". ")}. They work whenever you are not writing.`;
+    const more = [
+      ...(mouse.pixels ? ["Click the picture to look around with the mouse, or drag a finger over it"] : []),
+      ...(Object.keys(gamepad).length ? ["A gamepad works, too"] : []),
+    ];
+    help.textContent = `${["Hold a key", ...faces, "They work whenever you are not writing", ...more].join(". ")}.`;
     this.section.replaceChildren(...pads.values(), help);
     this.section.hidden = !keys.length;
   }
@@ -71,5 +75,5 @@ export class KeyPad {
 /** What is written on a key, or its arrow: W, and for a key with another face also its letter. */
 function named(key) {
   const letter = key.codes[0].replace(/^(Key|Digit)/, "");
-  return letter === key.face ? letter : `${key.face} or ${letter}`;
+  return letter === key.face || letter.startsWith("Arrow") ? key.face : `${key.face} or ${letter}`;
 }

@@ -5,6 +5,7 @@ import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
+import { Gamepads, Looking } from "./sticks.js";
 import { dataUrl } from "./uploads.js";
 import { PictureWell } from "./wells.js";
 
@@ -135,8 +136,9 @@ const keyed = () => Object.entries(model.controls).find(([, { keys }]) => keys);
 /** What the control says that takes sound. */
 const sounding = () => Object.values(model.controls).find(({ sound }) => sound)?.sound;
 
-/** Tell which keys are held. */
-function tellHeld() { control("control", { name: keyed()[0], event: { held: [...pad.held] } }); }
+/** Tell the control that takes keys what is held, pushed or moved. */
+function steer(event) { if (connection) control("control", { name: keyed()[0], event }); }
+function tellHeld() { steer({ held: [...pad.held] }); }
 
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
 
@@ -465,6 +467,8 @@ find("microphone").onclick = () => attempted(async () => {
 });
 
 const pad = new KeyPad(find("pad"), tellHeld);
+const gamepads = new Gamepads(pad, (axes) => steer({ axes }));
+const looking = ["video", "source"].map((id) => new Looking(find(id), (moved) => steer({ moved })));
 document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
   if (!connection || sound || recorder) return;
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
@@ -503,7 +507,9 @@ async function meet() {
   find("prompt").required = model.takes.prompt && !wells.some(({ required }) => required); // a portrait needs no words
   find("voice-box").hidden = !sounding();
   if (keyed()) find("reaction-name").textContent = "Key to picture";
-  pad.show(keyed()?.[1].keys ?? []);
+  pad.show(keyed()?.[1] ?? {});
+  gamepads.show(keyed()?.[1].gamepad);
+  for (const one of looking) one.show(keyed()?.[1].mouse);
   find("microphone").hidden = !navigator.mediaDevices || sounding()?.speakers !== 1;
   showRunning(Boolean(connection));
   invite();
