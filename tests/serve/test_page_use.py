@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import av
@@ -16,7 +17,7 @@ from .browser import Page, browser_path, open_page
 from .conftest import Starter
 from .test_controls import wav
 from .test_page import FRAMES, begin
-from .toys import game_opener, talk_opener, world_opener
+from .toys import game_opener, shown_opener, talk_opener, world_opener
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
@@ -196,6 +197,43 @@ def test_a_finger_that_drags_looks_around(played: Page) -> None:
         "events.filter((event) => event.moved).reduce((sum, {moved}) => sum + (moved.yaw ?? 0), 0) <= -.49"
     )
     assert moved_by(page) == pytest.approx({"yaw": -0.5, "pitch": -0.1})
+
+
+def test_who_comes_sees_the_example_move_where_a_place_is_free(start: Starter) -> None:
+    server = start(shown_opener)
+    prompts = "[...document.querySelectorAll('#history button')].map((line) => line.textContent).join()"
+    pages = [open_page(f"{server.url}/") for _ in range(server.manager.capacity + 1)]
+    with ExitStack() as opened:
+        for each in pages[:-1]:
+            page = opened.enter_context(each)
+            page.until(f"{FRAMES} > 5")
+            assert page.value(prompts) == "a b"
+            assert page.problems == []
+        late = opened.enter_context(pages[-1])
+        late.until("document.getElementById('state').textContent === 'Ready'")
+        assert late.value("document.getElementById('start').textContent") == "Start"
+
+
+def test_nothing_moves_by_itself_for_who_wants_less_motion(start: Starter) -> None:
+    server = start(shown_opener)
+    with open_page(f"{server.url}/", "--force-prefers-reduced-motion") as page:
+        page.until("document.getElementById('state').textContent === 'Ready'")
+        time.sleep(0.5)
+        assert not server.manager.sessions
+
+
+def test_figures_stand_behind_a_key(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        shown = "document.getElementById('figures').checkVisibility()"
+        assert not page.value(shown)
+        page.key("F2", down=True)
+        assert page.value(shown)
+        assert page.value("document.getElementById('measures').getAttribute('aria-pressed')") == "true"
+        page.key("F2", down=True)
+        assert not page.value(shown)
+        assert not page.value("document.getElementById('access').checkVisibility()")  # no key is asked for
 
 
 def test_the_help_names_each_key_once_and_what_else_steers(played: Page) -> None:

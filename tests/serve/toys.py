@@ -13,7 +13,7 @@ from seko_runtime import Pool
 from seko_runtime.controls.actions import AXES, ActionsControl, Axis, Binding
 from seko_runtime.controls.voice import PLAIN, WINDOW
 from seko_runtime.format.manifest import Buffer, Call, ControlSpec, EngineSpec, InputSpec, TensorSpec
-from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.manifest import VideoManifest, Viewer
 from tests.runtime import toy, toy_pool
 from tests.runtime.toy import CHANNELS, CHUNK, COLUMNS, ROWS
 
@@ -119,3 +119,13 @@ game_opener = toy_opener(
         ),
     ),
 )
+
+
+@contextmanager
+def shown_opener() -> Iterator[Pool]:
+    """Open a world that brings an example."""
+    manifest = toy_manifest(CAMERA)
+    workload = replace(manifest.workload, viewer=Viewer(help="Walk.", prompts=("a b", "c a")))
+    engines = {f"add.{b}": lambda tensors: [tensors[0] + motion(list(tensors[1:]))] for b in toy_pool.BUCKETS}
+    with toy_pool.open_pool(manifest=replace(manifest, workload=workload), engines=engines) as pool:
+        yield pool

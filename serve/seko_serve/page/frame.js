@@ -37,6 +37,7 @@ export function settle() {
 /** Tell an error; where the server lacks a key that it knows, open the field for it. `goesOn`: a session is not ended by it. */
 export function fail(error, goesOn = false) {
   if (error.code === "unauthorized") {
+    find("access").hidden = false;
     find("access").open = true;
     find("key").focus();
   }

@@ -1,5 +1,5 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
-import { AWAY, Connection, admitted, answered, sentence } from "./connection.js";
+import { AWAY, Connection, admitted, answered, request, sentence } from "./connection.js";
 import { base, complain, fail, find, key, say, servedModel, settle } from "./frame.js";
 import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
@@ -11,7 +11,8 @@ import { PictureWell } from "./wells.js";
 
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
 const MEASURE_MS = 500;
-const BUTTONS = ["pause", "restart", "record", "full", "stop"];
+const IDLE_MS = 3000;
+const BUTTONS = ["pause", "restart", "record", "full", "measures", "stop"];
 
 const worker = new Worker(new URL("./player.js", import.meta.url), { type: "module" });
 const offscreen = find("video").transferControlToOffscreen();
@@ -154,6 +155,19 @@ async function start(prompt) {
     if (trying === mine) trying = undefined;
     if (!mine.signal.aborted && !connection) invite();
   }
+}
+
+async function startWith(prompt) {
+  await start(prompt);
+  if (prompt && connection) remember(prompt);
+}
+
+/** Show who comes what it does: begin with the artifact's own example, if a place is free. */
+async function showMotion({ prompts, pictures }) {
+  const still = document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (connection || trying || still || find("start").disabled || !(prompts.length || pictures.length)) return;
+  const { free } = await request(base, "ready", key()).catch(() => ({ free: 0 })); // a gateway's answer names no places
+  if (free > 0 && !connection && !trying) await startWith(find("prompt").value.trim());
 }
 
 async function enter(prompt, signal) {
@@ -362,8 +376,7 @@ find("controls").addEventListener("submit", (event) => {
     const letters = [...prompt].length, most = model.limits.prompt_letters;
     if (letters > most) throw new Error(`The sentence has ${letters} letters, and at most ${most} are taken`);
     if (!connection) {
-      await start(prompt);
-      if (prompt && connection) remember(prompt);
+      await startWith(prompt);
       return;
     }
     if (wish?.line.classList.contains("waiting")) wish.line.remove(); // of those that wait only the last one is seen
@@ -394,8 +407,21 @@ find("mute").onclick = () => {
 };
 find("full").onclick = () => {
   if (document.fullscreenElement) document.exitFullscreen();
-  else screen.parentElement.requestFullscreen();
+  else find("stage").requestFullscreen();
 };
+find("measures").onclick = () => {
+  find("figures").hidden = !find("figures").hidden;
+  find("measures").setAttribute("aria-pressed", !find("figures").hidden);
+};
+document.addEventListener("keydown", ({ code }) => { if (code === "F2") find("measures").click(); });
+let idle;
+for (const what of ["pointermove", "pointerdown", "keydown", "fullscreenchange"]) { // in full screen controls fade
+  document.addEventListener(what, () => {
+    clearTimeout(idle);
+    find("stage").classList.remove("idle");
+    idle = setTimeout(() => find("stage").classList.add("idle"), IDLE_MS);
+  });
+}
 find("record").onclick = () => attempted(async () => {
   if (recorder) { await finishRecording(); return; }
   const { clientWidth: width, clientHeight: height } = screen;
@@ -517,4 +543,7 @@ async function meet() {
   say("Ready");
 }
 find("key").addEventListener("change", () => attempted(meet));
-attempted(meet);
+attempted(async () => {
+  await meet();
+  await showMotion(model.viewer);
+});
