@@ -13,7 +13,7 @@ test: ## before a commit: lint, types, import rules, docs, fast tests
 all: ## every test, as CI runs them
 	bash scripts/test.sh --all
 
-docs: ## the pages as a site, in build/site
+docs: ## the pages as a site, in out/site
 	bash -c 'source scripts/venv.sh && seko_make_venv dev && "$$PYTHON" -m mkdocs build --strict'
 
 bench: ## figures of this machine's GPU: make bench CASES="peers lingbot"
