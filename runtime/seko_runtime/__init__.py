@@ -154,7 +154,7 @@ def __getattr__(name: str) -> object:
 
 def _version() -> str:
     """Return the version of the installed distribution; of a checkout that is only in the module path, that of its
-    pyproject.toml."""
+    pyproject.toml; else, of a copy of the package alone, ``unknown``."""
     from importlib import metadata
 
     try:
@@ -163,5 +163,7 @@ def _version() -> str:
         import tomllib
         from pathlib import Path
 
-        project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-        return str(project["project"]["version"])
+        file = Path(__file__).parents[1] / "pyproject.toml"
+        if not file.is_file():
+            return "unknown"
+        return str(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"])

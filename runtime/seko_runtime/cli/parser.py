@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from seko_runtime import __version__
 from seko_runtime.arguments import nearest
 from seko_runtime.cli.option_values import OptionParser
 from seko_runtime.cli.options import OUTPUT, Option, option
@@ -161,6 +160,15 @@ def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]])
     return parser.parse_args(arguments)
 
 
+class _Version(argparse.Action):
+    """Prints the version, which only who asks for it looks up."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from seko_runtime import __version__
+
+        parser.exit(0, f"seko-runtime {__version__}\n")
+
+
 def parsers(
     functions: Mapping[str, Callable[..., Any]],
 ) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
@@ -169,7 +177,7 @@ def parsers(
         prog="seko-run",
         description="Open an artifact and make what its model makes, such as video, chunk by chunk.",
     )
-    parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", title="Commands")
     commands: dict[str, argparse.ArgumentParser] = {}
     options = all_options()
