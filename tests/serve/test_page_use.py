@@ -289,6 +289,22 @@ def test_the_whole_picture_is_on_the_screen(start: Starter, width: int, height: 
             assert page.value("document.documentElement.scrollWidth") <= width
 
 
+def test_in_full_screen_the_picture_takes_the_whole_screen(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.resize(1280, 800)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('full').click(); true")
+        page.until("document.fullscreenElement?.id === 'stage'")
+        box = page.until(
+            "(({x, y, width, height}) => [x, y, width, height])("
+            "document.getElementById('video').getBoundingClientRect())"
+        )
+        assert box == page.value("[0, 0, innerWidth, innerHeight]")
+        assert page.problems == []
+
+
 def test_on_a_phone_what_to_do_is_seen_without_scrolling(start: Starter) -> None:
     server = start()
     with open_page(f"{server.url}/") as page:
