@@ -45,6 +45,11 @@ class SessionsCollector(Collector):
         watched = sum(bool(facts["attached"]) for facts in sessions)
         yield GaugeMetricFamily(f"{PREFIX}_sockets", "Sessions with a socket", watched)
         yield GaugeMetricFamily(f"{PREFIX}_capacity", "Sessions that may be open", self._manager.capacity)
+        yield GaugeMetricFamily(
+            f"{PREFIX}_device_lost",
+            "1 when the device is lost, so that the server ends",
+            self._manager.device.lost,
+        )
         starts = GaugeMetricFamily(
             f"{PREFIX}_variant_start",
             "Number of the chunk from which a stream's calls are of another launch variant",
