@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = {name: tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"]
@@ -155,3 +156,24 @@ def test_a_planted_mistake_is_found(tmp_path: Path, text: str, word: str) -> Non
     (tmp_path / "file").write_text(text)
     with pytest.raises(AssertionError, match=re.escape(word)):
         test_nothing_of_ours_is_installed_by_name_or_without_its_requirements(tmp_path / "file")
+
+
+def test_the_lock_is_of_the_tested_set() -> None:
+    """Each pinned version, and each package that the four distributions and their tests require."""
+
+    def pins(name: str) -> dict[str, str]:
+        lines = (ROOT / "scripts" / name).read_text().splitlines()
+        split = (line.partition("==") for line in lines if "==" in line and not line.startswith("#"))
+        return {canonicalize_name(package): version.partition(" ")[0] for package, _, version in split}
+
+    locked = pins("lock.txt")
+    assert {name: locked.get(name, version) for name, version in pins("constraints.txt").items()} == pins(
+        "constraints.txt"
+    )
+    for project in PROJECTS.values():
+        for line in project["dependencies"] + project.get("optional-dependencies", {}).get("dev", []):
+            requirement = Requirement(line)
+            if requirement.name not in OURS:
+                assert locked[canonicalize_name(requirement.name)] in requirement.specifier, (
+                    "bash scripts/lock.sh"
+                )
