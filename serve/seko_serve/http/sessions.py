@@ -15,9 +15,9 @@ from seko_serve.errors import ServeError, check_fields
 from seko_serve.http.bodies import json_body
 from seko_serve.http.limits import limits_of
 from seko_serve.http.line import line_events, wants_events
-from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.http.openings import MAX_OPENING_BYTES, open_session
 from seko_serve.http.stream import serve_stream
-from seko_serve.http.workload import RouteFamily, workload_of
+from seko_serve.http.workload import RouteFamily
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import QUEUE_HEADER, Control, parse_control
 
@@ -40,24 +40,10 @@ class SessionRoutes(RouteFamily):
         return await (self._open(request) if request.method == "POST" else self._list(request))
 
     async def _open(self, request: Request) -> Response:
-        queue_token = request.headers.get(QUEUE_HEADER, "")
-        tenant = self._access.tenant(request)
-        if self._manager.waits(tenant, queue_token):
-            self._access.count_waiting(tenant, queue_token)
-        else:
-            self._access.opener(request)
-        table = await json_body(request, MAX_OPENING_BYTES)
+        session = await open_session(
+            request, lambda: json_body(request, MAX_OPENING_BYTES), self._manager, self._access
+        )
         manifest = self._manager.device.manifest
-        opening = await asyncio.to_thread(workload_of(manifest).opening_of, table, manifest)
-        try:
-            session = await self._manager.open(tenant, opening, queue_token)
-        except ServeError as refused:
-            if await request.is_disconnected():  # nobody learns the token of this place
-                self._manager.leave_queue(tenant, str(refused.facts.get("queue_token", "")))
-            raise
-        if await request.is_disconnected():
-            await self._manager.close(session)
-            raise ServeError("bad_request", "the client left before its session was open")
         entrance = {
             "ticket": session.ticket.issue(),
             "ticket_s": self._manager.settings.lease_s,

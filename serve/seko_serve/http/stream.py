@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import internal_error
+from seko_serve.http.controls import ControlIntake
 from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
@@ -23,7 +22,6 @@ from seko_serve.protocol import (
     Control,
     message,
     parse_control,
-    parse_sound,
     parse_subprotocols,
 )
 
@@ -31,7 +29,6 @@ HELLO_S = 10.0  # from the socket's opening to the client's hello
 STALL_S = 30.0  # a socket that takes no byte for so long is closed
 LAST_S = 5.0  # for the last message of a socket
 NORMAL = 1000  # close code
-REMEMBERED_IDS = 1024  # of a socket's controls
 
 
 async def serve_stream(socket: WebSocket, manager: SessionManager, access: Access) -> None:
@@ -57,7 +54,7 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
         hello = await _hello(socket)
         codecs = session.content.codecs(hello)
         token = await manager.saving.token(session)
-        ready = partial(_ready, session, manager, codecs, token)
+        ready = partial(ready_message, session, manager, codecs, token)
         session.attach(connection, ready, last_serial, hello.fields.get("buffer", 1), codecs)
         await _exchange(socket, session, connection, manager, access)
     except ServeError as error:
@@ -93,7 +90,8 @@ async def _hello(socket: WebSocket) -> Control:
     return hello
 
 
-def _ready(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec], token: str) -> str:
+def ready_message(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec], token: str) -> str:
+    """Return the message ``ready``, with which a stream begins or goes on."""
     return message(
         "ready",
         session=session.name,
@@ -133,31 +131,14 @@ async def _exchange(
 async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> bool:
     """Read controls from the socket until the client says that it closes (return True) or a control cannot be read
     (ServeError)."""
-    ids: deque[str] = deque(maxlen=REMEMBERED_IDS)
+    controls = ControlIntake(session, manager, access)
     while True:
         received = await socket.receive()
         if received["type"] == "websocket.disconnect":
             return False
         text = received.get("text")
-        control = parse_sound(received["bytes"]) if text is None else parse_control(text)
-        if control.type == "close":
+        if await controls.take(received["bytes"] if text is None else text):
             return True
-        try:
-            access.controls.take(session.name)
-            if control.type == "ping":
-                session.viewer.tell(message("pong", t=control.fields["t"], server_t=time.time()))
-                continue
-            if control.type == "hello":
-                raise ServeError("conflict", "hello came before: to change it, resume on another socket")
-            if control.id and control.id in ids:
-                raise ServeError("conflict", "a control of this id came before")
-            session.control(control)
-            ids.append(control.id)
-        except ServeError as error:
-            manager.device.metrics.refused.labels(error.kind.code).inc()
-            session.viewer.tell(message("rejected", id=control.id, **error.body()))
-            if error.retry_after is not None:  # too many: what follows waits, and with it the client
-                await asyncio.sleep(error.retry_after)
 
 
 async def _send(socket: WebSocket, connection: Connection, manager: SessionManager) -> None:
