@@ -56,6 +56,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
     chosen["keys"] = tuple(read_keys([], key_file, os.environ))
     chosen["allowed_origins"] = frozenset(arguments.allowed_origins)
     chosen["picture_hosts"] = frozenset(host.lower() for host in arguments.picture_hosts)
+    chosen["turn_login"] = os.environ.get("SEKO_SERVE_TURN_LOGIN", "")
     chosen["snapshots"] = _snapshots(arguments.snapshots, os.environ)
     if secret_file is not None:
         chosen["snapshot_key"] = private_bytes(secret_file, "--snapshot-key-file")

@@ -58,6 +58,16 @@ class Settings:
     allowed_origins: frozenset[str] = _option(
         frozenset(), CALLS, "origins of pages on other hosts", nargs="*"
     )
+    stun: str = _option(
+        "", LISTENS, "server by which WebRTC learns its address: stun:HOST:PORT", metavar="URL"
+    )
+    turn: str = _option(
+        "",
+        LISTENS,
+        "server that relays WebRTC: turn:HOST:PORT; SEKO_SERVE_TURN_LOGIN holds USER:PASSWORD",
+        metavar="URL",
+    )
+    turn_login: str = field(default="", repr=False)
     max_sessions: int | None = _option(
         None, MUCH, "sessions at a time (default: the artifact's rows)", type=int
     )
@@ -132,6 +142,15 @@ class Settings:
             raise ValueError(f"--device {self.device}: expected auto, cpu, cuda or cuda:N") from None
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"--port {self.port}: expected 0 to 65535")
+        for kind, address in (("stun", self.stun), ("turn", self.turn)):
+            if address and not re.fullmatch(
+                rf"{kind}s?:[\w.\-\[\]:]+(\?transport=(udp|tcp))?", address, re.ASCII
+            ):
+                raise ValueError(
+                    f"--{kind} {address}: expected an address such as {kind}:{kind}.example.org:3478"
+                )
+        if self.turn_login and ":" not in self.turn_login:
+            raise ValueError("SEKO_SERVE_TURN_LOGIN has no colon, expected USER:PASSWORD")
         if self.max_sessions is not None and self.max_sessions < 1:
             raise ValueError(f"--max-sessions {self.max_sessions}: expected 1 or more")
         if not 0 < self.opens_per_s < 1e6:

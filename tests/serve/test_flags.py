@@ -191,6 +191,8 @@ def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
         (["--picture-hosts", "a@b.example"], "--picture-hosts"),
         (["--opens-per-second", "0"], "--opens-per-second"),
         (["--queue", "-1"], "--queue"),
+        (["--stun", "turn:a.example"], "--stun turn:a.example"),
+        (["--turn", "a.example:3478"], "--turn a.example:3478"),
         (["--ssl-keyfile", __file__], "--ssl-certfile"),
         (["--ssl-keyfile", "/nowhere/key", "--ssl-certfile", __file__], "--ssl-keyfile /nowhere/key"),
         (["--ssl-keyfile", __file__, "--ssl-certfile", "/nowhere/it"], "--ssl-certfile /nowhere/it"),

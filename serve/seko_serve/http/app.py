@@ -20,6 +20,7 @@ from seko_serve.http.openapi import OpenApiRoutes
 from seko_serve.http.pages import composed, page_files
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
+from seko_serve.http.whep import WhepRoutes
 from seko_serve.http.workload import RouteFamily, served_workloads
 from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
@@ -47,6 +48,7 @@ class Application:
         self._families: tuple[RouteFamily, ...] = (
             ServiceRoutes(manager, self._access),
             SessionRoutes(manager, self._access),
+            WhepRoutes(settings, manager, self._access),
             *self._of_workloads,
             MetricsRoutes(manager, self._access),
             OpenApiRoutes(manager, self._access),

@@ -77,7 +77,9 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
         origin = headers.get("origin")
         if origin is not None and access.may_read(origin):
             added += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-            added.append((b"access-control-expose-headers", b"retry-after, seko-note, x-sample-rate"))
+            added.append(
+                (b"access-control-expose-headers", b"retry-after, location, seko-note, x-sample-rate")
+            )
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 added += PREFLIGHT
                 await Response(status_code=204)(scope, receive, send_with_headers)

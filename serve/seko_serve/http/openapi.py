@@ -10,6 +10,7 @@ import seko_serve
 from seko_serve.errors import KINDS
 from seko_serve.http.line import EVENTS
 from seko_serve.http.schemas import (
+    BODY,
     CHANGING,
     FLAG,
     NUMBER,
@@ -86,6 +87,7 @@ class OpenApiRoutes(RouteFamily):
 def _paths() -> Table:
     name = path_parameter("name")
     queue = parameter("Seko-Queue", TEXT, "header", "`join`, or the token of a place in the queue.")
+    sdp = {"application/sdp": {"schema": TEXT}}
     return {
         "/health": {"get": operation("Whether the process lives.", json_of("Health"), ())},
         "/ready": {"get": operation("Whether sessions are admitted.", json_of("Ready"), ("stopping",))},
@@ -153,6 +155,42 @@ def _paths() -> Table:
                 "What has happened to a session that was opened with `record`, for `seko-run run --events`.",
                 {"application/jsonl": {"schema": TEXT}},
                 ("unauthorized", "not_found", "conflict", "unsupported"),
+            ),
+        },
+        "/v1/whep": {
+            "post": {
+                **operation(
+                    "Opens a session with the fields of the query, and answers a WebRTC offer (WHEP) to watch it.",
+                    sdp,
+                    (*OPENING, "not_installed"),
+                    status=201,
+                ),
+                "parameters": [queue],
+                "requestBody": body(sdp),
+            }
+        },
+        "/v1/whip": {
+            "post": operation(
+                "Refused: no artifact takes live video in.", None, ("unauthorized", "unsupported"), status=201
+            )
+        },
+        "/v1/sessions/{name}/whep": {
+            "parameters": [name],
+            "post": {
+                **operation(
+                    "Answers a WebRTC offer (WHEP) to watch a session.",
+                    sdp,
+                    (*CHANGING, "not_installed"),
+                    status=201,
+                ),
+                "requestBody": body(sdp),
+            },
+            "patch": {
+                **operation("Adds candidates of trickle ICE.", None, BODY, status=204),
+                "requestBody": body({"application/trickle-ice-sdpfrag": {"schema": TEXT}}),
+            },
+            "delete": operation(
+                "Ends a session that is watched by WebRTC.", None, ("unauthorized", "not_found"), status=204
             ),
         },
         "/v1/sessions/{name}/stream": {

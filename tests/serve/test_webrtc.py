@@ -1,0 +1,187 @@
+"""Players that watch by WebRTC: aiortc's own client and a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+pytest.importorskip("aiortc")
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+
+from .browser import browser_path, open_page
+from .conftest import Running, Starter
+from .test_server import PROMPT, http
+
+WAIT_S, FRAMES = 60.0, 12
+WATCH = "/v1/whep?prompt=a+b&seed=3"
+
+
+def ask(
+    url: str, method: str, body: str = "", kind: str = "application/sdp", key: str = ""
+) -> tuple[int, str, str]:
+    headers = {"content-type": kind} | ({"authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urlopen(Request(url, body.encode(), headers, method=method), timeout=20) as answer:
+            return answer.status, answer.read().decode(), answer.headers.get("location", "")
+    except HTTPError as refused:
+        return refused.code, refused.read().decode(), ""
+
+
+class Player:
+    """A client of aiortc with a data channel; what comes over it lies in `messages`."""
+
+    def __init__(self) -> None:
+        self.rtc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.rtc.addTransceiver("video", direction="recvonly")
+        self.controls = self.rtc.createDataChannel("controls")
+        self.controls.on("message", lambda text: self.messages.put_nowait(json.loads(text)))
+        self.track: Any = None
+        self.rtc.on("track", lambda track: setattr(self, "track", track))
+        self.place = ""
+
+    async def watch(self, server: Running, path: str, key: str = "") -> None:
+        await self.rtc.setLocalDescription(await self.rtc.createOffer())
+        status, answer, self.place = await asyncio.to_thread(
+            ask, server.url + path, "POST", self.rtc.localDescription.sdp, key=key
+        )
+        assert status == 201, answer
+        await self.rtc.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+
+    async def until(self, kind: str) -> dict[str, Any]:
+        while (message := await self.messages.get())["type"] != kind:
+            pass
+        return message
+
+    def send(self, kind: str, **fields: object) -> None:
+        self.controls.send(json.dumps({"type": kind, **fields}))
+
+
+@asynccontextmanager
+async def player() -> AsyncIterator[Player]:
+    async with asyncio.timeout(WAIT_S):
+        one = Player()
+        try:
+            yield one
+        finally:
+            await one.rtc.close()
+
+
+def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None:
+    server = start()
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, WATCH)
+            for _ in range(FRAMES):
+                frame = await one.track.recv()
+                assert (frame.width, frame.height) == (24, 8)
+            ready = await one.until("ready")
+            (session,) = server.manager.sessions
+            assert one.place == f"/v1/sessions/{session}/whep"
+            assert ready["session"] == session
+            one.send("prompt", id="p", text="c a")
+            assert (await one.until("received"))["id"] == "p"
+            assert (await one.until("applied"))["chunk"] > 0
+            one.send("ack", chunk=1 << 20)
+            assert (await one.until("rejected"))["code"] == "conflict"
+            one.send("pause", id="q")
+            assert (await one.until("state"))["paused"] is True
+            assert http(f"{server.url}/v1/sessions/{session}")[1]["state"] == "paused"
+            fragment = "a=mid:0\r\na=candidate:1 1 udp 2130706431 127.0.0.1 9 typ host\r\n"
+            kind = "application/trickle-ice-sdpfrag"
+            assert (await asyncio.to_thread(ask, server.url + one.place, "PATCH", fragment, kind))[0] == 204
+            assert (await asyncio.to_thread(ask, server.url + one.place, "DELETE"))[0] == 204
+            assert not server.manager.sessions
+            assert server.manager.admission.running == 0
+
+    asyncio.run(test())
+
+
+def test_a_session_that_was_opened_before_outlives_its_player(start: Starter) -> None:
+    server = start()
+    name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]["id"]
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, f"/v1/sessions/{name}/whep")
+            await one.track.recv()
+        while server.manager.sessions[name].viewer.detached_at is None:
+            await asyncio.sleep(0.05)
+
+    asyncio.run(test())
+
+
+def test_what_is_no_offer_takes_no_place(start: Starter) -> None:
+    server = start()
+    assert ask(server.url + WATCH, "POST", "nothing")[0] == 400
+    assert ask(server.url + WATCH, "POST", "{}", "application/json")[0] == 415
+    assert ask(f"{server.url}/v1/whep?promt=a", "POST", "nothing")[0] == 400
+    assert not server.manager.sessions
+    assert ask(f"{server.url}/v1/whip", "POST", "nothing")[0] == 415
+    assert ask(f"{server.url}/v1/sessions/x/whep", "DELETE")[0] == 404
+
+
+def test_without_the_library_nothing_is_opened(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    monkeypatch.setitem(sys.modules, "aiortc", None)
+    monkeypatch.delitem(sys.modules, "seko_serve.http.peer", raising=False)
+    status, answer, _ = ask(server.url + WATCH, "POST", "nothing")
+    assert (status, json.loads(answer)["error"]["code"]) == (501, "not_installed")
+    assert not server.manager.sessions
+
+
+def test_a_server_with_keys_asks_for_one(start: Starter) -> None:
+    key = "k" * 32
+    server = start(keys=(key,))
+    assert ask(server.url + WATCH, "POST", "nothing")[0] == 401
+    name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}, key=key)[1]["id"]
+    assert ask(f"{server.url}/v1/sessions/{name}/whep", "POST", "nothing")[0] == 401
+    assert ask(server.url + WATCH, "POST", "nothing", key=key)[0] == 400
+
+
+@pytest.mark.skipif(browser_path() is None, reason="no browser")
+@pytest.mark.parametrize("codec", ["H264", "VP8"])
+def test_a_browser_plays_it(start: Starter, codec: str) -> None:
+    server = start()
+    with open_page(f"{server.url}/health", "--disable-features=WebRtcHideLocalIpsWithMdns") as page:
+        seen = page.value(
+            """(async () => {
+            const video = document.body.appendChild(document.createElement("video"));
+            video.muted = video.autoplay = true;
+            const pc = new RTCPeerConnection(), came = [];
+            const transceiver = pc.addTransceiver("video", { direction: "recvonly" });
+            transceiver.setCodecPreferences(RTCRtpReceiver.getCapabilities("video").codecs.filter(
+                (one) => one.mimeType === "video/CODEC"));
+            const controls = pc.createDataChannel("controls");
+            const applied = new Promise((done) => {
+                controls.onmessage = (event) => JSON.parse(event.data).type === "applied" && done(true);
+            });
+            pc.ontrack = (event) => { video.srcObject = new MediaStream([event.track]); };
+            await pc.setLocalDescription(await pc.createOffer());
+            if (pc.iceGatheringState !== "complete") await new Promise((done) => {
+                pc.onicegatheringstatechange = () => pc.iceGatheringState === "complete" && done();
+            });
+            const answer = await fetch("WATCH", { method: "POST", body: pc.localDescription.sdp,
+                headers: { "content-type": "application/sdp" } });
+            await pc.setRemoteDescription({ type: "answer", sdp: await answer.text() });
+            for (let count = 0; count < FRAMES; count++)
+                await new Promise((done) => video.requestVideoFrameCallback(done));
+            controls.send(JSON.stringify({ type: "prompt", id: "p", text: "c a" }));
+            const size = [video.videoWidth, video.videoHeight], steered = await applied;
+            await fetch(answer.headers.get("location"), { method: "DELETE" });
+            return [...size, steered];
+            })()""".replace("CODEC", codec)
+            .replace("WATCH", WATCH)
+            .replace("FRAMES", str(FRAMES))
+        )
+    assert seen == [24, 8, True]
+    assert not server.manager.sessions
