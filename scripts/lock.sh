@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 wanted=./locked.in # paths in it are relative to it
 trap 'rm -f "$wanted"' EXIT
-printf -- '-e %s\n' './runtime[video,text]' ./kernels '.[dev,clients]' './serve[ray,s3,simulate]' >"$wanted"
+printf -- '-e %s\n' './runtime[video,text]' ./kernels '.[dev,clients]' './serve[ray,s3,simulate,webrtc]' >"$wanted"
 # Without the letters behind a version's plus, by which some indexes tell builds of torch apart.
 uv pip compile --quiet --python-version 3.11 --no-annotate --no-header --constraint scripts/constraints.txt "$wanted" |
     sed 's/+[a-z0-9.]*$//' >scripts/lock.new
