@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pytest
 
 pytest.importorskip("aiortc")
@@ -18,7 +20,9 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 
 from .browser import browser_path, open_page
 from .conftest import Running, Starter
+from .test_controls import noise, wav
 from .test_server import PROMPT, http
+from .toys import talk_opener
 
 WAIT_S, FRAMES = 60.0, 12
 WATCH = "/v1/whep?prompt=a+b&seed=3"
@@ -118,6 +122,26 @@ def test_a_session_that_was_opened_before_outlives_its_player(start: Starter) ->
             await asyncio.sleep(0.05)
 
     asyncio.run(test())
+
+
+def test_a_voice_is_heard_beside_the_frames(start: Starter) -> None:
+    server, heard = start(talk_opener), []
+    voice = base64.b64encode(wav(noise(80_000))).decode()
+    name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, "voice": voice})[1]["id"]
+
+    async def test() -> None:
+        async with player() as one:
+            one.rtc.addTransceiver("audio", direction="recvonly")
+            await one.watch(server, f"/v1/sessions/{name}/whep")
+            tracks = {receiver.track.kind: receiver.track for receiver in one.rtc.getReceivers()}
+            for _ in range(FRAMES):
+                await tracks["video"].recv()
+            for _ in range(2 * FRAMES):
+                heard.append((await tracks["audio"].recv()).to_ndarray())
+            assert (await one.until("ready"))["audio"]["codec"] == "pcm"
+
+    asyncio.run(test())
+    assert np.concatenate(heard, 1).std() > 100
 
 
 def test_what_is_no_offer_takes_no_place(start: Starter) -> None:

@@ -108,7 +108,8 @@ def _peer_type() -> type[Peer]:
         if (error.name or "").startswith("seko_serve"):
             raise
         raise ServeError(
-            "not_installed", f"the package {error.name} is not installed; pip install seko-serve[webrtc]"
+            "not_installed",
+            f"the package {error.name} is not installed; in Seko's folder, pip install ./runtime './serve[webrtc]'",
         ) from None
     return Peer
 
