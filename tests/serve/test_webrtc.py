@@ -144,6 +144,19 @@ def test_a_voice_is_heard_beside_the_frames(start: Starter) -> None:
     assert np.concatenate(heard, 1).std() > 100
 
 
+def test_the_device_waits_for_no_player_that_takes_nothing(start: Starter) -> None:
+    server = start()
+
+    async def test() -> None:
+        async with player() as one:
+            await one.watch(server, WATCH)
+            session = (await one.until("ready"))["session"]
+            while http(f"{server.url}/v1/sessions/{session}")[1]["chunks"] < FRAMES:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(test())
+
+
 def test_what_is_no_offer_takes_no_place(start: Starter) -> None:
     server = start()
     assert ask(server.url + WATCH, "POST", "nothing")[0] == 400
@@ -163,12 +176,13 @@ def test_without_the_library_nothing_is_opened(start: Starter, monkeypatch: pyte
     assert not server.manager.sessions
 
 
-def test_a_server_with_keys_asks_for_one(start: Starter) -> None:
-    key = "k" * 32
-    server = start(keys=(key,))
+def test_a_server_with_keys_asks_for_the_right_one(start: Starter) -> None:
+    key, other = "k" * 32, "o" * 32
+    server = start(keys=(key, other))
     assert ask(server.url + WATCH, "POST", "nothing")[0] == 401
     name = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}, key=key)[1]["id"]
     assert ask(f"{server.url}/v1/sessions/{name}/whep", "POST", "nothing")[0] == 401
+    assert ask(f"{server.url}/v1/sessions/{name}/whep", "POST", "nothing", key=other)[0] == 404
     assert ask(server.url + WATCH, "POST", "nothing", key=key)[0] == 400
 
 
