@@ -8,16 +8,19 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 
+REQUEST: ContextVar[str] = ContextVar("request", default="")  # the id of the request that is answered
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 FRAMES = 12  # of a traceback, the innermost
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")  # of ECMA-48, such as Ray's colours
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each log record as one line with a JSON object: time, level, message, and the record's extra fields.
+    """Formats each log record as one line with a JSON object: time, level, message, the id of the request that is
+    answered, and the record's extra fields.
 
     For an exception the log line has the exception's type and the place in the code where it was raised. The text of an
     exception is left out of the log line, because it may quote a client's data.
@@ -31,6 +34,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage().strip(),
         }
+        if request := REQUEST.get():
+            line["request"] = request
         line |= {name: value for name, value in vars(record).items() if name not in _OWN}
         if record.exc_info and record.exc_info[1] is not None:
             line |= exception_fields(record.exc_info[1])

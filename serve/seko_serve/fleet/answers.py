@@ -5,6 +5,7 @@ adapts the box's answer for the client.
 from __future__ import annotations
 
 import json
+import secrets
 from contextlib import suppress
 from typing import Any
 
@@ -14,15 +15,17 @@ from starlette.responses import JSONResponse, Response
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.forms import form_fields, is_form
+from seko_serve.logs import REQUEST
 
 PASSED = ("content-type", "retry-after")
 
 
 def headers_of(request: Request) -> dict[str, str]:
-    """Return those headers of a request that a box needs."""
-    return {
+    """Return those headers of a request that a box needs, and the request's id."""
+    passed = {
         name: request.headers[name] for name in ("authorization", "content-type") if name in request.headers
     }
+    return passed | {"traceparent": f"00-{REQUEST.get()}-{secrets.token_hex(8)}-00"}
 
 
 def model_of(body: bytes, kind: str = "") -> object:
