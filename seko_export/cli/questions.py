@@ -64,15 +64,10 @@ def verify(artifact: Path, as_json: bool) -> None:
     """Replay the goldens (recorded results) of ARTIFACT. If a result differs, the command prints the worst error and
     ends with exit code 6."""
     from seko_export.errors import NumericError
-    from seko_export.tools.inspection import verify_artifact
+    from seko_export.tools.inspection import replayed_artifact
 
-    report = verify_artifact(artifact)
-    worst = report["worst"]
-    compared = f"worst relative error {worst['golden']}, tolerance {worst['tolerance']}"
-    if worst["cache"] is not None:
-        compared += f"; of the cache {worst['cache']}, tolerance {worst['cache_tolerance']}"
-    if worst["video"] is not None:
-        compared += f"; of the video {worst['video']} levels of 255, tolerance {worst['video_tolerance']}"
+    report, worst = replayed_artifact(artifact)
+    compared = f"worst {worst}"
     if not report["ok"]:
         missed = NumericError(
             f"{artifact} does not reproduce its goldens: {compared}; rebuild it on this kind of machine"

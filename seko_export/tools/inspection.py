@@ -12,7 +12,7 @@ from typing import Any
 from seko_runtime import open_artifact
 from seko_runtime.format.manifest import MANIFEST_FILE, Manifest
 from seko_runtime.opening.artifact import check_artifact
-from seko_runtime.sessions.verdict import verdict
+from seko_runtime.sessions.verdict import verdict, worst_of
 from seko_runtime.video.artifact import video_artifact
 from seko_runtime.video.manifest import VideoManifest
 
@@ -99,8 +99,14 @@ def verify_artifact(path: Path) -> dict[str, Any]:
         ``digest``, and the result of `seko_runtime.sessions.verdict.verdict`: ``ok``, ``worst``, and ``errors`` for
         each recorded chunk.
     """
+    return replayed_artifact(path)[0]
+
+
+def replayed_artifact(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the report of `verify_artifact`, and its worst error as a line of text."""
     with open_artifact(path) as artifact:
-        return {"digest": artifact.digest} | verdict(artifact.verify())
+        errors = artifact.verify()
+        return {"digest": artifact.digest} | verdict(errors), str(worst_of(errors))
 
 
 def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import seko_runtime
+from seko_export.cli import main as seko_export
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.media_files.sound import load_sound
@@ -121,6 +123,13 @@ def test_recorded_token_ids_outside_the_vocabulary_are_refused(
     folder = write_artifact(tmp_path / "toy", **changes)
     with pytest.raises(ArtifactError, match="no list of token ids below"):
         open_artifact(folder)
+
+
+def test_the_exporter_verifies_speech_too(artifact: Path) -> None:
+    done = CliRunner().invoke(seko_export, ["verify", str(artifact)])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(seko_export, ["verify", str(artifact), "--json"])
+    assert json.loads(done.stdout)["ok"]
 
 
 def test_verify_and_info_say_what_there_is(artifact: Path, capsys: Said) -> None:

@@ -22,11 +22,15 @@ class GoldenError(Protocol):
         """Return the error as a dict for JSON, which has no NaN and no infinity."""
 
 
+def worst_of(errors: Sequence[GoldenError]) -> GoldenError:
+    """Return the largest of the errors; one beyond its bounds comes before all within."""
+    return max(errors, key=lambda error: (not error.within, error.size))
+
+
 def verdict(errors: Sequence[GoldenError]) -> dict[str, object]:
     """Return the outcome of a verification as a dict for JSON, with the entries ``ok``, ``worst`` and ``errors``."""
-    worst = max(errors, key=lambda error: (not error.within, error.size))
     return {
         "ok": all(error.within for error in errors),
-        "worst": worst.row(),
+        "worst": worst_of(errors).row(),
         "errors": [error.row() for error in errors],
     }
