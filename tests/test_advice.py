@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("runtime/seko_runtime", "seko_export", "kernels/seko_kernels")
 # The change log tells what was so; a decision tells what was decided then.
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs/start").glob("*.md"))
 # But the page whose commands have options of another distribution: tests/outside runs them.
 PAGES = [page for page in PAGES if page.name != "extending.md"]
 DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
@@ -34,6 +35,7 @@ DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./se
 FOREIGN = {
     "--suite",
     "--gpus",
+    "--include",
     "--inplace",
     "--like-this",
     "--local-dir",

@@ -25,6 +25,7 @@ FILES = [
     ROOT / "scripts" / "tensorrt_stubs.py",
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/start").glob("*.md")),
 ]
 FILES = [path for path in FILES if path.name != "CHANGELOG.md"]
 # Installed with --no-deps, and what each then lacks: it serves what is not called.
