@@ -8,11 +8,11 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 
-REQUEST: ContextVar[str] = ContextVar("request", default="")  # the id of the request that is answered
+from seko_serve import request_ids
+
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 FRAMES = 12  # of a traceback, the innermost
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")  # of ECMA-48, such as Ray's colours
@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage().strip(),
         }
-        if request := REQUEST.get():
+        if request := request_ids.current():
             line["request"] = request
         line |= {name: value for name, value in vars(record).items() if name not in _OWN}
         if record.exc_info and record.exc_info[1] is not None:

@@ -5,17 +5,16 @@ adapts the box's answer for the client.
 from __future__ import annotations
 
 import json
-import secrets
 from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from seko_serve import request_ids
 from seko_serve.fleet.boxes import Answer
 from seko_serve.fleet.directory import BoxFacts
 from seko_serve.http.forms import form_fields, is_form
-from seko_serve.logs import REQUEST
 
 PASSED = ("content-type", "retry-after")
 
@@ -25,7 +24,7 @@ def headers_of(request: Request) -> dict[str, str]:
     passed = {
         name: request.headers[name] for name in ("authorization", "content-type") if name in request.headers
     }
-    return passed | {"traceparent": f"00-{REQUEST.get()}-{secrets.token_hex(8)}-00"}
+    return passed | {request_ids.HEADER: request_ids.header()}
 
 
 def model_of(body: bytes, kind: str = "") -> object:

@@ -4,7 +4,6 @@ and adds headers to every answer, among them the request's id."""
 from __future__ import annotations
 
 import re
-import secrets
 from contextlib import suppress
 
 from starlette.datastructures import Headers
@@ -12,10 +11,10 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from seko_serve import request_ids
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals
-from seko_serve.logs import REQUEST
 from seko_serve.protocol import QUEUE_HEADER
 
 POLICY = (
@@ -25,13 +24,12 @@ POLICY = (
 BOXES = " http: https: ws: wss:"  # where a gateway's answers send the page to
 # A host as a policy may name it; policies know no IPv6 addresses.
 HOST_SOURCE = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.IGNORECASE)
-# W3C Trace Context: who traces a request, as a gateway or a proxy does, names it by 32 digits, which say nothing else.
-TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
+READABLE = b"retry-after, location, seko-note, x-sample-rate, x-request-id"  # for pages of allowed origins
 PREFLIGHT = (
     (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
     (b"access-control-allow-headers", f"authorization, content-type, range, {QUEUE_HEADER}".encode()),
@@ -67,11 +65,7 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
             await app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        traced = TRACE.fullmatch(headers.get("traceparent", ""))
-        REQUEST.set(
-            traced[1] if traced else secrets.token_hex(16)
-        )  # for this task, which answers this request alone
-        added.append((b"x-request-id", REQUEST.get().encode()))
+        added.append((b"x-request-id", request_ids.begin(headers.get(request_ids.HEADER, "")).encode()))
         policy = POLICY.format(more=reaches or _own_sockets(headers.get("host", "")))
         added.append((b"content-security-policy", policy.encode()))
         try:
@@ -86,12 +80,7 @@ def guarded(app: ASGIApp, access: Access, refusals: Refusals, *, reaches: str = 
         origin = headers.get("origin")
         if origin is not None and access.may_read(origin):
             added += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-            added.append(
-                (
-                    b"access-control-expose-headers",
-                    b"retry-after, location, seko-note, x-sample-rate, x-request-id",
-                )
-            )
+            added.append((b"access-control-expose-headers", READABLE))
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 added += PREFLIGHT
                 await Response(status_code=204)(scope, receive, send_with_headers)
