@@ -57,10 +57,10 @@ class WhepRoutes(RouteFamily):
 
         async def fields() -> dict[str, object]:
             nonlocal offer
+            await asyncio.to_thread(_peer_type)  # without it nothing is opened
             offer = await _body(request, SDP)
             return dict(request.query_params)
 
-        await asyncio.to_thread(_peer_type)
         session = await open_session(request, fields, self._manager, self._access)
         try:
             return await self._answer(request, session, offer)
