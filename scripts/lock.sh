@@ -6,9 +6,10 @@
 #     SEKO_PYTHON=.venv/bin/python bash scripts/quickstart.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/venv.sh
 wanted=./locked.in # paths in it are relative to it
 trap 'rm -f "$wanted"' EXIT
-printf -- '-e %s\n' './runtime[video,text]' ./kernels '.[dev,clients]' './serve[ray,s3,simulate,webrtc]' >"$wanted"
+printf -- '-e %s\n' './runtime[video,text]' ./kernels '.[dev,clients]' "./serve[$SEKO_SERVE_EXTRAS]" >"$wanted"
 # Without the letters behind a version's plus, by which some indexes tell builds of torch apart.
 uv pip compile --quiet --python-version 3.11 --no-annotate --no-header --constraint scripts/constraints.txt "$wanted" |
     sed 's/+[a-z0-9.]*$//' >scripts/lock.new

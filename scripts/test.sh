@@ -23,7 +23,7 @@ if [ "$tier" = smoke ]; then
     exec "$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile -m "not slow and not quiet and not gpu" \
         "${files[@]}" "$@"
 fi
-seko_add_serve ray,s3,simulate,webrtc
+seko_add_serve "$SEKO_SERVE_EXTRAS"
 seko_try_extra tensorrt-rtx
 seko_try_extra clients
 # At home a test skips where a program is missing; CI is to have them all.

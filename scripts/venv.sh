@@ -2,6 +2,9 @@
 # Sourced by the other scripts: makes .venv with the three distributions, or reuses it. Sets $PYTHON.
 # A GPU box that brings its own torch: SEKO_PYTHON=/path/to/python uses that interpreter and installs nothing.
 
+SEKO_SERVE_EXTRAS=ray,s3,simulate,webrtc # of the server, in the tested set
+export SEKO_SERVE_EXTRAS
+
 seko_find_python() {
     local candidate
     for candidate in python3.11 python3.12 python3; do
