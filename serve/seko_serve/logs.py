@@ -14,6 +14,7 @@ from pathlib import Path
 from seko_serve import request_ids
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+PEERS = ("aioice", "aiortc")  # libraries whose lines have the addresses that a client's offer names
 FRAMES = 12  # of a traceback, the innermost
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")  # of ECMA-48, such as Ray's colours
 
@@ -64,3 +65,5 @@ def set_up(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for library in PEERS:
+        logging.getLogger(library).setLevel(logging.CRITICAL + 1)

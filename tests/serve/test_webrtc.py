@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -184,6 +185,22 @@ def test_a_server_with_keys_asks_for_the_right_one(start: Starter) -> None:
     assert ask(f"{server.url}/v1/sessions/{name}/whep", "POST", "nothing")[0] == 401
     assert ask(f"{server.url}/v1/sessions/{name}/whep", "POST", "nothing", key=other)[0] == 404
     assert ask(server.url + WATCH, "POST", "nothing", key=key)[0] == 400
+
+
+def test_the_log_has_no_address_of_an_offer() -> None:
+    """The library tells of each pair of addresses that it tries; its own words, in the process of a server."""
+    script = """
+import logging
+from seko_serve.logs import set_up
+set_up("debug")
+for library in ("aioice.ice", "aiortc.rtcicetransport"):
+    for level in (logging.INFO, logging.WARNING, logging.ERROR):
+        logging.getLogger(library).log(level, "Check 192.0.2.1")
+logging.getLogger("seko_serve").info("serving")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "serving" in done.stderr
+    assert "192.0.2.1" not in done.stderr
 
 
 @pytest.mark.skipif(browser_path() is None, reason="no browser")
