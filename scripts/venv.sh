@@ -2,7 +2,7 @@
 # Sourced by the other scripts: makes .venv with the three distributions, or reuses it. Sets $PYTHON.
 # A GPU box that brings its own torch: SEKO_PYTHON=/path/to/python uses that interpreter and installs nothing.
 
-SEKO_SERVE_EXTRAS=ray,s3,simulate,webrtc # of the server, in the tested set
+SEKO_SERVE_EXTRAS=ray,realtime,s3,simulate,webrtc # of the server, in the tested set
 export SEKO_SERVE_EXTRAS
 
 seko_find_python() {

@@ -99,7 +99,7 @@ class Settings:
     picture_hosts: frozenset[str] = _option(
         frozenset(),
         MUCH,
-        "from where a picture is fetched that /v1/videos names by its address (default: nowhere)",
+        "from where a picture is fetched that a request names by its address (default: nowhere)",
         nargs="*",
         metavar="HOST",
     )

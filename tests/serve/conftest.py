@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -102,3 +103,10 @@ def start() -> Iterator[Starter]:
     yield started
     for server in running:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def cached(request: pytest.FixtureRequest) -> Path:
+    """A folder that outlives the tests, for packages of others."""
+    cache: Any = request.config.cache
+    return Path(cache.mkdir("clients"))

@@ -21,7 +21,11 @@ import pytest
 SGLANG, VLLM_OMNI = "sglang==0.5.23", "vllm-omni==0.30.0"
 LIMIT_S = 300
 
-_SGLANG_FILES = ("sglang/multimodal_gen/benchmarks/",)
+_SGLANG_FILES = (
+    "sglang/multimodal_gen/apps/realtime_webui/",
+    "sglang/multimodal_gen/benchmarks/",
+    "sglang/multimodal_gen/test/server/realtime_consistency.py",
+)
 _SGLANG_STAND_INS = {
     "sglang/multimodal_gen/runtime/utils/logging_utils.py": """
         import logging
@@ -38,6 +42,22 @@ _SGLANG_STAND_INS = {
 
         def print_value_formatted(name, value):
             print(name, value)
+
+        def is_image_url(path):
+            return path.startswith("http")
+    """,
+    "sglang/multimodal_gen/test/server/testcase_configs.py": """
+        class DiffusionSamplingParams:
+            pass
+    """,
+    "sglang/multimodal_gen/runtime/realtime/video.py": """
+        RAW_RGB_CONTENT_TYPE = "application/x-raw-rgb"
+    """,
+    "imageio.py": "",
+    "msgspec/__init__.py": "",
+    "msgspec/msgpack.py": """
+        from msgpack import packb as encode
+        from msgpack import unpackb as decode
     """,
     "sglang/srt/utils/network.py": """
         class NetworkAddress:
@@ -140,9 +160,14 @@ _VLLM_OMNI_STAND_INS = {
 }
 
 
-def sglang_benchmark(folder: Path) -> Path:
-    """Return a folder to import sglang's benchmark of video servers from."""
+def sglang_clients(folder: Path) -> Path:
+    """Return a folder to import sglang's benchmark of video servers and its tests' client of realtime video from."""
     return _taken(SGLANG, _SGLANG_FILES, _SGLANG_STAND_INS, folder)
+
+
+def sglang_page(folder: Path) -> Path:
+    """Return the folder of sglang's page for realtime video."""
+    return sglang_clients(folder) / _SGLANG_FILES[0]
 
 
 def vllm_omni_benchmark(folder: Path) -> Path:
@@ -152,7 +177,7 @@ def vllm_omni_benchmark(folder: Path) -> Path:
 
 def _taken(package: str, files: tuple[str, ...], stand_ins: Mapping[str, str], folder: Path) -> Path:
     """Return a folder with these files of a package and these stand-ins, which other processes may make as well."""
-    place = folder / f"{package}-{crc32(repr(stand_ins).encode()):08x}"
+    place = folder / f"{package}-{crc32(repr((files, stand_ins)).encode()):08x}"
     if place.is_dir():
         return place
     with TemporaryDirectory(dir=folder) as own:

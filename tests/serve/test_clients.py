@@ -19,23 +19,17 @@ from tests.runtime import toy_whole
 from tests.speech.toy_speech import VOICE, open_pool
 
 from .conftest import Running, Starter
-from .outside_clients import sglang_benchmark, vllm_omni_benchmark
+from .outside_clients import sglang_clients, vllm_omni_benchmark
 from .test_controls import noise, wav
 from .test_server import PROMPT
 from .test_speech import levels, said_alone
 from .test_speech import opener as speech_opener
 from .test_videos import FPS, SIZE, STEPS, picture, shape_of
+from .toys import world_opener
 
 __all__ = ["picture"]
 LIMIT_S = 120
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
-
-
-@pytest.fixture(scope="session")
-def cached(request: pytest.FixtureRequest) -> Path:
-    """A folder that outlives the tests, for packages of others."""
-    cache: Any = request.config.cache
-    return Path(cache.mkdir("clients"))
 
 
 def openai_client(server: Running) -> Any:
@@ -263,7 +257,7 @@ SGLANG = """
 
 @pytest.mark.slow
 def test_sglangs_benchmark_makes_videos(start: Starter, cached: Path, tmp_path: Path) -> None:
-    server, path = start(), sglang_benchmark(cached)
+    server, path = start(), sglang_clients(cached)
     options = {
         "base-url": server.url,
         "dataset": "random",
@@ -283,3 +277,55 @@ def test_sglangs_benchmark_makes_videos(start: Starter, cached: Path, tmp_path: 
     assert server.manager.device.manifest.name in printed  # from /v1/model_info
     told = json.loads((tmp_path / "told.json").read_text())
     assert (told["completed_requests"], told["failed_requests"]) == (3, 0)
+
+
+SGLANG_REALTIME = """
+    import asyncio, json, sys, warnings
+    from types import SimpleNamespace
+    warnings.simplefilter("ignore")
+    from openai import Client
+    from sglang.multimodal_gen.test.server import realtime_consistency as sglang
+
+    url, model, prompt, size, picture = sys.argv[1:]
+    asked = SimpleNamespace(
+        prompt=prompt, seconds=4, fps=None, num_frames=None, realtime_output_format=None, extras={"seed": 3}
+    )
+    init = sglang.build_realtime_init_payload(
+        model_path=model,
+        sampling_params=asked,
+        output_size=size,
+        first_frame=sglang.prepare_realtime_first_frame(picture),
+    )
+    held = {"mode": "state", "transitions": [{"actions": ["w", "l"]}]}
+    got = asyncio.run(
+        sglang.collect_realtime_output(
+            ws_url=sglang.realtime_ws_url(Client(base_url=url + "/v1", api_key="none")),
+            init_payload=init,
+            events=[{"kind": "camera_actions", "payload": held, "event_id": 1, "after_chunk": 0}],
+            num_chunks=5,
+            require_chunk_stats=True,
+        )
+    )
+    print(json.dumps([[frame.mean((0, 1)).tolist() for frame in got.frames], [s.num_frames for s in got.chunk_stats]]))
+"""
+
+
+def test_sglangs_client_of_realtime_video_steers(
+    start: Starter, cached: Path, picture: bytes, tmp_path: Path
+) -> None:
+    pytest.importorskip("openai", reason="needs openai, of the extra clients")
+    pytest.importorskip("msgpack", reason="needs msgpack, of the extra realtime")
+    server, path, file = start(world_opener), sglang_clients(cached), tmp_path / "a.png"
+    file.write_bytes(picture)
+    told = in_own_process(
+        SGLANG_REALTIME,
+        server.url,
+        server.manager.device.manifest.name,
+        PROMPT,
+        SIZE,
+        str(file),
+        path=path,
+    )
+    frames, counts = json.loads(told)
+    assert counts == [toy_whole.FIRST_FRAMES, *(toy_whole.CHUNK_VIDEO,) * 4]
+    assert np.shape(frames) == (sum(counts), 3)

@@ -23,6 +23,7 @@ from seko_serve.speech.fields import FIELDS as SPEECH_FIELDS
 from seko_serve.speech.fields import VOICE_FIELDS
 from seko_serve.video import opening as video_opening
 from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
+from seko_serve.video.realtime_messages import FIELDS as REALTIME_FIELDS
 
 from .conftest import Starter, toy_opener
 from .test_server import PROMPT, http
@@ -75,6 +76,7 @@ def test_it_has_every_route_and_no_other(tmp_path: Any) -> None:
     [
         ("SessionRequest", {*video_opening.FIELDS, *speech_opening.FIELDS}),
         ("VideoRequest", {*VIDEO_FIELDS}),
+        ("RealtimeInit", {*REALTIME_FIELDS}),
         ("SpeechRequest", {*SPEECH_FIELDS}),
         ("VoiceRequest", {*VOICE_FIELDS}),
     ],

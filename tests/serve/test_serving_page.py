@@ -14,6 +14,7 @@ from seko_serve.run import SERVER_LIMITS
 from seko_serve.speech.fields import FIELDS as SPEECH_FIELDS
 from seko_serve.speech.fields import VOICE_FIELDS
 from seko_serve.video.fields import FIELDS as VIDEO_FIELDS
+from seko_serve.video.realtime_messages import FIELDS as REALTIME_FIELDS
 
 from .conftest import Starter, toy_opener
 from .test_limits import told_limits
@@ -26,7 +27,7 @@ def test_the_table_of_errors_is_that_of_the_code() -> None:
     assert table() in PAGE, f"write this into docs/serving.md:\n{table()}"
 
 
-@pytest.mark.parametrize("fields", [VIDEO_FIELDS, SPEECH_FIELDS, VOICE_FIELDS])
+@pytest.mark.parametrize("fields", [VIDEO_FIELDS, SPEECH_FIELDS, VOICE_FIELDS, REALTIME_FIELDS])
 def test_the_tables_of_fields_are_those_of_the_code(fields: Fields) -> None:
     assert fields.table() in PAGE, f"write this into docs/serving.md:\n{fields.table()}"
 

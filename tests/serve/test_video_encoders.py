@@ -8,9 +8,10 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from seko_serve.errors import ServeError
-from seko_serve.media.video import ENCODERS, VideoEncoder, chosen_codec, pts_us
+from seko_serve.media.video import ENCODERS, VideoEncoder, chosen_codec, pts_us, still
 from seko_serve.protocol import Codec
 
 WIDTH, HEIGHT, FPS = 96, 64, 16
@@ -113,3 +114,17 @@ def test_the_first_known_codec_of_the_client_is_taken() -> None:
 
 def test_frames_are_shown_at_their_rate() -> None:
     assert [pts_us(frame, 16) for frame in (0, 1, 16)] == [0, 62_500, 1_000_000]
+
+
+@pytest.mark.parametrize("form", ["webp", "jpeg"])
+def test_a_still_is_a_picture_of_the_frame_whose_quality_is_a_choice(form: str) -> None:
+    (frame,) = frames(1)
+    sizes = []
+    for quality in (20, 95):
+        file = still(frame, form, quality)
+        with Image.open(io.BytesIO(file)) as picture:
+            assert (picture.format, picture.size) == (form.upper(), (WIDTH, HEIGHT))
+            seen = np.asarray(picture.convert("RGB")).astype(int)
+        assert np.abs(seen - frame).mean() < 6
+        sizes.append(len(file))
+    assert sizes[0] < sizes[1]

@@ -104,8 +104,12 @@ class Access:
         """Return the tenant of a request for a new session or video, as `tenant` does; ServeError also if the caller
         asks too often."""
         tenant = self.tenant(connection, purpose)
-        self._opens.take(f"{tenant} {_address(connection)}")
+        self.count_opening(connection, tenant)
         return tenant
+
+    def count_opening(self, connection: HTTPConnection, tenant: str) -> None:
+        """Count a tenant's request for a new session or video; ServeError if the caller asks too often."""
+        self._opens.take(f"{tenant} {_address(connection)}")
 
     def count_waiting(self, tenant: str, queue_token: str) -> None:
         """Count a request for a session by a client that waits in the queue; ServeError if the client asks too often.

@@ -8,6 +8,7 @@ import json
 from http import HTTPStatus
 
 import h11
+from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
@@ -17,6 +18,7 @@ from seko_serve.errors import ServeError
 HEADER_S = 10.0  # from a connection's opening, or a request's first byte, to the end of its headers
 STALL_S = 60.0  # between two checks whether the client takes an answer, as the `send_timeout` of nginx
 LINGER_S = 10.0  # from the end of a socket to its reset, if the peer takes nothing
+_LONGER = "seko.longer_messages"  # an extension of the ASGI scope
 
 
 class HttpConnection(H11Protocol):
@@ -108,6 +110,14 @@ class StreamConnection(WebSocketsSansIOProtocol):
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
+    async def run_asgi(self) -> None:
+        """Run the application, which may allow longer messages; see `allow_messages`."""
+        self.scope["extensions"][_LONGER] = {"allow": self._allow}
+        await super().run_asgi()
+
+    def _allow(self, most: int) -> None:
+        self.conn.max_message_size = most
+
     def keepalive_timeout(self) -> None:
         """End the connection of a client that answers no ping."""
         super().keepalive_timeout()
@@ -117,6 +127,11 @@ class StreamConnection(WebSocketsSansIOProtocol):
         """Start the time-out within which the peer must read the last messages."""
         super().on_task_complete(task)
         self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def allow_messages(socket: WebSocket, most: int) -> None:
+    """Let a socket's client send messages of up to ``most`` bytes from now on, instead of uvicorn's ``ws_max_size``."""
+    socket.scope["extensions"][_LONGER]["allow"](most)
 
 
 def _answer(error: ServeError) -> bytes:

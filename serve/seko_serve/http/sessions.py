@@ -16,7 +16,7 @@ from seko_serve.http.bodies import json_body
 from seko_serve.http.limits import limits_of
 from seko_serve.http.line import line_events, wants_events
 from seko_serve.http.openings import MAX_OPENING_BYTES, open_session
-from seko_serve.http.stream import serve_stream
+from seko_serve.http.stream import no_socket, serve_stream
 from seko_serve.http.workload import RouteFamily
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import QUEUE_HEADER, Control, parse_control
@@ -33,7 +33,7 @@ class SessionRoutes(RouteFamily):
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             Route("/v1/sessions/{name}/events", self._events, methods=["GET"]),
             WebSocketRoute("/v1/sessions/{name}/stream", self._stream),
-            Route("/v1/sessions/{name}/stream", self._no_socket),
+            Route("/v1/sessions/{name}/stream", no_socket),
         ]
 
     async def _sessions(self, request: Request) -> Response:
@@ -106,13 +106,6 @@ class SessionRoutes(RouteFamily):
 
     async def _stream(self, socket: WebSocket) -> None:
         await serve_stream(socket, self._manager, self._access)
-
-    async def _no_socket(self, _: Request) -> Response:
-        raise ServeError(
-            "bad_request",
-            "this is a socket's address: connect with ws:// or wss://, through a proxy that passes the header "
-            "Upgrade on",
-        )
 
     def _facts(self, session: LiveSession) -> dict[str, object]:
         return {**session.facts(), **self._place_of(session.name)}

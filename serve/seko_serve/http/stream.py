@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seko_serve.errors import ServeError
@@ -29,6 +32,7 @@ HELLO_S = 10.0  # from the socket's opening to the client's hello
 STALL_S = 30.0  # a socket that takes no byte for so long is closed
 LAST_S = 5.0  # for the last message of a socket
 NORMAL = 1000  # close code
+MAX_REASON_BYTES = 123  # beside a close code
 
 
 async def serve_stream(socket: WebSocket, manager: SessionManager, access: Access) -> None:
@@ -110,22 +114,39 @@ async def _exchange(
 ) -> None:
     """Read from and send to a socket until either side ends; raise a ServeError if the socket is to close with an
     error."""
-    reading = asyncio.create_task(_read(socket, session, manager, access))
-    sending = asyncio.create_task(_send(socket, connection, manager))
-    try:
-        await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (reading, sending):
-            task.cancel()
-        results = await asyncio.gather(reading, sending, return_exceptions=True)
-    if results[0] is True:  # the client closed it
+    closed = await until_one_ends(_read(socket, session, manager, access), _send(socket, connection, manager))
+    if closed:
         await manager.close(session)
-        await _say_last(socket, message("end", reason="closed"), NORMAL)
-        return
+        await close_socket(socket, message("end", reason="closed"), NORMAL)
+
+
+async def until_one_ends(*parts: Coroutine[Any, Any, bool]) -> bool:
+    """Run the parts of a socket's work, such as reading and sending, until one of them ends, and cancel the others.
+
+    Returns
+    -------
+    bool
+        Whether a part has returned True; False also if the client has left, or takes nothing.
+
+    Raises
+    ------
+    ServeError, Exception
+        What a part has raised, unless one has returned True.
+    """
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    if True in results:
+        return True
     for result in sorted(results, key=lambda result: not isinstance(result, ServeError)):
         left = WebSocketDisconnect | RuntimeError | TimeoutError
         if isinstance(result, Exception) and not isinstance(result, left):
             raise result
+    return False
 
 
 async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> bool:
@@ -141,7 +162,7 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
             return True
 
 
-async def _send(socket: WebSocket, connection: Connection, manager: SessionManager) -> None:
+async def _send(socket: WebSocket, connection: Connection, manager: SessionManager) -> bool:
     """Send waiting messages until the connection ends (ServeError); TimeoutError if the client reads nothing."""
     sent = manager.device.metrics.sent_bytes
     while True:
@@ -159,12 +180,24 @@ async def _send(socket: WebSocket, connection: Connection, manager: SessionManag
 async def _refuse(socket: WebSocket, error: ServeError, manager: SessionManager) -> None:
     """Send an error message and close the socket with the error's close code."""
     manager.device.metrics.refused.labels(error.kind.code).inc()
-    await _say_last(socket, message("error", **error.body()), error.kind.close)
+    await close_socket(socket, message("error", **error.body()), error.kind.close)
 
 
-async def _say_last(socket: WebSocket, text: str, code: int) -> None:
-    """Send a last message and close the socket, if the client still reads."""
+async def close_socket(socket: WebSocket, last: str | bytes | None, code: int, reason: str = "") -> None:
+    """Send a last message, if there is one, and close the socket, if the client still reads. Of a
+    reason the first `MAX_REASON_BYTES` are sent."""
     with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
         async with asyncio.timeout(LAST_S):
-            await socket.send_text(text)
-            await socket.close(code)
+            if isinstance(last, str):
+                await socket.send_text(last)
+            elif last is not None:
+                await socket.send_bytes(last)
+            await socket.close(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+
+
+async def no_socket(_: Request) -> Response:
+    """Refuse a request for a socket's address that is none for a socket."""
+    raise ServeError(
+        "bad_request",
+        "this is a socket's address: connect with ws:// or wss://, through a proxy that passes the header Upgrade on",
+    )

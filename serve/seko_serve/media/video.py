@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from io import BytesIO
 from typing import ClassVar
 
 import av
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from seko_serve.errors import ServeError
 from seko_serve.media import fmp4
 from seko_serve.protocol import VIDEO_CODECS, Codec
 
 Frame = NDArray[np.uint8]
+_STILLS: Mapping[str, Mapping[str, int]] = {
+    "webp": {"method": 0},
+    "jpeg": {"subsampling": 0},
+}  # fast; full colours
 MICROSECONDS = 1_000_000
 GOP = 1 << 16  # frames between key frames that nobody asked for: a key frame costs ten others
 
@@ -194,6 +200,23 @@ def chosen_codec(offered: tuple[str, ...]) -> Codec:
         "unsupported",
         f"none of the client's video codecs is known, expected one of {', '.join(VIDEO_CODECS)}",
     )
+
+
+def still(frame: Frame, form: str, quality: int) -> bytes:
+    """Return a video frame as a picture: a file of WebP or JPEG.
+
+    Parameters
+    ----------
+    frame : numpy.ndarray
+        The video frame, uint8 [height, width, 3], RGB.
+    form : str
+        ``webp`` or ``jpeg``.
+    quality : int
+        The picture's quality, 1 to 100.
+    """
+    written = BytesIO()
+    Image.fromarray(frame).save(written, form, quality=quality, **_STILLS[form])
+    return written.getvalue()
 
 
 def pts_us(frame: int, fps: int) -> int:

@@ -30,6 +30,8 @@ from seko_serve.http.workload import ApiParts
 from seko_serve.video.fields import FIELDS, INPUTS, VOICE
 from seko_serve.video.opening import LEAST_FPS, MAX_FPS
 from seko_serve.video.pictures import PICTURE_KINDS
+from seko_serve.video.realtime import PATH as REALTIME
+from seko_serve.video.realtime_messages import FIELDS as REALTIME_FIELDS
 from seko_serve.video.routes import MAX_LISTED, REFUSED
 
 
@@ -58,6 +60,25 @@ def _paths() -> Table:
                 "A picture to begin with, which the artifact brings.",
                 {kind: {"schema": BINARY} for kind in PICTURE_KINDS.values()},
                 ("unauthorized", "not_found"),
+            ),
+        },
+        REALTIME: {
+            "get": {
+                "summary": "A WebSocket of SGLang's realtime video, whose first message is a `RealtimeInit` with the "
+                "`type` `init`, in msgpack; docs/serving.md has more.",
+                "parameters": [ticket],
+                "responses": {
+                    "101": {"description": "What is refused is told on the socket."},
+                    **refused(("bad_request", "forbidden", "too_large")),
+                },
+            },
+        },
+        f"{REALTIME}/link": {
+            "post": operation(
+                "An address of one such socket that is opened without a key.",
+                json_of("Link"),
+                ("unauthorized", "forbidden", "unsupported"),
+                status=201,
             ),
         },
         "/v1/videos": {
@@ -127,6 +148,7 @@ def _schemas() -> Table:
             "description": "What the artifact brings for the person who meets it; each first one is the default.",
         },
         "VideoRequest": FIELDS.schema(),
+        "RealtimeInit": REALTIME_FIELDS.schema(),
         "Video": object_of(
             {
                 "id": TEXT,

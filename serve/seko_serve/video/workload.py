@@ -26,6 +26,7 @@ from seko_serve.video.facts import described
 from seko_serve.video.jobs import VideoJobs
 from seko_serve.video.opening import Opening, opening_of
 from seko_serve.video.pictures import PictureRoutes
+from seko_serve.video.realtime import RealtimeRoutes
 from seko_serve.video.routes import VideoRoutes
 
 
@@ -99,14 +100,18 @@ class VideoWorkload(ServedWorkload[VideoManifest]):
         return limits
 
     def api(self) -> ApiParts:
-        """Return the descriptions of the routes below ``/v1/videos`` and of an artifact's pictures."""
+        """Return the descriptions of the workload's routes."""
         return api()
 
     def routes(self, settings: Settings, manager: SessionManager, access: Access) -> Sequence[WorkloadRoutes]:
-        """Return the routes below ``/v1/videos`` and of an artifact's pictures."""
+        """Return the routes below ``/v1/videos`` and ``/v1/realtime_video``, and of an artifact's pictures."""
         tenants = len(set(settings.keys))
         jobs = VideoJobs(manager.device, settings.videos, settings.video_folder, tenants=tenants)
-        return PictureRoutes(manager, access), VideoRoutes(manager, jobs, access)
+        return (
+            PictureRoutes(manager, access),
+            VideoRoutes(manager, jobs, access),
+            RealtimeRoutes(manager, access),
+        )
 
 
 WORKLOAD = VideoWorkload()
