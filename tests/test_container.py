@@ -1,6 +1,6 @@
 """What can be known of the containers without building them, and what the script that measures packages does.
 
-Read here is the text of the Dockerfiles: sources, versions, users. That they build, nobody has tried here.
+Read here is the text of the Dockerfiles: sources, versions, users. tests/test_images.py builds one and uses it.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ def test_bases_and_packages_are_ours(path):
     for name, rest in steps:
         if name == "COPY" and "--from" not in rest:
             assert all((ROOT / source).exists() for source in rest.split()[:-1])
+            assert {f"!{source}" for source in rest.split()[:-1]} <= {
+                *(ROOT / ".dockerignore").read_text().split()
+            }
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

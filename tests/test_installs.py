@@ -159,6 +159,15 @@ def test_a_planted_mistake_is_found(tmp_path: Path, text: str, word: str) -> Non
         test_nothing_of_ours_is_installed_by_name_or_without_its_requirements(tmp_path / "file")
 
 
+def test_the_smoke_tier_imports_what_it_installs() -> None:
+    """It leaves the server out."""
+    files = [line for line in (ROOT / "tests/smoke.txt").read_text().splitlines() if line.endswith(".py")]
+    assert files
+    assert [
+        file for file in files if re.search(r"^\s*(from|import) seko_serve", (ROOT / file).read_text(), re.M)
+    ] == []
+
+
 def test_the_lock_is_of_the_tested_set() -> None:
     """Each pinned version, and each package that the four distributions and their tests require."""
 
