@@ -162,7 +162,7 @@ def test_as_a_module_it_refuses_to_start_beside_a_planted_module(lone_python, tm
 
 
 def test_no_module_of_the_library_is_taken_from_the_current_directory_before_the_guard(lone_python, tmp_path):
-    """But those that `python -m` itself imports before it comes to us, as SECURITY.md says; by `seko-run` none."""
+    """But what `python -m` imports before it comes to us (docs/artifact-checks.md); by `seko-run` none."""
     modules = _run(
         lone_python, "import runpy, sys; seen = list(sys.modules); import json; print(json.dumps(seen))"
     )
