@@ -203,6 +203,8 @@ class VaeConfig(ABC):
     """Whether each rank (GPU) can decode some pixel rows of a picture; see `Vae.shared_decoder`."""
     encodes_on: ClassVar[bool] = False
     """Whether the encoder can encode grey frames after a picture; see `Vae.picture_encoder`."""
+    encodes_video: ClassVar[bool] = False
+    """Whether the encoder can encode a video chunk by chunk; see `Vae.video_encoder`."""
 
     @property
     @abstractmethod

@@ -139,6 +139,10 @@ class Schedule:
         number 0."""
         return len(self.timesteps if chunk else self.first_timesteps or self.timesteps)
 
+    def scaled_passes(self, stream: StreamConfig) -> int:
+        """Return the number of passes whose times and noise levels the strength of an input video scales."""
+        return 0 if stream.strength is None else len(self.timesteps)
+
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
         """Return the schedule's constants, with the names and shapes of `schedule_tables`. Each constant has an entry
         for each pass, from which the programs read."""
@@ -151,6 +155,7 @@ class Schedule:
             stream.chunk_frames,
             first=Passes(self.first_timesteps, self.first_sigmas) if self.first_timesteps else None,
             sampler=self.sampler,
+            scaled=self.scaled_passes(stream),
         )
         return {name: torch.from_numpy(table) for name, table in tables.items()}
 

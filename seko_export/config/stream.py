@@ -55,6 +55,9 @@ class StreamConfig:
     temporal_stride : int
         Number of video frames in a latent frame, except the first latent frame, in the VAE whose latents the model
         makes.
+    strength : float or None
+        If not None, a session takes a video, and each chunk starts from its latents: this share of a chunk's first
+        latents is noise, unless the session says another. 0 returns the video, 1 leaves nothing of it.
 
     Raises
     ------
@@ -78,6 +81,7 @@ class StreamConfig:
     temporal_stride: int = 4
     rope_max_frames: int = 0
     references_apart: bool = False
+    strength: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has no tuples
@@ -118,6 +122,11 @@ class StreamConfig:
             raise UsageError(
                 "--references-apart leaves the one reference frame out of the frames that are counted in the cache: "
                 "give --window-positions and --reference-frames 1 beside it, and no --rope-max-frames"
+            )
+        if self.strength is not None and not 0 <= self.strength <= 1:
+            raise UsageError(
+                f"--strength {self.strength}: expected a share of noise, from 0 (the video as it came) to 1 (nothing "
+                "of it)"
             )
         if self.ring_frames < self.chunk_frames:
             raise UsageError(

@@ -23,6 +23,7 @@ from seko_kernels.lossy_kv import RowLayout
 from seko_kernels.matmul import MATRIX_UNIT
 from seko_kernels.scratch import scratch_scales
 from seko_runtime.video.manifest import Viewer
+from seko_runtime.video.schedule import UNIPC
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class VideoConfig(WorkloadConfig):
             raise UsageError(
                 "--first-timesteps: this model has a cache for each pass, so all chunks have the same passes; leave it "
                 "out"
+            )
+        if self.stream.strength is not None and self.schedule.sampler == UNIPC:
+            raise UsageError(
+                f"--strength {self.stream.strength}: the sampler {UNIPC} has weights for fixed noise levels, which a "
+                "strength scales; give --sampler renoise or euler, or leave it out"
             )
         if self.stream.offload_cache and self.pool is not None:
             raise UsageError(

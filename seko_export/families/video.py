@@ -100,6 +100,9 @@ class VideoFamily(Family["VideoBuild"]):
     splits_over_ranks: bool = False
     """Whether several GPUs of a machine can share a chunk in the family's layers (`layers.rank_split`)."""
 
+    takes_video: bool = False
+    """Whether the family's chunks can start from an input video (`StreamConfig.strength`)."""
+
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:

@@ -17,12 +17,15 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
+from seko_export.errors import UsageError
 from seko_export.media.decode_parts import SPLIT, in_parts, part_programs
 from seko_export.media.umt5.encoder import TextEncoder
 from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.video.contract import (
     DECODE_LATENTS,
+    ENCODE_VIDEO,
+    ENCODE_VIDEO_FIRST,
     IMAGE,
     IMAGE_LATENTS,
     PICTURE_AXIS,
@@ -31,6 +34,8 @@ from seko_runtime.video.contract import (
     TEXT_IDS,
     VIDEO,
     VIDEO_FIRST,
+    VIDEO_IN_FRAMES,
+    VIDEO_IN_LATENTS,
 )
 from seko_runtime.video.manifest import Text, Video
 
@@ -38,24 +43,29 @@ TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
 VAE_ENCODER_WEIGHTS = "vae_encoder."  # of a VAE that only encodes, as another one decodes
 AUDIO_ENCODER = "hubert"  # module of a family that hears; its weights begin with it
 IMAGE_ENCODER = "clip"  # the same of a family that sees a picture beside the text
-TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE = (
+TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE, VIDEO_ENCODE_FIRST, VIDEO_ENCODE = (
     "text",
     "vae_encode",
     "vae_decode_first",
     "vae_decode",
+    "video_encode_first",
+    "video_encode",
 )  # roles
 _PROGRAMS = {
     "text": TEXT,
     "encode": VAE_ENCODE,
     "decode_first": VAE_DECODE_FIRST,
     "decode": VAE_DECODE,
+    ENCODE_VIDEO_FIRST: VIDEO_ENCODE_FIRST,
+    ENCODE_VIDEO: VIDEO_ENCODE,
 }  # program -> the one piece that it calls, unless a chunk is decoded in parts
 
 
 def media_pieces(config: VideoBuild) -> list[Piece]:
     """Return the engines of text encoder and VAE, as far as the build has them."""
-    text = [] if config.workload.text is None else [_text_piece(config, config.workload.text)]
-    return text if config.workload.vae is None else text + _vae_pieces(config, config.workload.vae)
+    pieces = [] if config.workload.text is None else [_text_piece(config, config.workload.text)]
+    pieces += [] if config.workload.vae is None else _vae_pieces(config, config.workload.vae)
+    return pieces if config.workload.stream.strength is None else pieces + _video_encoders(config)
 
 
 def media_programs(pieces: Mapping[EngineKey, Piece]) -> dict[str, tuple[Call, ...]]:
@@ -118,6 +128,20 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
                 "uint8",
                 "lane",
                 rank_axis=share,
+            ),
+        ]
+    if s.strength is not None:
+        buffers += [
+            Buffer(VIDEO_IN_FRAMES, (config.workload.state_rows, *_taken_frames(config)), "uint8", "session"),
+            Buffer(
+                VIDEO_IN_LATENTS,
+                (config.workload.state_rows, *_latent_shape(config, s.chunk_frames)),
+                "float32",
+                "session",
+            ),
+            *(
+                Buffer(_video_cache(slot), (config.workload.rows, *shape), dtype, "lane")
+                for slot, shape in enumerate(_video_cache_shapes(config))
             ),
         ]
     return tuple(buffers)
@@ -254,6 +278,66 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         recorded=False,
     )
     return [*pieces, encode]
+
+
+def _video_encoders(config: VideoBuild) -> list[Piece]:
+    """Return the engines that encode a chunk of input video: the first one of a stream, and later ones."""
+    vae, s, dtype = _video_vae(config), config.workload.stream, config.target.dtype
+    video = Argument("video", f"buffer:{VIDEO_IN_FRAMES}[row]", _taken_frames(config), torch.uint8)
+    latents = Argument(
+        "latents", f"buffer:{VIDEO_IN_LATENTS}[row]", _latent_shape(config, s.chunk_frames), torch.float32
+    )
+    caches = tuple(
+        Argument(f"caches.{slot:02d}", f"buffer:{_video_cache(slot)}[row]", shape, dtype)
+        for slot, shape in enumerate(_video_cache_shapes(config))
+    )
+    pieces = []
+    for role, first in ((VIDEO_ENCODE_FIRST, True), (VIDEO_ENCODE, False)):
+        inputs = (video, *(() if first else caches))
+        make = partial(vae_of(vae).video_encoder, vae, first=first, frames=s.chunk_frames, dtype=dtype)
+        piece = Piece(
+            EngineKey(role),
+            vae_module(config, vae, make, inputs),
+            encoder_weights(config),
+            0,
+            inputs,
+            (latents, *caches),
+            positional=True,
+            large=True,
+            recorded=False,
+        )
+        pieces.append(piece)
+    return pieces
+
+
+def _video_vae(config: VideoBuild) -> VaeConfig:
+    """Return the VAE that encodes input video; UsageError if the build has none."""
+    vae = config.workload.encoding_vae
+    if vae is None or not vae.encodes_video:
+        what = (
+            "this build has no VAE that encodes" if vae is None else f"a {vae.title} encodes single pictures"
+        )
+        raise UsageError(
+            f"--strength {config.workload.stream.strength}: {what}; give a --vae that does, or --vae-encoder beside "
+            "one that only decodes"
+        )
+    return vae
+
+
+def _taken_frames(config: VideoBuild) -> tuple[int, int, int, int]:
+    """Return the shape of the input frames of one row's chunk."""
+    s = config.workload.stream
+    return (s.chunk_frames * s.temporal_stride, s.height, s.width, PICTURE_CHANNELS)
+
+
+def _video_cache_shapes(config: VideoBuild) -> list[tuple[int, ...]]:
+    """Return the shape of each cache of one row's encoder of input video."""
+    vae, s = _video_vae(config), config.workload.stream
+    return vae_of(vae).encoder_cache_shapes(vae, s.latent_height, s.latent_width)
+
+
+def _video_cache(slot: int) -> str:
+    return f"video_in.cache.{slot:02d}"
 
 
 def _latent_shape(config: VideoBuild, frames: int) -> tuple[int, int, int, int]:

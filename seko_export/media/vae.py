@@ -165,8 +165,20 @@ class Vae(ABC, Generic[C]):
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
+    def video_encoder(self, config: C, *, first: bool, frames: int, dtype: torch.dtype) -> nn.Module:
+        """Return the module that encodes one chunk of a video, `frames` latent frames.
+
+        The module takes video frames [T, H, W, 3] uint8, with T the number of frames of a later chunk, and unless
+        ``first`` the caches that the previous call returned. The first call of a stream encodes only the last
+        `VaeConfig.video_frames` of its frames. The module returns normalised latents [C, frames, h, w] float32 and the
+        caches for the next call, with the shapes of `encoder_cache_shapes`. `video_encoder` is called only if
+        ``encodes_video`` is true in the VAE's config.
+        """
+        raise NotImplementedError(f"{type(self).__name__} encodes no video")
+
     def encoder_cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of `picture_encoder` and `grey_encoder`, for latents of this size."""
+        """Return the shape of each cache of `picture_encoder`, `grey_encoder` and `video_encoder`, for latents of this
+        size."""
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
     @abstractmethod

@@ -260,6 +260,10 @@ class BuildOptions:
         "reference frame (--references-counted).",
         off="--references-counted",
     )
+    strength: float | None = _layout(
+        "Turn an input video into another one: each chunk starts from the video's latents with this share of noise, "
+        "from 0 (the video as it came) to 1 (nothing of it). A session may say another. Needs a VAE that encodes."
+    )
     batch: tuple[int, ...] | None = _layout(
         "Number of streams in one engine call; with --sessions, several numbers may be given: 1,2,4.",
         workload=ANY,

@@ -174,6 +174,11 @@ def _video_build(
         raise UsageError(
             f"--ranks {options.ranks}: models of the family {config.model.family!r} run on one GPU so far; leave it out"
         )
+    if config.workload.stream.strength is not None and not video_family_of(config).takes_video:
+        raise UsageError(
+            f"--strength {config.workload.stream.strength}: chunks of {config.model.name!r} start from noise and from "
+            "what the model takes itself; an input video is for text-to-video models of Wan's layout; leave it out"
+        )
     try:
         _ = config.kv
     except KernelsError as error:

@@ -74,4 +74,5 @@ def schedule_table(config: VideoBuild) -> Schedule:
         shift=schedule.shift,
         first_timesteps=schedule.first_timesteps,
         first_sigmas=schedule.first_sigmas or sigmas_of(schedule.first_timesteps),
+        scaled_passes=schedule.scaled_passes(config.workload.stream),
     )

@@ -177,6 +177,7 @@ class VideoExport(ExportWorkload["VideoBuild"]):
             (stream.window_positions, "--window-positions", "positions within the window"),
             (bool(stream.reference_frames), "--reference-frames", "reference frames"),
             (vae is not None and vae.computes_fp8, "--vae-fp8", "fp8 convolutions"),
+            (stream.strength is not None, "--strength", "input video"),
         ):
             if asked:
                 yield Need(option, what)

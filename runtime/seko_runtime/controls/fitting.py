@@ -41,6 +41,10 @@ def cover_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tupl
         return pictures, ""
     scale = max(width / columns, height / rows)
     whole_columns, whole_rows = round(columns * scale), round(rows * scale)
+    if (whole_rows, whole_columns) == (rows, columns):
+        top, left = (rows - height) // 2, (columns - width) // 2
+        cut = pictures[..., top : top + height, left : left + width, :]
+        return np.ascontiguousarray(cut), f"{columns}x{rows}: centre crop to {width}x{height}"
     across, from_columns = _lanczos(columns, whole_columns, width)
     down, from_rows = _lanczos(rows, whole_rows, height)
     cut = pictures[..., from_rows, from_columns, :]

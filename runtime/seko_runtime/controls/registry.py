@@ -24,6 +24,7 @@ KINDS: Door[type] = Door(
         "pictures": "seko_runtime.controls.pictures:PicturesControl",
         "voice": "seko_runtime.controls.voice:VoiceControl",
         "speaker_masks": "seko_runtime.controls.masks:MasksControl",
+        "video_in": "seko_runtime.controls.video_in:VideoInControl",
     },
     error=EnvironmentLacksError,
 )

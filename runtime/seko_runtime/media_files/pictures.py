@@ -71,16 +71,17 @@ def _decoded(path: Path, option: str, what: str, background: int) -> NDArray[np.
         if not container.streams.video:
             raise InputFileError(f"{what} holds no picture")
         frame = next(container.decode(video=0))
-        if colours := _odd_colours(frame, form):
+        if colours := odd_colours(frame, form):
             raise InputFileError(f"{what} has {colours} colours; convert it to sRGB")
-        picture = _opaque(frame, background)
+        picture = opaque(frame, background)
     if form in _FILMS:  # both count quarter turns to the left
         return np.ascontiguousarray(np.rot90(picture, frame.rotation // 90))
     return np.ascontiguousarray(turned_upright(picture, said.orientation))
 
 
-def _opaque(frame: Any, background: int) -> NDArray[np.uint8]:
-    """Return a decoded picture without its alpha channel; what lies behind transparent pixels is no part of it."""
+def opaque(frame: Any, background: int) -> NDArray[np.uint8]:
+    """Return a frame that PyAV decoded as uint8 [rows, columns, 3], without its alpha channel: what lies behind
+    transparent pixels is no part of it, and ``background``, a level of gray from 0 to 255, takes its place."""
     if frame.format.name != "pal8" and not any(part.is_alpha for part in frame.format.components):
         colours: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
         return colours
@@ -96,9 +97,9 @@ def _is_sequence(head: bytes, form: str) -> bool:
     return form == "mov" and any(brands[at : at + 4] == b"avis" for at in range(0, len(brands), 4))
 
 
-def _odd_colours(frame: Any, form: str) -> str:
-    """Return the name of a decoded picture's colours if they are not red, green and blue of a screen; otherwise
-    ``""``."""
+def odd_colours(frame: Any, form: str) -> str:
+    """Return the name of the colours of a frame that PyAV decoded from a file of the format ``form``, if they are not
+    red, green and blue of a screen; otherwise ``""``."""
     pixels = frame.format
     # FFmpeg's own conversion of CMYK knows no inks: JPEGs have four channels, TIFFs a channel without meaning.
     if (form == "jpeg_pipe" and len(pixels.components) > _CHANNELS) or (

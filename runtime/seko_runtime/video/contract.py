@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from seko_runtime.controls import pictures
+from seko_runtime.controls import pictures, video_in
 from seko_runtime.errors import ManifestError
 from seko_runtime.executor.contract import CALL_ROWS, RANK, Contract, ProgramRule
 from seko_runtime.executor.programs_check import resolve_programs
@@ -40,8 +40,11 @@ PICTURE_CHANNELS = 3
 # the kind picture_condition.
 ENCODER_PROGRAMS = ("text", "encode", "condition")
 DECODE_PROGRAMS = ("decode_first", "decode")
+ENCODE_VIDEO_FIRST, ENCODE_VIDEO = "encode_video_first", "encode_video"  # programs, of input video
+# frames of a row's next chunk, and the latents that the programs above make of them
+VIDEO_IN_FRAMES, VIDEO_IN_LATENTS = "video_in.frames", "video_in.latents"
 # buffers that belong to no input
-_OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)
+_OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS, VIDEO_IN_LATENTS)
 
 
 def saved_input(name: str) -> str:
@@ -97,9 +100,16 @@ def video_contract(manifest: VideoManifest) -> Contract:
     lane = frozenset({"lane"})
     decoding = ProgramRule(lane, lane, "row", range(manifest.rows), by_row=True, required=False)
     rules |= dict.fromkeys(DECODE_PROGRAMS, decoding)
+    held = lane | {"session"}
+    encoding = ProgramRule(held, held, "row", range(manifest.rows), by_row=True, required=False)
+    rules |= dict.fromkeys((ENCODE_VIDEO_FIRST, ENCODE_VIDEO), encoding)
     return Contract(
         programs=rules,
-        together=(*(unit for unit in units if len(unit) > 1), DECODE_PROGRAMS),
+        together=(
+            *(unit for unit in units if len(unit) > 1),
+            DECODE_PROGRAMS,
+            (ENCODE_VIDEO_FIRST, ENCODE_VIDEO),
+        ),
         units=tuple(units),
         fed=frozenset({DECODE_LATENTS}),
         anywhere=frozenset({RANK} if manifest.ranks > 1 else ()),
@@ -157,6 +167,7 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     _check_reference(manifest, buffers)
     _check_condition(manifest, buffers)
     _check_video(manifest, buffers)
+    _check_video_in(manifest, buffers)
     golden = manifest.workload.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
         raise ManifestError(
@@ -225,6 +236,12 @@ def _check_inputs(
         if spec.per in ("session", "prompt"):
             if spec.default == "hold":
                 raise ManifestError(f"{where} is per {spec.per} and always held, expected zeros or required")
+            _expect(buffers, spec.buffer, "session", (manifest.state_rows, *spec.shape), spec.dtype)
+        elif spec.per == "chunk" and spec.kind == video_in.FRAMES_KIND:
+            if spec.default != "required" or spec.buffer != VIDEO_IN_FRAMES:
+                raise ManifestError(
+                    f"{where} is {spec.default} in the buffer {spec.buffer!r}, expected required in {VIDEO_IN_FRAMES!r}"
+                )
             _expect(buffers, spec.buffer, "session", (manifest.state_rows, *spec.shape), spec.dtype)
         elif spec.per == "chunk":
             _expect(buffers, spec.buffer, "host", (manifest.call_rows, *spec.shape), spec.dtype)
@@ -437,6 +454,22 @@ def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
     _expect(buffers, DECODE_LATENTS, "lane", _latent_shape(manifest, rows), "float32")
     _expect(buffers, VIDEO_FIRST, "lane", (rows, video.first_frames, *picture), "uint8")
     _expect(buffers, VIDEO, "lane", (rows, video.chunk_frames, *picture), "uint8")
+
+
+def _check_video_in(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
+    taken = [spec for spec in manifest.caller_inputs if spec.kind == video_in.FRAMES_KIND]
+    if len(taken) != int(manifest.takes_video):
+        raise ManifestError(
+            f"the program {ENCODE_VIDEO} and one input of the kind {video_in.FRAMES_KIND} belong together, found "
+            f"{len(taken)} inputs; rebuild the artifact"
+        )
+    if not taken:
+        return
+    stream = manifest.workload.stream
+    frames = stream.chunk_frames * stream.video_frames_per_latent
+    shape = (frames, stream.height, stream.width, PICTURE_CHANNELS)
+    _expect(buffers, VIDEO_IN_FRAMES, "session", (manifest.state_rows, *shape), "uint8")
+    _expect(buffers, VIDEO_IN_LATENTS, "session", _latent_shape(manifest, manifest.state_rows), "float32")
 
 
 def _expect(

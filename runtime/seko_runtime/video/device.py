@@ -24,12 +24,17 @@ from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
 from seko_runtime.video.clocks import KeptChunk, RowClocks
 from seko_runtime.video.contract import (
     CONDITIONING_LATENTS,
+    ENCODE_VIDEO,
+    ENCODE_VIDEO_FIRST,
     ENCODER_PROGRAMS,
     REFERENCE_LATENTS,
     TEXT_BUFFER,
+    VIDEO_IN_FRAMES,
+    VIDEO_IN_LATENTS,
     video_contract,
 )
 from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.encoding import VideoEncoder
 from seko_runtime.video.inputs import STEADY, CallerInputs
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.options import VideoOptions
@@ -93,6 +98,16 @@ class VideoDevice(Device):
                 memory,
                 overlap=options.overlap,
             )
+        self.encoder: VideoEncoder | None = None
+        if manifest.takes_video:
+            taken = {ref.name for call in programs[ENCODE_VIDEO][0] for ref in (*call.inputs, *call.outputs)}
+            self.encoder = VideoEncoder(
+                self.programs[ENCODE_VIDEO_FIRST],
+                self.programs[ENCODE_VIDEO],
+                partial(self.row_of, VIDEO_IN_FRAMES),
+                [tensor for name, tensor in self.buffers.items() if name in taken],
+                memory,
+            )
 
     @property
     def latents(self) -> Tensor:
@@ -113,6 +128,8 @@ class VideoDevice(Device):
                 self.capture(call, programs.in_order, "a chunk's run of all its engines")
         if self.decoder is not None:
             self.decoder.prepare()
+        if self.encoder is not None:
+            self.encoder.prepare()
 
     def set_text(self, row: int, text: object) -> None:
         """Write the text embeddings of a row and run the prompt program; UsageError if the shape is wrong."""
@@ -377,7 +394,13 @@ class VideoDevice(Device):
         self.once.clear()
         self._prompt.clear()
         decoder, self.decoder = self.decoder, None
-        release_all(None if decoder is None else decoder.close, self._kept.clear, super().drop)
+        encoder, self.encoder = self.encoder, None
+        release_all(
+            None if decoder is None else decoder.close,
+            None if encoder is None else encoder.close,
+            self._kept.clear,
+            super().drop,
+        )
 
     def _called(self, rows: Sequence[int]) -> list[int]:
         """Return the rows that an engine call for some rows carries: all rows, if every call of the artifact carries
@@ -479,14 +502,18 @@ def state_bytes(manifest: VideoManifest, programs: Programs) -> int:
     )
     latents = next(spec for spec in manifest.buffers if spec.name == manifest.workload.output)
     kept = RowClocks(ring_of(manifest.workload.stream), 1).kept_slots
-    inputs = sum(spec.nbytes for spec in manifest.caller_inputs if spec.per not in STEADY)
+    inputs = sum(
+        spec.nbytes
+        for spec in manifest.caller_inputs
+        if spec.per not in STEADY and spec.buffer != VIDEO_IN_FRAMES
+    )
     return size + kept * (latents.nbytes // latents.shape[0]) + (1 + kept) * inputs
 
 
 def _state_buffers(manifest: VideoManifest, prompt_buffers: Iterable[str]) -> list[Buffer]:
     """Return the buffers that hold a part of a row's state."""
     own = {
-        *(TEXT_BUFFER, CONDITIONING_LATENTS, REFERENCE_LATENTS),
+        *(TEXT_BUFFER, CONDITIONING_LATENTS, REFERENCE_LATENTS, VIDEO_IN_FRAMES, VIDEO_IN_LATENTS),
         *prompt_buffers,
         *(spec.buffer for spec in manifest.caller_inputs if spec.per in STEADY),
     }

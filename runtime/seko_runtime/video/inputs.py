@@ -27,7 +27,7 @@ class CallerInputs:
 
     Inputs that change per chunk or pass are held on the host: the last supplied values, and the values of each kept
     chunk, from which the KV cache is rebuilt. Inputs that are set per session or prompt are in buffers of
-    `VideoDevice`.
+    `VideoDevice`, and so are the frames of an input video, which nothing rebuilds.
 
     Parameters
     ----------
@@ -40,7 +40,11 @@ class CallerInputs:
     def __init__(self, manifest: VideoManifest, kept_slots: int) -> None:
         self._all = {spec.name: spec for spec in manifest.caller_inputs}
         self._steady = {name: spec for name, spec in self._all.items() if spec.per in STEADY}
-        self._specs = {name: spec for name, spec in self._all.items() if name not in self._steady}
+        roles = {buffer.name: buffer.role for buffer in manifest.buffers}
+        by_chunk = {name: spec for name, spec in self._all.items() if name not in self._steady}
+        # frames of a chunk, which are written to the device for each row, and not kept
+        self._passing = {name: spec for name, spec in by_chunk.items() if roles[spec.buffer] == "session"}
+        self._specs = {name: spec for name, spec in by_chunk.items() if name not in self._passing}
         self._latest: dict[str, Array] = {}  # [rows, ...]
         self._kept: dict[str, Array] = {}  # [kept_slots, rows, ...]
         for name, spec in self._specs.items():
@@ -72,8 +76,9 @@ class CallerInputs:
             If a required input is missing, a name is unknown or not an input per chunk, or an array has a wrong shape,
             dtype or value.
         """
-        arrays = self._checked(inputs, self._specs, "set_inputs() takes it")
-        for name, spec in self._specs.items():
+        specs = {**self._specs, **self._passing}
+        arrays = self._checked(inputs, specs, "set_inputs() takes it")
+        for name, spec in specs.items():
             if name in arrays:
                 continue
             if spec.default == "required":
@@ -86,7 +91,8 @@ class CallerInputs:
         """Return the inputs of the next chunk of some streams as `of_chunk` does, from a mapping, or None, for each
         stream."""
         each = [self.of_chunk(row, row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
-        return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in self._specs}
+        names = (*self._specs, *self._passing)
+        return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in names}
 
     def steady(self, inputs: Inputs | None) -> list[tuple[InputSpec, Array]]:
         """Return inputs per session or prompt as pairs (input, array [1, *shape]), ready for `Memory.write`.
@@ -110,6 +116,11 @@ class CallerInputs:
             if spec.default == "required" and name not in by_name and name != from_image:
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._known_names()}")
 
+    def frames(self, values: Mapping[str, Array]) -> Array | None:
+        """Return the frames of the input video among the inputs of a call's streams, uint8 [k, T, H, W, 3]; None for an
+        artifact that takes no video."""
+        return next((values[name] for name in self._passing), None)
+
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
         """Write the inputs of a call's streams into the arrays that are copied to the device, and zeros at unused batch
         indices.
@@ -126,9 +137,9 @@ class CallerInputs:
         """Store the inputs of the chunk that some streams have just finished, twice: as each stream's last supplied
         values, and under the slot that keeps the chunk's latents for a rebuild of the cache.
         """
-        for name, array in values.items():
-            self._latest[name][list(rows)] = array
-            self._kept[name][list(kept_slots), list(rows)] = array
+        for name in self._specs:
+            self._latest[name][list(rows)] = values[name]
+            self._kept[name][list(kept_slots), list(rows)] = values[name]
 
     def of_kept_chunks(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
         """Return the inputs of the chunks that one step of a cache rebuild writes, one chunk for each stream; zeros for

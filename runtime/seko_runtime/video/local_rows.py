@@ -123,6 +123,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 slot_firsts = [clocks.next_slot_first(row) for row in rows]
             conditioned = self.streams.conditioning.of_chunk(rows, first_frames)
             positions = Positions(rows, seeds, clocks.next_positions(rows), slot_firsts, conditioned)
+            video = self.streams.inputs.frames(arrays)
+            if device.encoder is not None and video is not None:
+                device.encoder.encode(rows, begins, video)
             self._launches += device.run_chunk(positions, arrays)
             if device.decoder is not None:
                 device.decoder.feed(rows, device.latents)
@@ -134,6 +137,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             # after an error the decoder knows which rows it has decoded
             self.inconsistent.difference_update(rows)
             raise
+        if device.encoder is not None:
+            device.encoder.chunk_made(rows)
         self.streams.chunk_made(rows, arrays)
         serial = self._chunks
         self.readable.record(rows, serial)
@@ -341,6 +346,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 chunks_made,
                 "not all of its chunks are kept, of which the VAE's caches would be made again",
             )
+        if device.encoder is not None:
+            earliest, why = chunks_made, "the encoder of its video keeps nothing"
         if isinstance(chunk, bool) or not isinstance(chunk, int) or not earliest <= chunk <= chunks_made:
             raise UsageError(
                 f"a row that has made {chunks_made} chunks cannot step back to chunk {shown(chunk)}, expected "
@@ -457,6 +464,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         device = self.device()
         if device.decoder is not None:
             device.decoder.restart(row)
+        if device.encoder is not None:
+            device.encoder.restart(row)
 
     def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]]]:
         device = self.device()
@@ -464,6 +473,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         device.check_prompts([row])
         if device.decoder is not None:
             device.decoder.check(row)
+        if device.encoder is not None:
+            device.encoder.check(row)
         return self.streams.numbers(row), self.streams.inputs.state(row)
 
     def _check_moves(self) -> None:
@@ -482,6 +493,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.streams.load(row, state)
         if device.decoder is not None:
             device.decoder.restart(row)
+        if device.encoder is not None:
+            device.encoder.restart(row)
         device.half_prompted.discard(row)
 
     def _let_go(self, rows: Sequence[int]) -> None:

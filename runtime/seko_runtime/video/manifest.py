@@ -78,7 +78,8 @@ class Schedule:
 
     ``shift`` is the warp of the timesteps, if any. A session with its own ``steps`` uses the same warp.
     ``first_timesteps`` and ``first_sigmas`` are the values of a stream's first chunk, if the first chunk has passes of
-    its own.
+    its own. ``scaled_passes`` is the number of passes, from the first one on, whose timesteps and noise levels the
+    strength of an input video scales; 0 for an artifact that takes no video.
     """
 
     denoise_passes: Annotated[int, Within(1, MAX_PASSES)]
@@ -89,6 +90,7 @@ class Schedule:
     shift: float | None = None
     first_timesteps: tuple[float, ...] = ()
     first_sigmas: tuple[float, ...] = ()
+    scaled_passes: Annotated[int, Within(0, MAX_PASSES)] = 0
 
     @property
     def table_passes(self) -> int:
@@ -236,6 +238,11 @@ class VideoManifest(Manifest):
         """Whether each chunk ends with a context pass, which writes the KV cache. Without a context pass, each denoise
         pass has a cache of its own."""
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
+
+    @property
+    def takes_video(self) -> bool:
+        """Whether each chunk starts from the frames of an input video."""
+        return any(ProgramKey.parse(name).role == "encode_video" for name in self.programs)
 
     @property
     def first_apart(self) -> bool:

@@ -101,6 +101,7 @@ def schedule_tables(
     *,
     first: Passes | None = None,
     sampler: str = "",
+    scaled: int = 0,
 ) -> dict[str, NDArray[np.generic]]:
     """Return the tables of constants that the programs index by the number of a pass.
 
@@ -119,6 +120,9 @@ def schedule_tables(
         Denoise passes of a stream's first chunk; default: the passes of any chunk.
     sampler : str
         Name of the update rule between passes.
+    scaled : int
+        Number of passes, from a chunk's first one on, whose times and noise levels a session scales: all passes of
+        ``passes``, and then also all of ``first``, or fewer. 0: none, and there is no table of them.
 
     Returns
     -------
@@ -128,7 +132,8 @@ def schedule_tables(
         ``schedule.first_draw`` [1] int64 is 0, for the noise from which a chunk starts, and ``schedule.draw`` [P, 1]
         int64 counts from 1, for the noise that is added after each pass of a chunk.
         ``schedule.context_timestep`` is [1] float32. With the sampler `UNIPC` there is also ``schedule.solver`` [P, 8]
-        float32, of `unipc_weights`.
+        float32, of `unipc_weights`. With ``scaled`` there is ``schedule.scaled`` [P+1, 2] float32: 1 if a session
+        scales the pass, and 1 if it scales the next one, otherwise 0; the last entry is the context pass's, zeros.
 
     Raises
     ------
@@ -153,6 +158,15 @@ def schedule_tables(
         "schedule.first_draw": np.zeros(1, np.int64),
         "schedule.context_timestep": np.array([context_timestep], np.float32),
     }
+    if scaled:
+        # by pass: whether a session scales it, and whether it scales the next one
+        each = [
+            [float(scaled >= len(passes.timesteps) or n < scaled) for n in range(len(c.timesteps))]
+            for c in chunks
+        ]
+        own = [level for chunk in each for level in chunk]
+        following = [level for chunk in each for level in (*chunk[1:], 0.0)]
+        tables["schedule.scaled"] = np.array([*zip(own, following, strict=True), (0.0, 0.0)], np.float32)
     if sampler == UNIPC:
         weights = [unipc_weights(chunk.levels) for chunk in chunks]
         tables["schedule.solver"] = np.concatenate(weights).astype(np.float32)
@@ -288,8 +302,15 @@ def rescheduled(
         )
     chunk_frames = manifest.workload.stream.chunk_frames
     first = Passes(old.first_timesteps, old.first_sigmas) if old.first_timesteps else None
+    scaled = len(timesteps) if old.scaled_passes >= old.denoise_passes else old.scaled_passes
     tables = schedule_tables(
-        changed, old.context_timestep, manifest.call_rows, chunk_frames, first=first, sampler=old.sampler
+        changed,
+        old.context_timestep,
+        manifest.call_rows,
+        chunk_frames,
+        first=first,
+        sampler=old.sampler,
+        scaled=scaled,
     )
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
@@ -305,7 +326,12 @@ def rescheduled(
         for weight in manifest.weights
     )
     schedule = replace(
-        old, denoise_passes=len(timesteps), timesteps=timesteps, sigmas=changed.levels, shift=shift
+        old,
+        denoise_passes=len(timesteps),
+        timesteps=timesteps,
+        sigmas=changed.levels,
+        shift=shift,
+        scaled_passes=scaled,
     )
     workload = replace(manifest.workload, schedule=schedule)
     return replace(manifest, workload=workload, weights=weights), {name: tables[name] for name in own}

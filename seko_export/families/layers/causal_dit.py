@@ -79,6 +79,8 @@ class Embed(Ranked):
         rows: Tensor | None = None,
         conditioning: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
+        scaled: Tensor | None = None,
+        time_scale: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Embed one chunk of latent frames.
 
@@ -111,6 +113,9 @@ class Embed(Ranked):
             The family's tensors that the methods `beside` and `tokens` take, by name, [B, ...] each.
         rank : Tensor, optional
             Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk.
+        scaled, time_scale : Tensor, optional
+            Whether the pass's timestep is scaled, float32 [2] (the second number is the next pass's), and the factor of
+            each row, float32 [B, 1]; only with an input video.
 
         Returns
         -------
@@ -136,6 +141,8 @@ class Embed(Ranked):
         hidden = self.tokens(patches, frames, conditioning or {})
         if self.split is not None and rank is not None:
             hidden = self.split.own_tokens(hidden, rank)
+        if scaled is not None and time_scale is not None:
+            timestep = scaled_by(timestep, scaled[0], time_scale)
         timestep = self.times(timestep, frames, conditioning_frames, context_timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
@@ -235,6 +242,12 @@ def sinusoid(timestep: Tensor, width: int) -> Tensor:
     exponent = torch.arange(half, dtype=torch.float64, device=timestep.device) / half
     angle = timestep.to(torch.float64)[..., None] * torch.exp(-math.log(10_000.0) * exponent)
     return torch.cat((angle.cos(), angle.sin()), dim=-1).float()
+
+
+def scaled_by(number: Tensor, scaled: Tensor, time_scale: Tensor) -> Tensor:
+    """Return a time or level [...] of a pass for each row: times its factor, float32 [B, 1], where ``scaled`` is 1, and
+    as it is where ``scaled`` is 0. A factor of 1 changes no bit."""
+    return number * (1 + scaled * (time_scale - 1))
 
 
 def is_conditioning(conditioning_frames: Tensor, chunk_frames: int) -> Tensor:

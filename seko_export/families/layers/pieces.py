@@ -54,6 +54,7 @@ from seko_export.families.layers.layer_pieces import (
 )
 from seko_export.families.layers.rank_split import rank_argument, rank_split, rank_tokens
 from seko_export.families.layers.sampler import ADVANCE, Noise
+from seko_export.families.layers.video_in import scale_arguments, start_arguments, video_buffers
 from seko_export.media.pieces import media_buffers, media_pieces, media_programs
 from seko_runtime.executor.contract import CALL_ROWS, RANK
 from seko_runtime.format.manifest import Buffer, Call
@@ -178,6 +179,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
                 *rows,
                 *caller_arguments(config, bucket, choice, choice.embed_inputs),
                 *rank_argument(config),
+                *scale_arguments(config, b, part),
             ),
             (*state, modulation, time, *main.rope_cos_sin, main.token_index, *main.key_rotary),
             tuple(a.name for a in main.slot_frames),
@@ -210,6 +212,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
                 ),
                 conditioning_frames,
                 *rows,
+                *start_arguments(config, b, part),
             ),
             (latents,),
         ),
@@ -225,6 +228,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
                 *by_levels,
                 *((seeds, frames, draw) if advance.draws else ()),
                 conditioning_frames,
+                *scale_arguments(config, b, part),
             ),
             (latents, solver_state) if advance.kept else (latents,),
         ),
@@ -417,6 +421,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
         *([] if config.target.ranks == 1 else [Buffer(RANK, (1,), "int64", "host")]),
         *input_buffers(config, choice),
         *module_buffers(config, choice),
+        *video_buffers(config),
         Buffer(CONDITIONING_LATENTS, (state_rows, *latent), "float32", "session"),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "session")] if s.reference_frames else []),
         *(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import EULER, EULER_BF16, RENOISE
 from seko_export.config.stream import StreamConfig
-from seko_export.families.layers.causal_dit import is_conditioning
+from seko_export.families.layers.causal_dit import is_conditioning, scaled_by
 from seko_kernels.ops import stand_in
 from seko_runtime.video.schedule import UNIPC
 
@@ -43,6 +43,8 @@ class Noise(nn.Module):
         conditioning_latents: Tensor,
         conditioning_frames: Tensor,
         rows: Tensor | None = None,
+        video_latents: Tensor | None = None,
+        strength: Tensor | None = None,
     ) -> Tensor:
         """Return the latents from which the first pass starts.
 
@@ -55,7 +57,9 @@ class Noise(nn.Module):
         conditioning_frames : Tensor
             Number of leading frames of the chunk that are conditioning frames, int64 [B].
         rows : Tensor, optional
-            The row of ``conditioning_latents`` for each batch index, int64 [B]; only in a pool.
+            The row of ``conditioning_latents`` and ``video_latents`` for each batch index, int64 [B]; only in a pool.
+        video_latents, strength : Tensor, optional
+            Latents of an input video, float32 [B, C, F, h, w], and the share of noise beside them, float32 [B, 1].
 
         Returns
         -------
@@ -65,7 +69,11 @@ class Noise(nn.Module):
         still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
         if rows is not None:
             conditioning_latents = conditioning_latents.index_select(0, rows)
+            video_latents = None if video_latents is None else video_latents.index_select(0, rows)
         noise = gaussian(seeds, frames, draw, self.latent_shape)
+        if video_latents is not None and strength is not None:
+            share = _of_rows(strength)
+            noise = (1 - share) * video_latents + share * noise
         return torch.where(still, conditioning_latents, in_bfloat16_steps(noise) if self.rounded else noise)
 
 
@@ -101,6 +109,8 @@ class Advance(nn.Module):
         frames: Tensor,
         draw: Tensor,
         conditioning_frames: Tensor,
+        scaled: Tensor | None = None,
+        time_scale: Tensor | None = None,
     ) -> Tensor:
         """Return the next latents [B, C, F, h, w] float32.
 
@@ -114,8 +124,12 @@ class Advance(nn.Module):
             Seed [B], frame numbers [B, F] and number of the draw [1], all int64, which together select the noise.
         conditioning_frames : Tensor
             Number of leading frames of the chunk that are conditioning frames, int64 [B].
+        scaled, time_scale : Tensor, optional
+            Whether the levels before and after the step are scaled, float32 [2] of 0 and 1, and the factor of each row,
+            float32 [B, 1]; only with an input video.
         """
         still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
+        sigma, sigma_next = _levels(sigma, sigma_next, scaled, time_scale)
         clean = latents - sigma * velocity
         noise = gaussian(seeds, frames, draw, self.latent_shape)
         return torch.where(still, latents, (1 - sigma_next) * clean + sigma_next * noise)
@@ -140,9 +154,12 @@ class EulerAdvance(nn.Module):
         sigma: Tensor,
         sigma_next: Tensor,
         conditioning_frames: Tensor,
+        scaled: Tensor | None = None,
+        time_scale: Tensor | None = None,
     ) -> Tensor:
         """Return the next latents [B, C, F, h, w] float32; `Advance.forward` documents the parameters."""
         still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
+        sigma, sigma_next = _levels(sigma, sigma_next, scaled, time_scale)
         after = latents + (sigma_next - sigma) * velocity
         return torch.where(still, latents, in_bfloat16_steps(after) if self.rounded else after)
 
@@ -205,6 +222,23 @@ ADVANCE: dict[str, type[Advance] | type[EulerAdvance] | type[UniPcAdvance]] = {
     EULER_BF16: RoundedEulerAdvance,
     UNIPC: UniPcAdvance,
 }
+
+
+def _levels(
+    sigma: Tensor, sigma_next: Tensor, scaled: Tensor | None, time_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the noise levels before and after a step, [1], or [B, 1, 1, 1, 1] where rows scale them."""
+    if scaled is None or time_scale is None:
+        return sigma, sigma_next
+    now, following = scaled.unbind(0)
+    return (
+        _of_rows(scaled_by(sigma, now, time_scale)),
+        _of_rows(scaled_by(sigma_next, following, time_scale)),
+    )
+
+
+def _of_rows(numbers: Tensor) -> Tensor:
+    return numbers[:, :, None, None, None]  # [B, 1] over [B, C, F, h, w]
 
 
 def _weighted(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:

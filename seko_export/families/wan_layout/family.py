@@ -15,6 +15,7 @@ from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.choice import PLAIN, LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.video_in import video_inputs
 from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.recognition import Facts, Recognised
 from seko_export.families.video import CacheProbe, VideoFamily
@@ -58,7 +59,8 @@ class WanLayoutFamily(VideoFamily):
         """Return the engines, programs, buffers and inputs of a build."""
         choice = self.layer_choice(config)
         pieces = make_pieces(config, choice)
-        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+        inputs = (*choice.inputs, *video_inputs(config))
+        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), inputs)
 
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None

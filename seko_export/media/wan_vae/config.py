@@ -90,6 +90,7 @@ class WanVaeConfig(VaeConfig):
     kind: ClassVar[str] = "wan_vae"
     shares_rows: ClassVar[bool] = True
     encodes_on: ClassVar[bool] = True
+    encodes_video: ClassVar[bool] = True
 
     base_dim: int = 96
     z_dim: int = 16

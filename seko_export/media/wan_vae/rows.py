@@ -150,3 +150,30 @@ class EncodeLast(VaeEncode):
         clip = torch.cat((grey, pixels), 1)[None]
         latents = super().forward(clip, *(cache.unsqueeze(0) for cache in caches))[0]
         return (latents.squeeze(0),)
+
+
+class EncodeChunk(VaeEncode):
+    """The module that encodes the video frames of one row's chunk."""
+
+    def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Encode one chunk of one row.
+
+        Parameters
+        ----------
+        video : Tensor
+            Video frames, [T, H, W, 3] uint8: red, green, blue. The first chunk of a stream has fewer frames, which are
+            the last ones of ``video``.
+        *caches : Tensor
+            Caches of the previous call, [t, rows, columns, channels] each, in the weights' dtype; none for the first
+            chunk.
+
+        Returns
+        -------
+        latents : Tensor
+            Latents, [z, F, h, w] float32, normalised.
+        *caches : Tensor
+            The caches for the next call.
+        """
+        pixels = video[-self.video_frames :].permute(3, 0, 1, 2).float() / _HALF_RANGE - 1  # [3, T, H, W]
+        encoded = super().forward(pixels[None], *(cache.unsqueeze(0) for cache in caches))
+        return tuple(output.squeeze(0) for output in encoded)

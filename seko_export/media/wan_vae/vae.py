@@ -25,6 +25,7 @@ from seko_export.media.wan_vae.own_convolution import use_own_convolutions
 from seko_export.media.wan_vae.rows import (
     DecodeRow,
     DecodeShare,
+    EncodeChunk,
     EncodeGrey,
     EncodeImage,
     EncodeLast,
@@ -141,8 +142,14 @@ class WanVae(Vae[WanVaeConfig]):
         """Return the module that encodes three grey frames and a picture after earlier frames."""
         return EncodeLast(config, first=False, frames=1, dtype=dtype)
 
+    def video_encoder(
+        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype
+    ) -> EncodeChunk:
+        """Return the module that encodes one chunk of a video."""
+        return EncodeChunk(config, first=first, frames=frames, dtype=dtype)
+
     def encoder_cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of `picture_encoder` and `grey_encoder`."""
+        """Return the shape of each cache of the encoders that go on."""
         return [shape[1:] for shape in encoder_cache_shapes(config, 1, rows, columns)]
 
     def cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:

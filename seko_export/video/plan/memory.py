@@ -23,7 +23,7 @@ from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.plan.offload import home_bytes
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.clocks import RowClocks
-from seko_runtime.video.contract import TEXT_BUFFER
+from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODE_VIDEO, ENCODE_VIDEO_FIRST, TEXT_BUFFER
 from seko_runtime.video.options import PROMPT_CACHE
 from seko_runtime.video.ring import Ring
 
@@ -112,7 +112,7 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
         "window": window,
         "decode": of("lane"),
         "scratch_step": work.scratch_bytes(_CHUNK),
-        "scratch_decode": work.scratch_bytes(("decode_first", "decode")),
+        "scratch_decode": work.scratch_bytes((*DECODE_PROGRAMS, ENCODE_VIDEO_FIRST, ENCODE_VIDEO)),
         "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode", "condition")),
         "workspace": CUBLAS_WORKSPACE * (1 + (config.workload.vae is not None)),
     }

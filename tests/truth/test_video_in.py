@@ -1,0 +1,183 @@
+"""An input video: encoded chunk by chunk, mixed with noise, denoised at scaled times; against loops written out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seko_export.config.pool import PoolConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.config.video import VideoBuild
+from seko_export.families.base import MediaTensors
+from seko_export.families.layers.weights import model_weights
+from seko_export.families.registry import graph_of
+from seko_export.media.wan_vae.keys import vae_diffusers_names
+from seko_export.media.wan_vae.modules import VaeTensors
+from tests.export.vae_oracle import SMALL, VaeOracle
+from tests.support.eager_pool import eager_pool
+from tests.support.stacked import eager_session
+from tests.support.tolerances import STREAM, VAE, relative_error
+from tests.truth.eager_stream import random_text, random_wan_weights, small_config
+from tests.truth.naive_loop import NaiveLoop
+
+SEED, LEVELS = 5, 255
+TIMES = (1000.0, 937.5, 2500.0 / 3, 625.0)  # Self-Forcing's, warped with shift 5
+
+
+@pytest.fixture(scope="module")
+def oracle() -> VaeOracle:
+    return VaeOracle(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def exact() -> VaeOracle:
+    return VaeOracle(torch.float64)
+
+
+def config_of(
+    strength: float | None = 0.6, chunk: int = 2, sink: int = 2, ring: int = 4, **more
+) -> VideoBuild:
+    config = small_config(chunk, sink, ring, **more)
+    stream = replace(config.workload.stream, height=32, width=48, strength=strength)
+    return config.changed(stream=stream, schedule=Schedule(TIMES), vae=SMALL)
+
+
+def weights_of(config: VideoBuild, wan: Mapping[str, Tensor], oracle: VaeOracle) -> dict[str, Tensor]:
+    names, theirs = vae_diffusers_names(SMALL), oracle.vae.state_dict()
+    vae = VaeTensors({ours: theirs[name] for ours, name in names.items() if name in theirs}, SMALL)
+    weights = dict(model_weights(graph_of(config).pieces, wan, MediaTensors(vae=vae)))
+    return weights | config.workload.schedule.tables(config.as_batch.workload.stream)
+
+
+def video_of(stream: StreamConfig, chunks: int, seed: int = 0) -> NDArray[np.uint8]:
+    """A video of so many chunks, [T, H, W, 3], smooth in space and moving."""
+    frames = 1 + 4 * (chunks * stream.chunk_frames - 1)
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(1, 3, frames, 4, 6, generator=generator)
+    fine = torch.nn.functional.interpolate(coarse, (frames, stream.height, stream.width), mode="trilinear")
+    return (fine[0].permute(1, 2, 3, 0) * LEVELS).to(torch.uint8).numpy()
+
+
+def cut(video: NDArray[np.uint8], stream: StreamConfig) -> list[NDArray[np.uint8]]:
+    """The video as the input of each chunk, [4F, H, W, 3]; the first chunk's array begins with frames that are not
+    read."""
+    each = 4 * stream.chunk_frames
+    padded = np.concatenate((np.full((3, *video.shape[1:]), 77, np.uint8), video))
+    return [padded[at : at + each] for at in range(0, len(padded), each)]
+
+
+def inputs_of(frames: NDArray[np.uint8], strength: float) -> dict[str, NDArray]:
+    level = np.array([strength], np.float32)
+    return {"video": frames, "strength": level, "time_scale": level}
+
+
+def encoded(video: NDArray[np.uint8], oracle: VaeOracle) -> Tensor:
+    """Latents [C, F, h, w] of the whole video at once, by diffusers."""
+    pixels = torch.from_numpy(video).permute(3, 0, 1, 2)[None].to(oracle.dtype) / (LEVELS / 2) - 1
+    return oracle.encode(pixels)[0]
+
+
+class VideoLoop(NaiveLoop):
+    """The loop from the facts: each chunk begins between the video's latents and noise."""
+
+    def turned(self, chunk: int, latents: Tensor, strength: float, times: Sequence[float]) -> Tensor:
+        """Return the latents [C, F, h, w] of a chunk: all times and levels are those of the schedule times the
+        strength."""
+        first = chunk * self.stream.chunk_frames
+        own = latents[:, first : first + self.stream.chunk_frames]
+        x = (1 - strength) * own + strength * self.noise(chunk, 0)
+        for at, time in enumerate(times):
+            clean = x - strength * time / 1000 * self.dit.step(x, strength * time, first, commit=False)
+            after = strength * times[at + 1] / 1000 if at + 1 < len(times) else 0.0
+            x = (1 - after) * clean + after * self.noise(chunk, at + 1)
+        self.dit.step(x, 0.0, first, commit=True)
+        return x
+
+
+def test_chunks_are_those_of_a_loop_written_out(oracle, exact, worst):
+    """The video is encoded in calls of a chunk, there at once; strengths change from chunk to chunk."""
+    config = config_of()
+    wan, text = random_wan_weights(config.model), random_text(config.model, 1)
+    strengths = [0.6, 0.3, 1.0, 0.0, 0.8]
+    video = video_of(config.workload.stream, len(strengths))
+    naive, latents = VideoLoop(config, wan, text[0], SEED), encoded(video, exact)
+    with eager_session(config, weights_of(config, wan, oracle), text, [SEED]) as session:
+        for chunk, (frames, strength) in enumerate(
+            zip(cut(video, config.workload.stream), strengths, strict=True)
+        ):
+            made = torch.from_numpy(session.run_chunk(inputs_of(frames, strength)).to_host())[0]
+            error = relative_error(made, naive.turned(chunk, latents, strength, TIMES))
+            worst("chunks of an input video", error)
+            assert error <= STREAM[torch.float32], chunk
+
+
+def test_strength_0_returns_the_video_within_the_vaes_error(oracle, worst):
+    config = config_of(strength=0.0)
+    text = random_text(config.model, 1)
+    video = video_of(config.workload.stream, 3)
+    latents = encoded(video, oracle)
+    decoded = oracle.decode(latents[None])[0].permute(1, 2, 3, 0)  # what the VAE itself makes of the video
+    weights = weights_of(config, random_wan_weights(config.model), oracle)
+    with eager_session(config, weights, text, [SEED]) as session:
+        chunks = [session.run_chunk(inputs_of(frames, 0.0)) for frames in cut(video, config.workload.stream)]
+        made = [torch.from_numpy(chunk.to_host())[0] for chunk in chunks[-1:]]
+        shown = chunks[-1].video()[0]
+    error = relative_error(made[-1], latents[:, -config.workload.stream.chunk_frames :])
+    worst("strength 0 against the encoder", error)
+    assert error <= VAE[torch.float32] * 5
+    levels = ((decoded.clamp(-1, 1) + 1) * (LEVELS / 2)).round()[-len(shown) :]
+    assert np.abs(shown.astype(int) - levels.numpy().astype(int)).max() <= 1
+
+
+def test_strength_1_is_text_to_video_whatever_the_frames(oracle):
+    """The same bytes as an artifact without an input video makes of the same noise."""
+    config = config_of()
+    wan, text = random_wan_weights(config.model), random_text(config.model, 1)
+    plain = config_of(strength=None)
+    with eager_session(plain, weights_of(plain, wan, oracle), text, [SEED]) as session:
+        wanted = [session.run_chunk().to_host() for _ in range(4)]
+    for seed in (1, 2):
+        frames = cut(video_of(config.workload.stream, 4, seed), config.workload.stream)
+        with eager_session(config, weights_of(config, wan, oracle), text, [SEED]) as session:
+            made = [session.run_chunk(inputs_of(own, 1.0)).to_host() for own in frames]
+        assert all(np.array_equal(*pair) for pair in zip(made, wanted, strict=True))
+
+
+def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle):
+    """A session that joins another one's calls, pauses and restarts gets the bytes that it gets alone."""
+    config = config_of().changed(pool=PoolConfig(3, (2,)))
+    weights = weights_of(config, random_wan_weights(config.model), oracle)
+    text = random_text(config.model, 1).numpy()
+    early, late = (cut(video_of(config.workload.stream, 6, seed), config.workload.stream) for seed in (1, 2))
+    alone = {}
+    for strength, frames in ((0.7, early), (0.4, late)):
+        with eager_pool(config, weights) as pool, pool.open_session(seed=SEED, text=text) as session:
+            alone[strength] = [session.run_chunk(inputs_of(own, strength)).to_host() for own in frames]
+    with eager_pool(config, weights) as pool:
+        one, two = pool.open_session(seed=SEED, text=text), pool.open_session(seed=SEED, text=text)
+        first = [one.run_chunk(inputs_of(early[at], 0.7)).to_host() for at in range(2)]
+        both = [
+            pool.run([one, two], [inputs_of(early[at + 2], 0.7), inputs_of(late[at], 0.4)]) for at in range(1)
+        ]
+        pairs = [[chunk.to_host() for chunk in pair] for pair in both]
+        one.pause()
+        two.run_chunk(inputs_of(late[1], 0.4))
+        one.resume()
+        three = [one.run_chunk(inputs_of(early[3], 0.7)).to_host()]
+        saved = one.snapshot()
+        one.close()
+        again = pool.restore(saved)
+        three.append(again.run_chunk(inputs_of(early[4], 0.7)).to_host())
+        two.restart()
+        anew = two.run_chunk(inputs_of(late[0], 0.4)).to_host()
+    made = [*first, pairs[0][0], *three]
+    assert all(np.array_equal(*pair) for pair in zip(made, alone[0.7][:5], strict=True))
+    assert np.array_equal(pairs[0][1], alone[0.4][0])
+    assert np.array_equal(anew, alone[0.4][0])
