@@ -150,7 +150,7 @@ def test_strength_1_is_text_to_video_whatever_the_frames(oracle):
         assert all(np.array_equal(*pair) for pair in zip(made, wanted, strict=True))
 
 
-def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle):
+def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle, tmp_path):
     """A session that joins another one's calls, pauses and restarts gets the bytes that it gets alone."""
     config = config_of().changed(pool=PoolConfig(3, (2,)))
     weights = weights_of(config, random_wan_weights(config.model), oracle)
@@ -171,12 +171,13 @@ def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle):
         two.run_chunk(inputs_of(late[1], 0.4))
         one.resume()
         three = [one.run_chunk(inputs_of(early[3], 0.7)).to_host()]
-        saved = one.snapshot()
+        one.save(tmp_path / "one")
         one.close()
-        again = pool.restore(saved)
-        three.append(again.run_chunk(inputs_of(early[4], 0.7)).to_host())
+        with pool.restore(tmp_path / "one") as again:
+            three.append(again.run_chunk(inputs_of(early[4], 0.7)).to_host())
         two.restart()
         anew = two.run_chunk(inputs_of(late[0], 0.4)).to_host()
+        two.close()
     made = [*first, pairs[0][0], *three]
     assert all(np.array_equal(*pair) for pair in zip(made, alone[0.7][:5], strict=True))
     assert np.array_equal(pairs[0][1], alone[0.4][0])

@@ -71,7 +71,8 @@ def golden_video(config: VideoBuild, chunk: int | None) -> dict[str, Tensor]:
     frames, height, width, _ = video_inputs(config)[0].shape
     time = torch.arange(frames)[:, None, None] + chunk * frames
     down, across = torch.arange(height)[:, None], torch.arange(width)
-    levels = torch.stack((down * 3 + time * 5, across * 2 - time * 3, down + across + time * 7), dim=-1)
+    channels = (down * 3 + time * 5, across * 2 - time * 3, down + across + time * 7)
+    levels = torch.stack(torch.broadcast_tensors(*channels), dim=-1)
     level = torch.full((rows, 1), (0.4, 0.7, 1.0)[chunk % 3])
     video = (levels % 256).to(torch.uint8).expand(rows, *levels.shape).contiguous()
     return {VIDEO: video, STRENGTH: level, TIME_SCALE: level.clone()}
