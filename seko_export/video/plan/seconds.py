@@ -13,6 +13,7 @@ from seko_export.roofline.work import Work
 from seko_export.video.plan.offload import chunk_offload_bytes
 from seko_runtime.format.manifest import Pool
 from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.video.contract import ENCODE_VIDEO
 
 
 def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> dict[str, Any]:
@@ -65,7 +66,10 @@ def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) 
         program_parts(work, gpu, _runs(config, bucket, full=rows_full)) for rows_full in (full, False)
     )
     decode = program_parts(work, gpu, {"decode": rows}) if config.workload.vae else {}
-    steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
+    encode = program_parts(work, gpu, {ENCODE_VIDEO: rows}) if ENCODE_VIDEO in work.programs else {}
+    steps_s, fill_s, decode_s, encode_s = (
+        sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode, encode)
+    )
     steps_s, fill_s = max(steps_s, stream_s), max(fill_s, stream_s)
     runs = passes + (not config.workload.stream.pass_caches)
     return {
@@ -75,7 +79,8 @@ def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) 
         "step_s": steps_s / runs,
         "fill_step_s": fill_s / runs,
         "decode_s": decode_s,
-        "chunk_s": steps_s + decode_s,
+        "encode_s": encode_s,
+        "chunk_s": steps_s + decode_s + encode_s,
     }
 
 
