@@ -63,7 +63,14 @@ BACKEND = ExportBackend(
         devices=("cpu",),
         kv_schemes=("bf16", "fp4"),
         pools=False,
-        lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames", "--vae-fp8"),
+        lacks=(
+            "--pass-caches",
+            "--layer-rings",
+            "--window-positions",
+            "--reference-frames",
+            "--vae-fp8",
+            "--strength",
+        ),
         workloads=("video",),  # others are pools
     ),
     export_piece,

@@ -231,6 +231,10 @@ class VideoBuild(BuildConfig):
                 f"--ranks {ranks}: ranks share the {heads} heads of {self.model.name!r} evenly, and are at most "
                 f"{MOST_RANKS}; give one of {with_commas(can)}"
             )
+        if self.workload.stream.strength is not None:
+            raise UsageError(
+                f"--ranks {ranks}: an input video (--strength) is encoded on one GPU so far; leave one of them out"
+            )
 
     def _check_front_tokens(self) -> None:
         work = self.workload

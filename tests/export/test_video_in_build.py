@@ -109,7 +109,9 @@ def test_seko_run_turns_a_film(turned: Path, tmp_path: Path) -> None:
             "run", turned, "--video", source, "--strength", strength, "--text", text, "-o", out, "--json"
         )
         assert code == 0, err
-        assert json.loads(report.splitlines()[-1])["chunks"] == 3
+        told = json.loads(report.splitlines()[-1])
+        assert told["chunks"] == 3
+        assert told["counts"] == {"video_in": {"frames taken": 16, "dropped": 0, "repeated": 5 + 8 + 8 - 16}}
         made.append(np.load(out))
     assert made[0].shape == made[1].shape
     assert not np.array_equal(*made)
@@ -157,6 +159,8 @@ def test_an_input_video_needs_an_encoder(bad: VideoConfig, words: str) -> None:
     [
         (("--preset", "tiny", "--strength", "1.5"), "--strength 1.5: expected a share of noise"),
         (("--preset", "longlive-2-5b", "--strength", "0.5"), "sampler unipc"),
+        (("--preset", "tiny", "--strength", "0.5", "--ranks", "2"), "--ranks 2: an input video"),
+        (("--preset", "tiny", "--strength", "0.5", "--backend", "onnx"), "has no input video yet"),
         (("--preset", "seko-talk-tiny", "--strength", "0.5"), "text-to-video models"),
     ],
 )

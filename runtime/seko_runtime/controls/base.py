@@ -177,6 +177,12 @@ class Control(ABC):
         """Return the whole sound that has come, float32 [N] at `sound_rate`; None without sound."""
         return None
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the control has counted of its events so far, by words for people; empty for a control that counts
+        nothing."""
+        return {}
+
     def lateness(self, times: Sequence[float]) -> list[float]:
         """Return for each chunk by how many seconds it came after the last event that it needed, if the events had come
         live; empty for a control without a clock.

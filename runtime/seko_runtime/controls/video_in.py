@@ -26,6 +26,7 @@ FRAMES, STRENGTH, TIMES = "frames", "strength", "times"  # words of the inputs
 # Kinds of the inputs per chunk: frames uint8 [T, H, W, 3]; the share of noise in the first latents, float32 [1]; the
 # factor of the passes' times and noise levels, float32 [1].
 FRAMES_KIND, STRENGTH_KIND, TIMES_KIND = "video_frames", "noise_strength", "time_scale"
+TAKEN, DROPPED, REPEATED = "frames taken", "dropped", "repeated"  # what is counted
 HELD_CHUNKS = 2  # most frames that wait for the next chunk, in chunks
 _HEADING = "Media (pictures and sound)"
 _AXES = 3  # axes of a frame: rows, columns, channels
@@ -42,25 +43,6 @@ class VideoInParameters:
     fps: Annotated[int, Within(1, 1 << 16)]
     first_frames: Annotated[int, Within(1, 1 << 16)]
     strength: float
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What became of the frames of an input video.
-
-    Parameters
-    ----------
-    taken : int
-        Frames that came, or that were read of a film.
-    dropped : int
-        Frames that no chunk has used, because newer ones had come or the film has more frames a second.
-    repeated : int
-        Times that a chunk used a frame again, because no newer one had come or the film has fewer frames a second.
-    """
-
-    taken: int = 0
-    dropped: int = 0
-    repeated: int = 0
 
 
 class VideoInControl(Control):
@@ -133,7 +115,7 @@ class VideoInControl(Control):
         self._ended = False
         self._made: _Made | None = None  # of the next chunk, while nothing has changed
         self._chunks = 0
-        self.counts = Counts()
+        self._counts = dict.fromkeys((TAKEN, DROPPED, REPEATED), 0)
         if self._clip is not None:
             self._clip = _Clip(self._clip.source, self._clip.fps, self.takes.height, self.takes.width)
 
@@ -150,6 +132,12 @@ class VideoInControl(Control):
         frames = max(1, round(self._clip.seconds * self.takes.fps))
         each = self.inputs[FRAMES].shape[0]
         return 1 + max(0, -(-(frames - self.takes.first_frames) // each))
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Numbers of frames: ``frames taken``, which came or were read of a film; ``dropped``, which no chunk has used;
+        and ``repeated``, how often a chunk used a frame again because no newer one was there."""
+        return {**self._counts}
 
     def ready(self) -> bool:
         """Return whether a frame has come, which the next chunk can use."""
@@ -173,7 +161,7 @@ class VideoInControl(Control):
             },
             "video": {"height": p.height, "width": p.width, "fps": p.fps},
             "strength": {"minimum": 0, "maximum": 1, "default": p.strength, "value": self.strength},
-            "frames": {**vars(self.counts)},
+            "frames": {**self._counts},
         }
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -255,8 +243,8 @@ class VideoInControl(Control):
             self._came.popleft()
 
     def _count(self, *, taken: int = 0, dropped: int = 0, repeated: int = 0) -> None:
-        old = self.counts
-        self.counts = Counts(old.taken + taken, old.dropped + dropped, old.repeated + repeated)
+        for name, number in ((TAKEN, taken), (DROPPED, dropped), (REPEATED, repeated)):
+            self._counts[name] += number
 
     # -- chunks ------------------------------------------------------------------------------------------------
 
@@ -343,7 +331,7 @@ class VideoInControl(Control):
             "last": self._last,
             "came": [self._fitted(frame) for frame, _ in self._came],
             "chunks": self._chunks,
-            "counts": {**vars(self.counts)},
+            "counts": {**self._counts},
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -358,12 +346,12 @@ class VideoInControl(Control):
             if len(came) > HELD_CHUNKS * self.inputs[FRAMES].shape[0]:
                 raise ValueError(f"{len(came)} frames wait")
             chunks = whole_number(state["chunks"], "chunks", 0)
-            counts = Counts(**{name: whole_number(n, name, 0) for name, n in state["counts"].items()})
+            counts = {name: whole_number(state["counts"][name], name, 0) for name in self._counts}
         except (AttributeError, KeyError, TypeError, ValueError, UsageError) as fault:
             raise UsageError(f"this is no state of an input video: {fault}; take what state() gave") from None
         self._clip = None
         self.reset()
-        self.strength, self._last, self._chunks, self.counts = strength, last, chunks, counts
+        self.strength, self._last, self._chunks, self._counts = strength, last, chunks, counts
         self._came.extend((frame, time.monotonic()) for frame in came)
 
     def go_to(self, frame: int) -> None:

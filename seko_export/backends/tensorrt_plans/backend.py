@@ -54,7 +54,14 @@ def plan_backend(library: TensorRt) -> ExportBackend:
             kv_schemes=("bf16", "fp4"),
             pools=False,
             workloads=("video",),  # their layers and plugins write its caches
-            lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames", "--vae-fp8"),
+            lacks=(
+                "--pass-caches",
+                "--layer-rings",
+                "--window-positions",
+                "--reference-frames",
+                "--vae-fp8",
+                "--strength",
+            ),
         ),
         export_form,
         suffix=PLAN_SUFFIX,

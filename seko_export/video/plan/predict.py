@@ -73,7 +73,8 @@ def predict(request: PlanRequest) -> dict[str, Any]:
     kind of launch. ``stream_s`` is the time of ``stream_bytes`` over the host link, which runs in parallel with the
     steps, so that a step takes the longer of both times. Further times are ``step_s``, ``fill_step_s`` (a step while
     the cache fills), ``decode_s`` (decoding a chunk of all rows), ``encode_s`` (encoding the input video of a chunk of
-    all rows, 0 without one) and ``chunk_s``. ``calls`` has these five times for each size of a pool's calls. ``video_s`` is the time for which a chunk plays.
+    all rows, 0 without one) and ``chunk_s``. ``calls`` has these five times for each size of a pool's calls.
+    ``video_s`` is the time for which a chunk plays.
 
     ``real_time_factor`` and ``real_time`` are for one session or for the whole pool. ``sessions_real_time`` is the
     number of sessions that run in real time. ``notes`` are sentences on what these figures do not include.

@@ -95,9 +95,11 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
     yield _row("a step while the cache fills", *blank, f"{report['fill_step_s'] * 1e3:.2f}")
     if report["decode_s"]:
         yield _row("decoding a chunk", *blank, f"{report['decode_s'] * 1e3:.2f}")
+    if report["encode_s"]:
+        yield _row("encoding the input video", *blank, f"{report['encode_s'] * 1e3:.2f}")
     steps = report["passes"] + (not report["stream"]["pass_caches"])
-    yield _row(f"a chunk: {steps} steps{', decoding' * bool(report['decode_s'])}", *blank,
-               f"{report['chunk_s'] * 1e3:.2f}")  # fmt: skip
+    media = ", decoding" * bool(report["decode_s"]) + ", encoding" * bool(report["encode_s"])
+    yield _row(f"a chunk: {steps} steps{media}", *blank, f"{report['chunk_s'] * 1e3:.2f}")
     if report["stream_bytes"]:
         moved, seconds = report["stream_bytes"] / 1e9, report["stream_s"] * 1e3
         yield _row("  layers over PCIe, beside it", "", "", f"{moved:.3f}", f"{seconds:.2f}")

@@ -72,6 +72,11 @@ class RunInputs:
         active = [control for control in self.controls[0].values() if control.active]
         return [late for control in active for late in control.lateness(times)]
 
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What the first session's controls have counted, by the name of the control."""
+        return {name: dict(control.counts) for name, control in self.controls[0].items() if control.counts}
+
     def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
         """Return the model inputs of chunk ``number`` by name."""
         return {name: arrays[number] for name, arrays in self.changing.items()}

@@ -248,6 +248,7 @@ class _Job:
                 "bf16_pool_bytes": manifest.workload.kv.bf16_pool_bytes,
             },
             "errors": [error.row() for error in self.errors],
+            "counts": self.inputs.counts,
         }
 
     def _write(self, pictures: NDArray[Any]) -> None:
@@ -329,6 +330,8 @@ def _lines(
     kv = manifest.workload.kv
     ratio = kv.pool_bytes / max(kv.bf16_pool_bytes, 1)
     late = result["live_late_s"]
+    counts = result["counts"].items()
+    counted = [f"{name:8} {', '.join(f'{n} {word}' for word, n in own.items())}" for name, own in counts]
     checks = [f"check    {error}{'' if error.within else ': missed'}" for error in errors]
     return (
         f"wrote    {result['output']} ({kind})",
@@ -336,5 +339,6 @@ def _lines(
         f"at {manifest.workload.stream.fps} fps",
         f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), {ratio:.4f} of bf16",
         *([] if late is None else [f"live     chunks at most {late:.2f} s behind what they hear"]),
+        *counted,
         *(checks or [f"check    skipped ({skipped})"]),
     )
