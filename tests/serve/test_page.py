@@ -102,8 +102,8 @@ def test_a_prompt_is_applied_and_its_time_to_the_picture_told(start: Starter) ->
         )
         page.until("document.getElementById('reaction').textContent.endsWith('ms')")
         assert page.value("[...document.querySelectorAll('#history button')].map((b) => b.textContent)") == [
-            "c a",
             "a b",
+            "c a",
         ]
 
 
@@ -202,7 +202,7 @@ def test_a_full_server_tells_the_place_in_line_and_lets_one_in_when_a_row_is_fre
         first.until(f"{FRAMES} > 5")
         begin(second)
         second.until("document.getElementById('state').textContent.includes('You are number 1 in line')")
-        assert second.value("document.getElementById('state').classList.contains('error')")
+        assert second.value("document.querySelector('#notice.wait #ways button').checkVisibility()")
         first.value("document.getElementById('stop').click(); true")
         second.until(f"{FRAMES} > 5")
         assert second.value("document.getElementById('state').textContent") == "Live"
@@ -214,7 +214,7 @@ def test_it_fits_a_phone_and_can_be_used_by_the_keyboard(start: Starter, tmp_pat
         page.screenshot(tmp_path / "phone.png", 390, 844)
         assert page.value("document.documentElement.scrollWidth <= 390")
         unnamed = page.value(
-            "[...document.querySelectorAll('button, input, textarea, canvas')].filter((e) => !(e.textContent.trim() "
+            "[...document.querySelectorAll('button, input, select, textarea, canvas')].filter((e) => !(e.textContent.trim() "
             "|| e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.id)"
         )
         assert unnamed == []

@@ -120,7 +120,7 @@ def test_the_sample_plays_for_ten_seconds_and_its_disc_changes_colour(
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         assert len({picture.tobytes() for picture in pictures}) > 0.9 * count
         assert min(share(picture, red) for picture in pictures[count // 4 :: 8]) > 0.01
-        page.value("document.getElementById('recache').checked = true")
+        page.value("document.getElementById('change').value = 'cut'")
         write(page, "a blue disc bouncing on a dark background")
         page.until("document.getElementById('reaction').textContent.endsWith('ms')")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 60")
@@ -156,7 +156,7 @@ def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(
         assert np.abs(directions["KeyD"] - (-8, 0)).max() <= 2, directions
         assert np.abs(directions["KeyA"] - (8, 0)).max() <= 2, directions
         assert share(page.pixels(), purple) > 0.05
-        page.value("document.getElementById('recache').checked = true")
+        page.value("document.getElementById('change').value = 'cut'")
         write(page, "a yellow triangle on a dark blue background")
         page.until("document.getElementById('reaction').textContent.endsWith('ms')")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 60")
@@ -209,7 +209,7 @@ def test_a_page_asks_for_two_pictures_where_a_video_leads_from_one_to_the_other(
         page.upload("#image", way / "first.png")
         page.until("document.getElementById('image-thumbnail').naturalWidth")
         assert page.value("document.getElementById('start').disabled")
-        assert "Choose a last picture" in page.value("document.getElementById('hint-text').textContent")
+        assert page.value("document.getElementById('notice').checkVisibility()")
         page.upload("#last_image", way / "last.png")
         page.until("!document.getElementById('start').disabled")
         page.value("document.getElementById('last_s').value = 1; true")

@@ -22,31 +22,32 @@ from .toys import game_opener, shown_opener, talk_opener, world_opener
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
 MOST_TABS = 60
-# The least contrast of the texts that are seen, and the text that has it; WCAG 2.2 wants 4.5.
+# The least contrast of the texts that are seen, and the text that has it, over a white and a black picture; WCAG 2.2
+# wants 4.5.
 CONTRAST = """
 (() => {
   const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = (colour) => {
+  const light = (rgb) => {
     const linear = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-    const [r, g, b] = channels(colour).map((v) => linear(v / 255));
+    const [r, g, b] = rgb.map((v) => linear(v / 255));
     return .2126 * r + .7152 * g + .0722 * b;
   };
-  const ground = (e) => {
-    for (; e; e = e.parentElement) {
-      const colour = getComputedStyle(e).backgroundColor, alpha = channels(colour)[3] ?? 1;
-      if (alpha === 1) return colour;
-    }
-    return "rgb(255, 255, 255)";
+  const over = (e, picture) => {
+    if (!e || e.id === "stage") return picture;
+    const [r, g, b, alpha = 1] = channels(getComputedStyle(e).backgroundColor), below = over(e.parentElement, picture);
+    return [r, g, b].map((v, at) => alpha * v + (1 - alpha) * below[at]);
   };
   let least = [99, ""];
-  const texts = "h1, h2, span, label, legend, summary, dt, dd, p, textarea, button:enabled";
+  const texts = "h1, h2, span, label, legend, dt, dd, p, time, textarea, select, button:enabled";
   for (const e of document.querySelectorAll(texts)) {
-    if (!e.checkVisibility() || !(e.textContent.trim() || e.value) || e.closest("#hint")) continue;
-    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
-    const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (contrast < least[0]) least = [contrast, `${e.tagName} ${e.id} ${e.textContent.slice(0, 30)}`];
+    if (!e.checkVisibility() || !(e.textContent.trim() || e.value) || e.closest(".twice")) continue;
+    for (const picture of [[0, 0, 0], [255, 255, 255]]) {
+      const [a, b] = [light(channels(getComputedStyle(e).color).slice(0, 3)), light(over(e, picture))];
+      const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+      if (contrast < least[0]) least = [contrast, `${e.tagName} ${e.id} ${e.textContent.slice(0, 30)}`];
+    }
   }
-  return [...least, light(ground(document.body))];
+  return least;
 })()
 """
 
@@ -91,8 +92,8 @@ def test_everything_can_be_done_by_keyboard_alone(start: Starter, tmp_path: Path
             page.press("Tab")
             reached.add(page.value(FOCUS))
         seen = page.value(
-            "[...document.querySelectorAll('button, input, textarea, summary, canvas')].filter((e) => !e.disabled &&"
-            " e.checkVisibility({checkVisibilityCSS: true}) && e.tabIndex >= 0 && e.closest('details')?.open !== false)"
+            "[...document.querySelectorAll('button, input, select, textarea, canvas')].filter((e) => !e.disabled &&"
+            " e.checkVisibility({checkVisibilityCSS: true}) && e.tabIndex >= 0)"
             ".map((e) => e.id).filter(Boolean)"
         )
         assert len(seen) > 8
@@ -237,56 +238,28 @@ def test_figures_stand_behind_a_key(start: Starter) -> None:
 
 
 def test_the_help_names_each_key_once_and_what_else_steers(played: Page) -> None:
-    text = played.value("document.querySelector('#pad p').textContent")
+    text = played.value("document.getElementById('keys-help').textContent")
     assert "Look: ←." in text
     assert "mouse" in text
     assert "gamepad" in text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_texts_can_be_read(start: Starter, tmp_path: Path, scheme: str, width: int) -> None:
+def test_texts_can_be_read_over_any_picture(start: Starter, width: int) -> None:
     server = start(world_opener)
     with open_page(f"{server.url}/") as page:
-        page.prefer(scheme)
         page.resize(width, 844)
         page.until("!document.getElementById('start').disabled")
         for state in ("before", "live"):
             if state == "live":
                 begin(page)
                 page.until(f"{FRAMES} > 5")
-            contrast, text, ground = page.value(CONTRAST)
-            assert contrast >= 4.5, text
-            assert (ground < 0.1) == (scheme == "dark")
-            page.screenshot(tmp_path / f"{state}.png", width, 844)
+            for sheet in ("", "timeline", "more"):
+                page.value(f"document.querySelector('[aria-controls={sheet}]').click()" if sheet else "1")
+                contrast, text = page.value(CONTRAST)
+                assert contrast >= 4.5, (state, sheet, text)
         page.value("document.getElementById('state').className = 'error'")
         assert page.value(CONTRAST)[0] >= 4.5
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (844, 390)])
-def test_the_whole_picture_is_on_the_screen(start: Starter, width: int, height: int) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        page.resize(width, height)
-        begin(page)
-        page.until(f"{FRAMES} > 5")
-        for aspect in (
-            page.value("(({width, height}) => width / height)(document.getElementById('video'))"),
-            1,
-            0.5,
-        ):
-            page.value(f"document.querySelector('.screen').style.setProperty('--aspect', '{aspect} / 1')")
-            inner, outer = page.value(
-                "['#video', '.screen'].map((name) => document.querySelector(name).getBoundingClientRect())"
-                ".map(({left, top, right, bottom}) => [left, top, right, bottom])"
-            )
-            assert np.abs(np.subtract(inner, outer)).max() < 1
-            left, top, right, bottom = outer
-            assert (right - left) / (bottom - top) == pytest.approx(aspect, rel=0.02)
-            assert left >= 0
-            assert right <= width
-            assert bottom - top <= height
-            assert page.value("document.documentElement.scrollWidth") <= width
 
 
 def test_in_full_screen_the_picture_takes_the_whole_screen(start: Starter) -> None:
@@ -305,30 +278,15 @@ def test_in_full_screen_the_picture_takes_the_whole_screen(start: Starter) -> No
         assert page.problems == []
 
 
-def test_on_a_phone_what_to_do_is_seen_without_scrolling(start: Starter) -> None:
-    server = start()
-    with open_page(f"{server.url}/") as page:
-        page.resize(390, 844)
-        page.until("!document.getElementById('start').disabled")
-        for name in ("hint-text", "prompt"):
-            assert page.value(f"document.getElementById('{name}').getBoundingClientRect().bottom") <= 844
-        assert not page.value(
-            "document.getElementById('transport').checkVisibility()"
-        )  # its buttons do nothing yet
-        small = page.value(
-            "[...document.querySelectorAll('button:not(#history button), .button')].filter((e) => e.checkVisibility())"
-            ".filter((e) => e.getBoundingClientRect().height < 44).map((e) => e.id)"
-        )
-        assert small == []
-
-
 def recorded(page: Page, folder: Path) -> Path:
     """Record for a while by the button; return the file that the browser saved."""
     page.save_into(folder)
     page.until(f"{FRAMES} > 5")
     page.value("document.getElementById('record').click(); true")
-    page.until("!document.getElementById('recording').hidden")
+    assert page.value("document.getElementById('recording').textContent") == "0:00"
+    page.until("document.getElementById('recording').checkVisibility()")
     page.until(f"{FRAMES} > {page.value(FRAMES)} + 30")
+    page.until("/^0:0[1-9]$|^0:[1-5][0-9]$/.test(document.getElementById('recording').textContent)")
     page.value("document.getElementById('record').click(); true")
     page.until("Number(document.body.dataset.saved) > 100")
     while True:

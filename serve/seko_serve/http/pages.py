@@ -16,12 +16,10 @@ PAGE = Path(__file__).parent.parent / "page"
 def composed(kind: str) -> str:
     """Return the HTML of a page: the frame that all pages share, around the main part of one kind of artifact."""
 
-    def part(folder: Path, name: str, **content: str) -> str:
-        return Template((folder / f"{name}.html").read_text(encoding="utf-8")).substitute(content)
-
     page = served_workload(kind).page
-    main = part(page.folder, f"{kind}.main", access=part(PAGE, "access"))
-    return part(PAGE, "frame", title=page.title, script=f"{kind}.js", main=main)
+    main = (page.folder / f"{kind}.main.html").read_text(encoding="utf-8")
+    frame = Template((PAGE / "frame.html").read_text(encoding="utf-8"))
+    return frame.substitute(title=page.title, script=f"{kind}.js", main=main)
 
 
 def page_files() -> Mount:

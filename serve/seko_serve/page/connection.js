@@ -29,16 +29,18 @@ export class Refusal extends Error {
   }
 }
 
+const unreached = (text) => Object.assign(new Error(text), { code: "unreached" });
+
 /** The answer to a request; a Refusal where the server refuses it, an Error in plain words where another one answers. */
 export async function answered(base, path, key, body, more = {}, method = body ? "POST" : "GET", signal = undefined) {
   if (key && !/^[ -~]*$/.test(key)) throw new Refusal({ code: "unauthorized", message: UNKNOWN_KEY }); // no header holds it
   const headers = { ...more, ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
   const answer = await fetch(new URL(path, base), {
     method, headers, body: body && JSON.stringify(body), signal, keepalive: method === "DELETE", // also of a page that is left
-  }).catch(() => { throw new Error("The server does not answer"); });
+  }).catch(() => { throw unreached("The server does not answer"); });
   if (answer.ok) return answer;
   const error = (await answer.json().catch(() => ({}))).error; // a proxy's page is no JSON
-  if (!error?.code) throw new Error(`The server is not reached: a proxy answers ${answer.status}`);
+  if (!error?.code) throw unreached(`The server is not reached: a proxy answers ${answer.status}`);
   const message = answer.status !== 401 ? error.message
     : key ? UNKNOWN_KEY : "This server asks for an API key";
   throw new Refusal({ ...error, message });
@@ -97,7 +99,7 @@ class Place {
 /** Open by `attempt(token)`; where all places are taken, wait in the line until `signal` says that the person gives up. */
 export async function admitted(base, key, attempt, say, signal) {
   const tell = (number) => {
-    if (!signal.aborted) say(`All places are taken.${number ? ` You are number ${number} in line.` : ""}`, "error");
+    if (!signal.aborted) say(`All places are taken.${number ? ` You are number ${number} in line.` : ""}`);
   };
   let token = "join", place;
   try {
@@ -109,7 +111,7 @@ export async function admitted(base, key, attempt, say, signal) {
         if (signal.aborted) return undefined;
         if (!WAITED_FOR.includes(error.code) || !error.retryAfter) throw error;
         const retryMs = error.retryAfter * 1000;
-        if (error.code !== "full") say(`${error.message}. Trying again`, "error");
+        if (error.code !== "full") say(`${error.message}. Trying again`);
         else tell(error.facts.place);
         if (error.facts.queue_token) {
           if (!place || place.over) place = new Place(base, key, token, tell);
@@ -212,9 +214,19 @@ export class Connection extends EventTarget {
     this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone, reason: this.reason } }));
     if (gone && !this.resume) this.abandon();
     if (gone) return;
-    setTimeout(() => { if (!this.ended) this.comeBack(); }, this.retryMs);
+    clearTimeout(this.retry);
+    this.retry = setTimeout(() => this.hurry(), this.retryMs);
     this.retryMs = Math.min(2 * this.retryMs, LONGEST_RETRY_MS);
   }
+
+  /** Try at once, where a socket was lost. */
+  hurry() {
+    clearTimeout(this.retry);
+    if (!this.ended && !this.isOpen) this.comeBack();
+  }
+
+  /** Give up a socket on which nothing of use comes, and connect again. */
+  reconnect() { this.dropSilent(this.socket); }
 
   async comeBack() {
     try {

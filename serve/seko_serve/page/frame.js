@@ -1,19 +1,28 @@
-// What the pages share: the line that tells the state, and the model that the server has.
+// What the pages share: the line that tells the state, what stands where the picture is, and the model of the server.
 import { request } from "./connection.js";
 
 export const find = (id) => document.getElementById(id);
 export const base = new URL("./", location.href);
 export const key = () => find("key").value.trim();
 
+/** Give a button another icon and name. */
+export function face(button, icon, name) {
+  button.querySelector("use").setAttribute("href", `page/icons.svg#${icon}`);
+  button.title = name;
+  button.setAttribute("aria-label", name);
+}
+
 const NOTICE_MS = 8000;
 let said = ["Connecting", ""], notice; // how things stand, and what shows an error over it for a while
 
 function show(text, kind) {
-  if (find("state").textContent !== text) find("state").textContent = text; // a screen reader reads each change
-  find("state").className = kind;
+  const line = find("state");
+  if (line.textContent !== text) line.textContent = text; // a screen reader reads each change
+  line.className = kind;
+  line.classList.toggle("twice", !find("notice").hidden && find("notice-text").textContent === text);
 }
 
-/** Tell how things stand. */
+/** Tell how things stand: nothing, `live`, `wait` or `error` is its kind. */
 export function say(text, kind = "") {
   if (notice && text === said[0]) return;
   said = [text, kind];
@@ -34,15 +43,37 @@ export function settle() {
   show(...said);
 }
 
-/** Tell an error; where the server lacks a key that it knows, open the field for it. `goesOn`: a session is not ended by it. */
-export function fail(error, goesOn = false) {
-  if (error.code === "unauthorized") {
-    find("access").hidden = false;
-    find("access").open = true;
-    find("key").focus();
+let offered = ""; // the names of the ways that are drawn: a button that has the focus stays
+
+/** Tell where the picture is why there is none, with the ways on: what each button does, by its name. */
+export function block(text, ways = {}, kind = "") {
+  find("notice-text").textContent = text;
+  find("notice").className = kind;
+  find("notice").hidden = false;
+  find("stage").classList.add("blocked");
+  const names = Object.keys(ways);
+  if (names.join("\n") !== offered) {
+    offered = names.join("\n");
+    find("ways").replaceChildren(...names.map((name) => Object.assign(document.createElement("button"), { type: "button", textContent: name })));
   }
-  if (goesOn) complain(error.message);
-  else say(error.message, error.code === "unauthorized" && !key() ? "" : "error");
+  for (const button of find("ways").children) button.onclick = ways[button.textContent];
+  if (!notice) show(...said);
+}
+
+/** The picture is seen again. */
+export function unblock() {
+  find("notice").hidden = true;
+  find("stage").classList.remove("blocked");
+  if (!notice) show(...said);
+}
+
+/** Tell an error that ends what was tried, with the ways on; where the server lacks a key that it knows, ask for it. */
+export function fail(error, ways) {
+  const asked = error.code === "unauthorized";
+  if (asked) find("access").hidden = false;
+  say(error.message, asked && !key() ? "wait" : "error");
+  block(error.message, asked ? { "Use this key": () => find("key").blur() } : ways, asked ? "" : "error");
+  if (asked) find("key").focus();
 }
 
 /** Ask the server for the model of this page. */

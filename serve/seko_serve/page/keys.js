@@ -6,7 +6,7 @@ export class KeyPad {
     this.held = new Set();
     this.buttons = new Map(); // by each key's code, so that two keys of one meaning light one button
     document.addEventListener("keydown", (event) => {
-      if (this.section.hidden || event.target.matches("textarea, input") || event.ctrlKey || event.metaKey) return;
+      if (this.section.hidden || event.target.matches("textarea, input, select") || event.ctrlKey || event.metaKey) return;
       if (!this.buttons.has(event.code)) return;
       event.preventDefault();
       if (!event.repeat) this.hold(event.code, true);
@@ -33,14 +33,13 @@ export class KeyPad {
       for (const code of key.codes) this.buttons.set(code, button);
       pads.get(key.pad).append(button);
     }
-    const help = document.createElement("p");
     const faces = [...pads.keys()].map((pad) => `${pad}: ${keys.filter((key) => key.pad === pad).map(named).join(" ")}`);
     const more = [
       ...(mouse.pixels ? ["Click the picture to look around with the mouse, or drag a finger over it"] : []),
       ...(Object.keys(gamepad).length ? ["A gamepad works, too"] : []),
     ];
-    help.textContent = `${["Hold a key", ...faces, "They work whenever you are not writing", ...more].join(". ")}.`;
-    this.section.replaceChildren(...pads.values(), help);
+    this.help = keys.length ? `${["Hold a key", ...faces, "They work whenever you are not writing", ...more].join(". ")}.` : "";
+    this.section.replaceChildren(...pads.values());
     this.section.hidden = !keys.length;
   }
 

@@ -13,7 +13,7 @@ export class PictureWell {
     Object.assign(this, { field, label, required, url: "" });
     this.thumbnail = made("img", { id: `${field}-thumbnail`, alt: "", hidden: true });
     this.name = made("span", { id: `${field}-name` }, "or drop one on this page");
-    const input = made("input", { id: field, type: "file", accept: "image/*" });
+    const input = this.input = made("input", { id: field, type: "file", accept: "image/*" });
     input.onchange = async () => {
       if (input.files[0]) await chosen(input.files[0]);
       input.value = "";

@@ -1,13 +1,13 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
 import { AWAY, Connection, admitted, answered, sentence } from "./connection.js";
-import { base, complain, fail, find, key, say, servedModel } from "./frame.js";
+import { base, block, complain, fail, find, key, say, servedModel, unblock } from "./frame.js";
 import { save as saveFile } from "./recorder.js";
 import { Sound, playable } from "./sound.js";
+import { Stage } from "./stage.js";
 import { dataUrl } from "./uploads.js";
 
 const BUFFER = 8; // chunks that may come before they are heard
-const BUTTONS = ["say", "again", "hush"];
-const BARS = 160, SAVE_TRIES = 10;
+const BARS = 320, SAVE_TRIES = 10;
 
 let model, connection, sound, voice, begun = false, trying;
 let sent = ""; // of the text: what the server has
@@ -16,12 +16,29 @@ let samples = 0, started = false;
 const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
 const bars = [];
 
+new Stage(() => true); // who writes needs what is there
+
 async function attempted(action) {
-  try { await action(); } catch (error) { fail(error, begun); }
+  try {
+    await action();
+  } catch (error) {
+    if (begun || model && error.code === undefined) {
+      if (!begun) say("Ready");
+      complain(error.message);
+    } else fail(error, { "Try again": () => attempted(async () => { if (!model) await meet(); await start(); }) });
+  }
+}
+
+function showRunning(now) {
+  for (const id of ["again", "hush"]) find(id).disabled = !now;
+  find("start").hidden = now;
+  find("say").hidden = !now;
 }
 
 async function meet() {
   model = await servedModel();
+  find("access").hidden = true;
+  unblock();
   find("model").textContent = `${model.id}, ${model.rate / 1000} kHz`;
   find("start").disabled = find("save").disabled = false;
   find("text").disabled = false;
@@ -49,7 +66,11 @@ async function enter(signal) {
     seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
     ...(voice && { voice, ...(words && { voice_text: words }) }),
   };
-  say("Opening");
+  const waits = (text) => {
+    say(text, "wait");
+    block(text, { "Stop waiting": giveUp }, "wait");
+  };
+  waits("Opening");
   await admitted(base, key(), async (place) => {
     const mine = new Connection(base, key(), BUFFER);
     connection = mine;
@@ -59,7 +80,11 @@ async function enter(signal) {
     mine.addEventListener("lost", ({ detail }) => {
       if (mine !== connection) return;
       if (detail.ended) ended(detail.reason);
-      else say("The connection was lost. Trying again", "error");
+      else {
+        const text = "The connection was lost. Trying again";
+        say(text, "error");
+        block(text, { "Try now": () => mine.hurry(), End: giveUp }, "wait");
+      }
     });
     try {
       await mine.open(session, { codecs: [], audio }, place);
@@ -67,7 +92,14 @@ async function enter(signal) {
       if (connection === mine) connection = undefined;
       throw error;
     }
-  }, say, signal);
+  }, waits, signal);
+}
+
+/** Give up the try to open a session. */
+function giveUp() {
+  trying?.abort();
+  connection?.close();
+  ended();
 }
 
 function ended(reason) {
@@ -75,9 +107,10 @@ function ended(reason) {
   begun = false;
   sound?.close();
   sound = undefined;
-  for (const id of BUTTONS) find(id).disabled = true;
-  find("start").hidden = false;
+  showRunning(false);
   say(reason ?? "Ended", reason && "error");
+  if (reason) block(reason, { "Start again": () => attempted(start) });
+  else unblock();
 }
 
 function told(message) {
@@ -89,9 +122,9 @@ function told(message) {
       find("late").textContent = 0;
     }
     begun = true;
-    for (const id of BUTTONS) find(id).disabled = false;
-    find("start").hidden = true;
-    say("Listening to what you write", "live");
+    showRunning(true);
+    unblock();
+    say("Listening", "live");
     write();
   } else if (message.type === "rejected" || message.type === "error") {
     complain(sentence(message.message));
@@ -165,7 +198,10 @@ find("text").addEventListener("input", () => {
   if (connection) write();
   else if (!trying) attempted(start); // what waits in line sends the whole text when it gets in
 });
-find("start").onclick = () => { if (!trying) attempted(start); };
+find("dock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!trying) attempted(start);
+});
 find("say").onclick = () => write(true);
 find("again").onclick = () => { sent = ""; write(true); };
 find("hush").onclick = () => { if (!connection?.send("restart")) complain(AWAY); };
@@ -174,7 +210,7 @@ find("save").onclick = () => attempted(async () => {
   if (!input) throw new Error("Write something first");
   const words = find("words").value.trim();
   if (connection) { connection.close(); ended(); } // its row may be the only one
-  say("Making the file");
+  say("Making the file", "wait");
   const speech = {
     model: model.id, input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
     ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),

@@ -1,18 +1,19 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
 import { AWAY, Connection, admitted, answered, request, sentence } from "./connection.js";
-import { base, complain, fail, find, key, say, servedModel, settle } from "./frame.js";
+import { base, block, complain, face, fail, find, key, say, servedModel, settle, unblock } from "./frame.js";
 import { KeyPad } from "./keys.js";
+import { PromptField, Timeline, recordedPrompts } from "./prompts.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
+import { Stage } from "./stage.js";
 import { Gamepads, Looking } from "./sticks.js";
 import { dataUrl } from "./uploads.js";
 import { PictureWell } from "./wells.js";
 
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
 const MEASURE_MS = 500;
-const IDLE_MS = 3000;
-const BUTTONS = ["pause", "restart", "record", "full", "measures", "stop"];
+const RUNNING = ["pause", "restart", "record", "stop"]; // buttons of a session
 
 const worker = new Worker(new URL("./player.js", import.meta.url), { type: "module" });
 const offscreen = find("video").transferControlToOffscreen();
@@ -26,30 +27,47 @@ let trying; // what gives up the try to open a session that goes on
 let wells = [], wellsDrawn = ""; // and their descriptions
 let picturesSent = ""; // with which the session began
 let voice; // a data URL, with which the next session begins
-const sent = new Map(); // by id: when a control was sent, its line in the history, and the chunk that follows it
+const sent = new Map(); // by id: when a control was sent, its entry in the timeline, and the chunk that follows it
 const times = []; // when the last frames were painted
+let lastPainted; // when the last frame was painted
 let broken; // why nothing is shown
 let away = false; // whether the socket is lost
-let wish; // the last prompt of which the server has not said that it has it: { prompt, recache, line, id }
+let wish; // the last prompt of which the server has not said that it has it: its entry, and the id of its message
+let replay = []; // prompts of a timeline that are still to come: { chunk, prompt, cut }
+
+const stage = new Stage(
+  () => !connection || paused || document.activeElement === find("prompt") && find("prompt").value.trim() !== shownPrompt(),
+  (code) => pad.buttons.has(code),
+);
+const timeline = new Timeline(find("history"), (prompt) => choose(prompt, true), () => {
+  const some = timeline.entries.some(({ chunk }) => chunk !== undefined);
+  find("no-prompts").hidden = timeline.entries.length > 0;
+  find("timeline-save").disabled = find("timeline-replay").disabled = !some;
+});
+const field = new PromptField(find("prompt"), () => screen.focus());
+const shownPrompt = () => timeline.entries.at(-1)?.prompt ?? "";
 
 // -- what is told ---------------------------------------------------------------------------------------------
-function hint(text) {
-  find("hint-text").textContent = text;
-  find("hint").hidden = !text;
-}
+const startAgain = { "Start again": () => find("dock").requestSubmit() };
 
 function showRunning(now) {
-  for (const id of BUTTONS) find(id).disabled = !now;
+  for (const id of RUNNING) find(id).hidden = !now;
   find("start").textContent = !now ? "Start" : "Change";
   find("start").hidden = now && !model.takes.prompt;
+  find("change").hidden = !now || !model.takes.prompt;
+  find("microphone").hidden = !now || !navigator.mediaDevices || sounding()?.speakers !== 1;
   find("pad").hidden = !keyed();
 }
 
+/** Say what to do before a session runs. */
 function invite() {
-  const lacking = wells.filter(({ required, url }) => required && !url).map(({ label }) => `a ${label.toLowerCase()}`);
-  hint(lacking.length ? `Choose ${lacking.join(" and ")}, then press Start.`
-    : model.takes.prompt ? "Write what you want to see, then press Start." : "Press Start.");
+  const lacking = wells.filter(({ required, url }) => required && !url);
   find("start").disabled = lacking.length > 0;
+  if (connection) return;
+  if (lacking.length) {
+    const named = lacking.map(({ label }) => `a ${label.toLowerCase()}`).join(" and ");
+    block(`Choose ${named}, then press Start.`, { "Choose a picture": () => lacking[0].input.click() });
+  } else block(model.takes.prompt ? "Write what you want to see, then press Start." : "Press Start.");
 }
 
 function button(action, ...content) {
@@ -60,41 +78,35 @@ function button(action, ...content) {
   return made;
 }
 
-/** A sentence to press: it goes into the field, and to the video if one runs or `starts` says so. */
-function sentenceButton(prompt, starts) {
-  return button(() => {
-    find("prompt").value = prompt;
-    if (starts || connection) find("controls").requestSubmit();
-  }, prompt);
+/** Put a prompt into the field, and into the video if one runs or `starts` says so. */
+function choose(prompt, starts) {
+  find("prompt").value = prompt;
+  if (starts || connection) find("dock").requestSubmit();
 }
 
 /** Show what the artifact brings for the person who meets it, and begin with the first of each. */
 async function showExamples({ help, prompts, pictures }) {
-  find("help").textContent = help;
-  find("help").hidden = !help;
+  find("help").textContent = find("about").textContent = help;
+  find("help").hidden = find("about").hidden = !help;
   find("prompt").value ||= prompts[0] ?? "";
-  find("prompts").replaceChildren(...(prompts.length > 1 ? prompts : []).map((prompt) => sentenceButton(prompt, false)));
-  find("prompts").hidden = prompts.length < 2;
   const files = await Promise.all(pictures.map(async ({ url, caption }, number) => {
     const blob = await (await answered(base, url, key())).blob();
     return new File([blob], caption || `Picture ${number + 1}`, { type: blob.type });
   }));
-  find("pictures").replaceChildren(...await Promise.all((files.length > 1 ? files : []).map(async (file) => {
+  const tiles = await Promise.all((files.length > 1 ? files : []).map(async (file) => {
     const image = new Image();
     image.src = await dataUrl(file);
     image.alt = file.name;
     return button(() => attempted(() => take(file, wells[0])), image);
-  })));
-  find("pictures").hidden = files.length < 2;
+  }));
+  const words = (prompts.length > 1 ? prompts : []).map((prompt) => {
+    const text = document.createElement("span");
+    text.textContent = prompt;
+    return button(() => choose(prompt, false), text);
+  });
+  find("examples").replaceChildren(...tiles, ...words);
+  find("examples").hidden = tiles.length + words.length === 0;
   if (wells[0]?.required && files.length && !wells[0].url) await take(files[0]);
-}
-
-function remember(prompt) {
-  const line = document.createElement("li");
-  line.append(sentenceButton(prompt, true));
-  find("history").prepend(line);
-  find("history-box").hidden = false;
-  return line;
 }
 
 /** Show what was measured: frames a second, and whether the video moves. Nothing else is called live. */
@@ -105,9 +117,21 @@ function measure() {
   const since = times.length > 1 ? now - times[0] : 0;
   find("fps").textContent = since ? ((times.length - 1) * 1000 / since).toFixed(1) : "0.0";
   if (away) return;
-  if (paused) say("Paused");
-  else if (times.length) say("Live", "live");
-  else say(broken ?? "Waiting for the next picture", broken && "error");
+  if (broken) {
+    say(broken, "error");
+    block(broken, startAgain);
+  } else if (paused || times.length) {
+    say(paused ? "Paused" : "Live", paused ? "" : "live");
+    unblock();
+  } else if (lastPainted && now - lastPainted < FIGURES_MS) { // it goes on after a pause, or on another socket
+    say("Going on", "wait");
+    unblock();
+  } else {
+    const still = lastPainted ? Math.round((now - lastPainted) / 1000) : 0;
+    say(still ? "The picture stands still" : "The first picture is made", "wait");
+    block(still ? `The picture stands still: nothing new for ${still} s` : "The first picture is made",
+      still ? { "Connect again": () => connection?.reconnect() } : {}, "wait");
+  }
 }
 setInterval(measure, MEASURE_MS);
 
@@ -132,14 +156,19 @@ function control(type, fields) {
 }
 
 /** The name and description of the control that takes keys. */
-const keyed = () => Object.entries(model.controls).find(([, { keys }]) => keys);
+const keyed = () => Object.entries(model?.controls ?? {}).find(([, { keys }]) => keys);
 
 /** What the control says that takes sound. */
-const sounding = () => Object.values(model.controls).find(({ sound }) => sound)?.sound;
+const sounding = () => Object.values(model?.controls ?? {}).find(({ sound }) => sound)?.sound;
 
 /** Tell the control that takes keys what is held, pushed or moved. */
 function steer(event) { if (connection) control("control", { name: keyed()[0], event }); }
-function tellHeld() { steer({ held: [...pad.held] }); }
+const held = () => ({ name: keyed()[0], event: { held: [...pad.held] } });
+function tellHeld() {
+  if (!connection) return;
+  find("help").hidden = true;
+  control("control", held());
+}
 
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
 
@@ -159,7 +188,13 @@ async function start(prompt) {
 
 async function startWith(prompt) {
   await start(prompt);
-  if (prompt && connection) remember(prompt);
+  if (prompt) field.remember(prompt);
+}
+
+/** Give up the try to open a session. */
+function giveUp() {
+  connection?.close();
+  ended();
 }
 
 /** Show who comes what it does: begin with the artifact's own example, if a place is free. */
@@ -171,7 +206,7 @@ async function showMotion({ prompts, pictures }) {
 }
 
 async function enter(prompt, signal) {
-  hint("One moment");
+  block("One moment", {}, "wait");
   const codecs = await supported();
   const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
   const hello = { codecs, audio: sounding() ? audio : [] };
@@ -180,8 +215,12 @@ async function enter(prompt, signal) {
     ...(voice && { [sounding().field]: voice }),
   };
   if (signal.aborted) return;
-  say("Opening");
-  find("stop").disabled = false;
+  const waits = (text) => {
+    say(text, "wait");
+    block(text, { "Stop waiting": giveUp }, "wait");
+  };
+  waits("Opening");
+  replay = replay.filter(({ chunk }) => chunk > 0);
   await admitted(base, key(), async (place) => {
     const trial = new Connection(base, key());
     listen(trial);
@@ -189,11 +228,12 @@ async function enter(prompt, signal) {
     try {
       await trial.open(session, hello, place);
       picturesSent = JSON.stringify(pictures());
+      timeline.begin(session.seed, prompt);
     } catch (error) {
       if (connection === trial) connection = undefined;
       throw error;
     }
-  }, say, signal);
+  }, waits, signal);
 }
 
 function listen(to) {
@@ -208,7 +248,13 @@ function listen(to) {
     if (detail.ended) ended(detail.reason);
     else {
       away = true;
-      say("The connection was lost. Trying again", "error");
+      for (const [id, control] of sent) { // when they were followed is not known any more
+        if (control.entry && control.entry !== wish?.entry) control.at = undefined;
+        else sent.delete(id);
+      }
+      const text = "The connection was lost. Trying again";
+      say(text, "error");
+      block(text, { "Try now": () => to.hurry(), End: giveUp }, "wait");
     }
   });
 }
@@ -218,14 +264,14 @@ function told(message) {
     const again = begun;
     if (!again) show(message.codec);
     player.postMessage({ ready: message, again });
-    screen.parentElement.style.setProperty("--aspect", `${message.width} / ${message.height}`);
+    timeline.seconds = message.chunk_frames / message.fps;
     if (!again) {
       hear(message.audio);
       find("late").textContent = 0;
       if (keyed()) screen.focus();
     }
     begun = true;
-    hint("");
+    if (lastPainted) lastPainted = performance.now();
     showRunning(true);
     showPaused(false); // where it is paused, a message `state` follows
     away = false;
@@ -233,22 +279,28 @@ function told(message) {
     settle();
     measure();
     if (wish) sendWish();
-    if (again && keyed()) tellHeld(); // they may have changed meanwhile
+    if (again && keyed()) connection.send("control", held()); // they may have changed meanwhile
   } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
-    if (message.id === wish?.id) granted();
+    if (message.id === wish?.id) wish = undefined;
     if (message.type === "received") return;
     if (control) control.chunk = message.chunk;
+    if (control?.entry) timeline.place(control.entry, message.chunk);
+    if (control?.seed !== undefined) timeline.begin(control.seed, shownPrompt(), message.chunk);
     settle();
   } else if (message.type === "rejected" || message.type === "error") {
-    sent.get(message.id)?.line?.remove(); // it is not what the video shows
+    const refused = sent.get(message.id)?.entry;
+    if (refused) timeline.drop(refused); // it is not what the video shows
     sent.delete(message.id);
     if (message.id && message.id === wish?.id) wish = undefined;
     complain(sentence(message.message));
-  } else if (message.type === "chunk" && message.late_ms > 0) {
-    find("late").textContent = Number(find("late").textContent) + 1;
+  } else if (message.type === "chunk") {
+    if (message.late_ms > 0) find("late").textContent = Number(find("late").textContent) + 1;
+    timeline.end = message.chunk + 1 - timeline.origin;
+    if (replay.length && replay[0].chunk <= timeline.end && !wish) change(replay.shift());
   } else if (message.type === "state") {
     showPaused(message.paused);
+    if (lastPainted) lastPainted = performance.now();
     measure();
     if (paused && hiddenPause && !document.hidden) goOn();
     if (paused) player.postMessage({ stop: true });
@@ -257,15 +309,20 @@ function told(message) {
   }
 }
 
-/** Send the prompt that is wished, again where the server did not say that it has it. */
-function sendWish() {
-  wish.id = control("prompt", { text: wish.prompt, recache: wish.recache });
-  sent.get(wish.id).line = wish.line;
+/** Change the video to a prompt; while the connection is lost, it waits. */
+function change({ prompt, cut }) {
+  find("help").hidden = true; // who changes or steers has read it
+  if (wish && timeline.entries.includes(wish.entry) && !connection.isOpen) timeline.drop(wish.entry); // of those that wait the last one is seen
+  wish = { entry: timeline.note(prompt, cut) };
+  field.remember(prompt);
+  if (connection.isOpen) sendWish();
 }
 
-function granted() {
-  wish.line.classList.remove("waiting");
-  wish = undefined;
+/** Send the prompt that is wished, again where the server did not say that it has it. */
+function sendWish() {
+  const { entry } = wish;
+  wish.id = control("prompt", { text: entry.prompt, recache: entry.cut });
+  if (wish.id) sent.get(wish.id).entry = entry;
 }
 
 /** Go on after a pause of the page's own. Where the socket is lost, the message `state` of the next one calls this again. */
@@ -275,8 +332,7 @@ function goOn() {
 
 function showPaused(on) {
   paused = on;
-  find("pause").textContent = on ? "Go on" : "Pause";
-  find("pause").setAttribute("aria-pressed", on);
+  face(find("pause"), on ? "play" : "pause", on ? "Go on" : "Pause");
 }
 
 /** Choose the player of a codec, and the element on which it paints. */
@@ -301,7 +357,6 @@ function hear(facts) {
 function ended(reason) {
   trying?.abort();
   trying = undefined;
-  say(reason ?? "Ended", reason && "error");
   forget();
   finishRecording();
   microphone?.stop();
@@ -310,20 +365,24 @@ function ended(reason) {
   sound?.close();
   if (player === source) source.close();
   sound = undefined;
+  find("mute").hidden = true;
   showRunning(false);
+  say(reason ?? "Ended", reason && "error");
   invite();
+  if (reason && !find("start").disabled) block(reason, startAgain);
 }
 
-/** Forget a session: what was measured of it, what was sent and what waits. */
+/** Forget a session: what was measured of it, what was sent and what waits. What it was asked for stays to be saved. */
 function forget() {
   connection = undefined;
   begun = away = false;
-  broken = undefined;
+  broken = lastPainted = undefined;
+  replay = [];
   showPaused(false);
   sent.clear();
   times.length = 0;
   for (const id of ["fps", "buffered", "chunk", "reaction"]) find(id).textContent = "–";
-  wish?.line.remove();
+  if (wish) timeline.drop(wish.entry);
   wish = undefined;
 }
 
@@ -337,7 +396,7 @@ function heed(data) {
   if (data.shown !== undefined) connection?.send("ack", { chunk: data.shown });
   if (data.painted === undefined) return;
   if (!connection) return; // frames of a session that has ended
-  const now = performance.now();
+  const now = lastPainted = performance.now();
   times.push(now);
   measure();
   find("buffered").textContent = data.buffered;
@@ -346,88 +405,71 @@ function heed(data) {
   document.body.dataset.frame = data.number;
   for (const [id, { at, chunk }] of sent) {
     if (chunk === undefined || chunk > data.chunk) continue;
-    find("reaction").textContent = `${Math.round(now - at)} ms`;
+    if (at !== undefined) find("reaction").textContent = `${Math.round(now - at)} ms`;
     sent.delete(id);
   }
 }
 
 // -- what a person does ---------------------------------------------------------------------------------------
-async function reopen(prompt) {
+async function reopen(prompt, prompts = []) {
   connection?.close();
   forget();
-  await start(prompt);
+  replay = prompts;
+  await startWith(prompt);
 }
 
 async function attempted(action) {
   try {
     await action();
   } catch (error) {
-    find("stop").disabled = !connection;
-    fail(error, begun);
+    if (begun || !connection && model && error.code === undefined && !trying) complain(error.message);
+    else fail(error, model ? startAgain : { "Try again": () => attempted(come) });
   }
 }
 
-find("controls").addEventListener("submit", (event) => {
+find("dock").addEventListener("submit", (event) => {
   event.preventDefault();
   const prompt = model?.takes.prompt ? find("prompt").value.trim() : "";
   attempted(async () => {
     if (!model) await meet();
     if (find("start").disabled || trying) return;
     const letters = [...prompt].length, most = model.limits.prompt_letters;
-    if (letters > most) throw new Error(`The sentence has ${letters} letters, and at most ${most} are taken`);
-    if (!connection) {
-      await startWith(prompt);
-      return;
-    }
-    if (wish?.line.classList.contains("waiting")) wish.line.remove(); // of those that wait only the last one is seen
-    wish = { prompt, recache: find("recache").checked, line: remember(prompt) };
-    if (connection.isOpen) sendWish();
-    else wish.line.classList.add("waiting");
+    if (letters > most) throw new Error(`The prompt has ${letters} letters, and at most ${most} are taken`);
+    replay = [];
+    if (!connection) await startWith(prompt);
+    else if (begun && model.takes.prompt) change({ prompt, cut: find("change").value === "cut" });
+    if (keyed()) screen.focus(); // keys steer again
   });
 });
-find("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); find("controls").requestSubmit(); }
-  if (event.key === "Escape") screen.focus();
-});
+function beginAgain() {
+  const id = control("restart", { seed: seed() });
+  if (id) sent.get(id).seed = seed();
+}
+
 find("pause").onclick = () => control(paused ? "play" : "pause");
 find("restart").onclick = () => attempted(async () => {
   if (JSON.stringify(pictures()) !== picturesSent) await reopen(find("prompt").value.trim());
-  else control("restart", { seed: seed() });
+  else beginAgain();
 });
 find("another").onclick = () => {
   find("seed").value = Math.floor(Math.random() * 1_000_000);
-  if (connection) control("restart", { seed: seed() });
+  if (connection) beginAgain();
 };
-find("stop").onclick = () => { connection?.close(); ended(); };
+find("stop").onclick = giveUp;
 find("mute").onclick = () => {
   muted = !muted;
   sound?.mute(muted);
-  find("mute").textContent = muted ? "Sound on" : "Mute";
-  find("mute").setAttribute("aria-pressed", muted);
+  face(find("mute"), muted ? "mute" : "sound", muted ? "Sound is off" : "Sound");
+  find("mute").setAttribute("aria-pressed", !muted);
 };
-find("full").onclick = () => {
-  if (document.fullscreenElement) document.exitFullscreen();
-  else find("stage").requestFullscreen();
-};
-find("measures").onclick = () => {
-  find("figures").hidden = !find("figures").hidden;
-  find("measures").setAttribute("aria-pressed", !find("figures").hidden);
-};
-document.addEventListener("keydown", ({ code }) => { if (code === "F2") find("measures").click(); });
-let idle;
-for (const what of ["pointermove", "pointerdown", "keydown", "fullscreenchange"]) { // in full screen controls fade
-  document.addEventListener(what, () => {
-    clearTimeout(idle);
-    find("stage").classList.remove("idle");
-    idle = setTimeout(() => find("stage").classList.add("idle"), IDLE_MS);
-  });
-}
 find("record").onclick = () => attempted(async () => {
   if (recorder) { await finishRecording(); return; }
   const { clientWidth: width, clientHeight: height } = screen;
-  recorder = new Recorder(model.width ?? width, model.height ?? height, sound && await sound.stream());
+  const heard = sound && await sound.stream();
+  find("recording").textContent = "0:00";
+  recorder = new Recorder(model.width ?? width, model.height ?? height, heard, (time) => { find("recording").textContent = time; });
   player.postMessage({ copying: true });
-  find("record").textContent = "Save";
+  face(find("record"), "save", "Save the recording");
   find("record").setAttribute("aria-pressed", true);
   find("recording").hidden = false;
 });
@@ -437,7 +479,7 @@ async function finishRecording() {
   const done = recorder;
   recorder = undefined;
   player.postMessage({ copying: false });
-  find("record").textContent = "Record";
+  face(find("record"), "record", "Record");
   find("record").setAttribute("aria-pressed", false);
   find("recording").hidden = true;
   const blob = await done.stop();
@@ -451,8 +493,11 @@ async function take(file, well = wells.find(({ url }) => !url) ?? wells[0]) {
   if (!taken[kind]) throw new Error(`${file.name} is no ${taken.audio ? "picture or sound" : taken.image ? "picture" : "file that this model takes"}`);
   if (kind === "image") {
     await well.take(file);
-    if (connection) well.name.textContent += ": press Start over to use it";
-    else invite();
+    showGiven();
+    if (connection) {
+      well.name.textContent += ": press Start over to use it";
+      stage.open("files");
+    } else invite();
   } else {
     if (connection) {
       const seconds = await sendFile(file, model.limits, (samples, last) => connection?.sendVoice(samples, last));
@@ -479,7 +524,6 @@ find("microphone").onclick = () => attempted(async () => {
     microphone = undefined;
     connection?.send("audio_end");
   } else {
-    if (!connection) throw new Error("Press Start, then speak");
     microphone = new Microphone();
     try {
       await microphone.start((samples) => { if (!paused) connection?.sendVoice(samples); });
@@ -489,7 +533,13 @@ find("microphone").onclick = () => attempted(async () => {
     }
   }
   find("microphone").setAttribute("aria-pressed", Boolean(microphone));
-  find("microphone").textContent = microphone ? "Stop speaking" : "Speak";
+  face(find("microphone"), "microphone", microphone ? "Stop speaking" : "Speak");
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || find("prompt").hidden || ![document.body, screen].includes(event.target)) return;
+  event.preventDefault();
+  find("prompt").focus();
 });
 
 const pad = new KeyPad(find("pad"), tellHeld);
@@ -502,48 +552,68 @@ document.addEventListener("visibilitychange", () => { // nobody sees it: the row
 });
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
 
-/** Draw the wells of pictures: those that a session needs before the sentence, the others after it. */
+find("timeline-save").onclick = () => save(new Blob([timeline.text()], { type: "application/jsonl" }), "seko.jsonl");
+find("timeline-replay").onclick = () => attempted(() => playAgain(recordedPrompts(timeline.text(), "the timeline")));
+find("timeline-file").addEventListener("change", ({ target }) => attempted(async () => {
+  const [file] = target.files;
+  if (file) await playAgain(recordedPrompts(await file.text(), file.name));
+  target.value = "";
+}));
+
+/** Begin again with the seed and the first prompt of a timeline; the others come when they are due. */
+async function playAgain({ seed, prompts: [first, ...later] }) {
+  find("seed").value = seed;
+  find("prompt").value = first.prompt;
+  await reopen(first.prompt, later);
+}
+
+/** Draw the wells of pictures. */
 function showWells() {
   const described = Object.values(model.controls).flatMap((control) => control.pictures ?? []);
   if (JSON.stringify(described) === wellsDrawn) return; // what was chosen stays
   wellsDrawn = JSON.stringify(described);
-  for (const { section } of wells) section.replaceWith(find("pictures"));
+  for (const { section } of wells) section.remove();
   wells = described.map((one) => {
     const well = new PictureWell(one, (file) => attempted(() => take(file, well)));
-    find(one.required ? "prompt-box" : "start").before(well.section);
+    find("voice-box").before(well.section);
     return well;
   });
-  wells[0]?.section.append(find("pictures"));
+  showGiven();
+}
+
+/** Show on its button what the next session begins with. */
+function showGiven() {
+  const url = wells.find((well) => well.url)?.url;
+  find("given").hidden = !wells.length && !sounding();
+  find("given").querySelector("img")?.remove();
+  if (url) find("given").append(Object.assign(new Image(), { src: url, alt: "" }));
+  find("given").querySelector("svg").style.display = url ? "none" : "";
 }
 
 /** Ask the server what its model takes, and show the page accordingly. */
 async function meet() {
-  try {
-    model = await servedModel();
-  } catch (error) {
-    const help = error.code !== "unauthorized" ? "Reload the page to try again."
-      : `Write ${key() ? "another one" : "it"} under API key.`;
-    if (!connection) hint(`${error.message}. ${help}`);
-    throw error;
-  }
+  model = await servedModel();
+  find("access").hidden = true;
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
-  find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
-  find("prompt-box").hidden = !model.takes.prompt;
+  find("prompt").hidden = !model.takes.prompt;
+  find("voice-box").hidden = !sounding();
   showWells();
   find("prompt").required = model.takes.prompt && !wells.some(({ required }) => required); // a portrait needs no words
-  find("voice-box").hidden = !sounding();
   if (keyed()) find("reaction-name").textContent = "Key to picture";
   pad.show(keyed()?.[1] ?? {});
+  find("keys-help").textContent = pad.help;
+  find("keys-help").hidden = !pad.help;
   gamepads.show(keyed()?.[1].gamepad);
   for (const one of looking) one.show(keyed()?.[1].mouse);
-  find("microphone").hidden = !navigator.mediaDevices || sounding()?.speakers !== 1;
   showRunning(Boolean(connection));
-  invite();
+  if (!connection) invite();
   await showExamples(model.viewer);
-  say("Ready");
+  if (!connection) say("Ready");
 }
-find("key").addEventListener("change", () => attempted(meet));
-attempted(async () => {
+
+async function come() {
   await meet();
   await showMotion(model.viewer);
-});
+}
+find("key").addEventListener("change", () => attempted(come));
+attempted(come);

@@ -1,0 +1,134 @@
+"""Where the page has its things: nothing lies off the screen, over another thing, or in a second line."""
+
+from __future__ import annotations
+
+import pytest
+
+from .browser import Page, browser_path, open_page
+from .conftest import Starter, toy_opener
+from .test_page import FRAMES, begin
+from .test_speech import opener as speech_opener
+from .toys import game_opener, shown_opener
+
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+SIZES = [(1280, 800), (390, 844), (844, 390)]
+# What is wrong with where controls are; the examples alone may be scrolled to.
+FAULTS = """
+(() => {
+  const named = (e) => e.id || e.dataset.code || e.textContent.trim();
+  const all = [...document.querySelectorAll("button, .button, select, textarea, #state, #recording, h1")]
+    .filter((e) => e.checkVisibility() && !e.matches("#examples *, .twice"));
+  const box = (e) => e.getBoundingClientRect();
+  const found = [];
+  for (const e of all) {
+    const {left, top, right, bottom, height} = box(e);
+    if (left < 0 || top < 0 || right > innerWidth + .5 || bottom > innerHeight + .5) found.push(`${named(e)} is off the screen`);
+    if (e.matches("button, .button, select") && height < 40) found.push(`${named(e)} is too small for a finger`);
+    const lines = document.createRange();
+    lines.selectNodeContents(e);
+    if (e.matches("button, .button, h1") && new Set([...lines.getClientRects()].map(({top}) => Math.round(top / 12))).size > 2) {
+      found.push(`${named(e)} has several lines`);
+    }
+  }
+  for (const [at, a] of all.entries()) for (const b of all.slice(at + 1)) {
+    if (a.contains(b) || b.contains(a)) continue;
+    const [p, q] = [box(a), box(b)];
+    if (Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 1) {
+      found.push(`${named(a)} and ${named(b)} overlap`);
+    }
+  }
+  for (const row of ["#transport", "header"]) {
+    const middles = [...document.querySelector(row).children].filter((e) => e.checkVisibility())
+      .map((e) => box(e).top + box(e).height / 2);
+    if (Math.max(...middles) - Math.min(...middles) > 4) found.push(`${row} has several rows`);
+  }
+  const {scrollWidth, scrollHeight} = document.documentElement;
+  if (scrollWidth > innerWidth || scrollHeight > innerHeight) found.push("the page can be scrolled");
+  return found;
+})()
+"""
+
+
+def seen(page: Page, name: str) -> bool:
+    """Whether a click in the middle of an element reaches it."""
+    reached: bool = page.value(
+        f"(({{left, top, width, height}}) => document.getElementById('{name}').contains("
+        "document.elementFromPoint(left + width / 2, top + height / 2)))"
+        f"(document.getElementById('{name}').getBoundingClientRect())"
+    )
+    return reached
+
+
+@pytest.mark.parametrize("opener", [toy_opener, game_opener, shown_opener])
+def test_all_of_a_video_page_is_on_the_screen_and_nothing_lies_over_another(
+    start: Starter, opener: object
+) -> None:
+    server = start(opener)
+    with open_page(f"{server.url}/", "--force-prefers-reduced-motion") as page:
+        page.until("document.getElementById('state').textContent === 'Ready'")
+        for size in SIZES:
+            page.resize(*size)
+            assert page.value(FAULTS) == []
+            assert seen(page, "start")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        for size in SIZES:
+            page.resize(*size)
+            page.mouse("mouseMoved", size[0] / 2, 100)
+            assert page.value(FAULTS) == []
+            assert seen(page, "start")
+            page.value("document.getElementById('record').click(), true")
+            assert page.value(FAULTS) == []
+            page.value("document.getElementById('record').click(), true")
+        assert page.problems == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_of_a_page_that_speaks_is_on_the_screen(start: Starter, size: tuple[int, int]) -> None:
+    server = start(speech_opener)
+    with open_page(f"{server.url}/") as page:
+        page.resize(*size)
+        page.until("document.getElementById('state').textContent === 'Ready'")
+        assert page.value(FAULTS) == []
+        assert seen(page, "start")
+        assert seen(page, "text")
+        page.value("document.getElementById('start').click(), true")
+        page.until("document.getElementById('say').checkVisibility()")
+        assert page.value(FAULTS) == []
+        assert seen(page, "say")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_picture_is_the_page_and_is_whole(start: Starter, size: tuple[int, int]) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.resize(*size)
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        width, height, fit = page.value(
+            "(({width, height}) => [width, height, getComputedStyle(document.getElementById('video')).objectFit])"
+            "(document.getElementById('video').getBoundingClientRect())"
+        )
+        assert fit == "contain"  # no part of it is cut off
+        assert width == size[0]
+        assert height >= 0.9 * size[1]
+
+
+def test_controls_fade_while_nobody_does_anything_and_a_key_is_still_answered(start: Starter) -> None:
+    server = start(game_opener)
+    opacity = "Number(getComputedStyle(document.getElementById('{}')).opacity)"
+    with open_page(f"{server.url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.mouse("mouseMoved", 100, 100)
+        page.until(f"{opacity.format('dock')} === 0 && {opacity.format('pad')} === 0")
+        page.key("KeyW", down=True)
+        page.until(f"{opacity.format('pad')} === 1")
+        assert page.value(opacity.format("dock")) == 0  # who steers wants to see the picture
+        page.key("KeyW", down=False)
+        page.mouse("mouseMoved", 120, 100)
+        page.until(f"{opacity.format('dock')} === 1")
+        page.value("document.getElementById('pause').click(), true")
+        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.value("new Promise((done) => setTimeout(done, 4500))")
+        assert page.value(opacity.format("dock")) == 1  # nothing plays: what goes on is at hand
