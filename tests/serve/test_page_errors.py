@@ -339,6 +339,22 @@ def test_a_server_that_cannot_be_reached_is_told(start: Starter, answer: str, se
         assert page.value(STATE) == "Live"
 
 
+def test_who_comes_while_the_server_is_away_can_try_again(start: Starter) -> None:
+    server = start()
+    with open_page("about:blank") as page:
+        page.call(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="window.known = window.fetch; window.fetch = () => Promise.reject(new TypeError('away'))",
+        )
+        page.call("Page.navigate", url=f"{server.url}/")
+        page.until(f"{WAY}?.checkVisibility()")
+        assert page.value(f"{IS_ERROR} && {HINT} === {STATE}")
+        page.value(f"window.fetch = known; {WAY}.click(), true")
+        page.until(f"{STATE} === 'Ready'")
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+
+
 @pytest.mark.slow
 def test_a_server_that_comes_back_without_the_session_is_told(tmp_path: Path) -> None:
     port = free_port()

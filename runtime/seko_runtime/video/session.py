@@ -101,7 +101,8 @@ class Session(RowSession):
         if entry.what == "event":
             self._controls[entry.control].take(entry.event)
         elif entry.what == "begin":
-            self._controls.load(entry.event.get("controls", {}))
+            if "controls" in entry.event:  # else as a session begins
+                self._controls.load(entry.event["controls"])
         elif entry.what in CHANGES:
             try:
                 getattr(self, CHANGES[entry.what])(**entry.event)

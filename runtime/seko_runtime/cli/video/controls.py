@@ -71,8 +71,8 @@ def fed_controls(
     by_kind, by_name = events
     each = [controls_of(manifest) for _ in range(manifest.call_rows)]
     for controls in each:
-        if entries:
-            controls.load(entries[0].event.get("controls", {}))
+        if entries and "controls" in entries[0].event:  # a page's timeline has none
+            controls.load(entries[0].event["controls"])
         taken = {name for kind in by_kind if controls.of_kind(kind) for name in _given(kind, options)}
         for kind, own in by_kind.items():
             found = controls.of_kind(kind)

@@ -1,0 +1,105 @@
+"""The prompts of a session on the page: those before are at hand, and a timeline of them is saved and played again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from seko_runtime.controls.recording import read_recording
+from seko_serve.protocol import Control
+from seko_serve.video.content import VideoContent
+from tests.runtime import toy_pool
+
+from .browser import Page, browser_path, open_page
+from .conftest import Starter
+from .test_page import FRAMES, begin
+from .test_page_errors import applied
+from .test_server import LIMIT_S
+
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+__all__ = ["applied"]  # a fixture
+LINES = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
+ALL_PLACED = "document.querySelectorAll('#history button').length === {} && !document.querySelector('.waiting')"
+FIELD = "document.getElementById('prompt').value"
+
+
+def asked_for(page: Page, *prompts: tuple[str, str]) -> None:
+    """Begin with the first prompt, and change to each further one in its way once the one before is followed."""
+    begin(page, prompts[0][0])
+    page.until(f"{FRAMES} > 5")
+    for number, (prompt, way) in enumerate(prompts[1:], 2):
+        page.value(f"document.getElementById('change').value = '{way}', true")
+        begin(page, prompt)
+        page.until(ALL_PLACED.format(number))
+
+
+def saved(page: Page, folder: Path) -> Path:
+    """Save the timeline; return its file."""
+    page.save_into(folder)
+    page.value("document.getElementById('timeline-save').click(), true")
+    end = time.monotonic() + LIMIT_S
+    while not (files := [*folder.glob("seko*.jsonl")]):
+        assert time.monotonic() < end, "nothing was saved"
+        time.sleep(0.05)
+    return files[0]
+
+
+def test_a_timeline_that_was_saved_and_is_played_again_asks_for_the_same(
+    start: Starter, applied: list[Control], tmp_path: Path
+) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.until("!document.getElementById('start').disabled")
+        page.value("document.getElementById('seed').value = 7, true")
+        asked_for(page, ("a b", ""), ("c a", "cut"), ("b", "flow"))
+        file = saved(page, tmp_path)
+        page.value("document.getElementById('stop').click(), true")
+        assert page.problems == []
+    once = [(control.fields["text"], control.fields["recache"]) for control in applied]
+    applied.clear()
+    with open_page(f"{server.url}/") as page:
+        page.until("!document.getElementById('start').disabled")
+        page.upload("#timeline-file", file)
+        page.until(ALL_PLACED.format(3))
+        assert page.value(LINES) == ["a b", "c a", "b"]
+        (session,) = server.manager.sessions.values()
+        assert isinstance(session.content, VideoContent)
+        assert (session.content.opening.seed, session.content.opening.prompt) == (7, "a b")
+        assert page.problems == []
+    assert [(control.fields["text"], control.fields["recache"]) for control in applied] == once
+
+
+def test_a_saved_timeline_is_a_recording_that_the_runtime_plays(start: Starter, tmp_path: Path) -> None:
+    with open_page(f"{start().url}/") as page:
+        asked_for(page, ("a b", ""), ("c a", "cut"))
+        entries = read_recording(saved(page, tmp_path), "--events")
+    assert [entry.what for entry in entries] == ["begin", "prompt", "end"]
+    assert 0 < entries[1].chunk <= entries[2].chunk
+    with toy_pool.open_pool() as pool, pool.open_session(**entries[0].opening) as session:
+        for entry in entries[:-1]:
+            session.replay(entry)
+        assert session.run_chunk().index == 0
+
+
+def test_a_file_that_is_no_timeline_is_told(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"chunk": 0}\n')
+    with open_page(f"{start().url}/") as page:
+        begin(page)
+        page.until(f"{FRAMES} > 5")
+        page.upload("#timeline-file", tmp_path / "other.jsonl")
+        page.until("document.getElementById('state').textContent.startsWith('other.jsonl')")
+        assert page.value("document.getElementById('state').classList.contains('error')")
+        assert page.value("document.getElementById('stop').checkVisibility()")  # the video goes on
+
+
+def test_the_arrows_go_through_what_was_asked_before(start: Starter) -> None:
+    with open_page(f"{start().url}/") as page:
+        asked_for(page, ("a b", ""), ("c a", "flow"))
+        page.value("document.getElementById('prompt').value = 'b', document.getElementById('prompt').focus()")
+        seen = []
+        for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowDown", "ArrowDown"):
+            page.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
+            seen.append(page.value(FIELD))
+        assert seen == ["c a", "a b", "a b", "c a", "b"]
