@@ -21,7 +21,9 @@ from .test_server import LIMIT_S
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 __all__ = ["applied"]  # a fixture
 LINES = "[...document.querySelectorAll('#history button')].map((line) => line.textContent)"
-ALL_PLACED = "document.querySelectorAll('#history button').length === {} && !document.querySelector('.waiting')"
+ALL_PLACED = (
+    "document.querySelectorAll('#history button').length === {} && !document.querySelector('.waiting')"
+)
 FIELD = "document.getElementById('prompt').value"
 
 
