@@ -214,8 +214,8 @@ def test_it_fits_a_phone_and_can_be_used_by_the_keyboard(start: Starter, tmp_pat
         page.screenshot(tmp_path / "phone.png", 390, 844)
         assert page.value("document.documentElement.scrollWidth <= 390")
         unnamed = page.value(
-            "[...document.querySelectorAll('button, input, select, textarea, canvas')].filter((e) => !(e.textContent.trim() "
-            "|| e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.id)"
+            "[...document.querySelectorAll('button, input, select, textarea, canvas')].filter((e) => "
+            "!(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.id)"
         )
         assert unnamed == []
 

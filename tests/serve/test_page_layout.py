@@ -22,20 +22,23 @@ FAULTS = """
   const found = [];
   for (const e of all) {
     const {left, top, right, bottom, height} = box(e);
-    if (left < 0 || top < 0 || right > innerWidth + .5 || bottom > innerHeight + .5) found.push(`${named(e)} is off the screen`);
+    if (Math.min(left, top) < 0 || right > innerWidth + .5 || bottom > innerHeight + .5) {
+      found.push(`${named(e)} is off the screen`);
+    }
     if (e.matches("button, .button, select") && height < 40) found.push(`${named(e)} is too small for a finger`);
-    const lines = document.createRange();
-    lines.selectNodeContents(e);
-    if (e.matches("button, .button, h1") && new Set([...lines.getClientRects()].map(({top}) => Math.round(top / 12))).size > 2) {
-      found.push(`${named(e)} has several lines`);
+    for (const text of [...e.childNodes].filter(({nodeType}) => nodeType === Node.TEXT_NODE)) {
+      const range = document.createRange();
+      range.selectNode(text);
+      const lines = range.getClientRects().length;
+      if (e.matches("button, .button, h1") && lines > 1) found.push(`${named(e)} has several lines`);
     }
   }
   for (const [at, a] of all.entries()) for (const b of all.slice(at + 1)) {
     if (a.contains(b) || b.contains(a)) continue;
     const [p, q] = [box(a), box(b)];
-    if (Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 1) {
-      found.push(`${named(a)} and ${named(b)} overlap`);
-    }
+    const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+    const along = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+    if (across > 1 && along > 1) found.push(`${named(a)} and ${named(b)} overlap`);
   }
   for (const row of ["#transport", "header"]) {
     const middles = [...document.querySelector(row).children].filter((e) => e.checkVisibility())
