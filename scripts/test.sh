@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The check before a commit: lint, format, types, import rules, links of the docs, and the tests that are not marked slow.
 # Makes its own venv.
-#     bash scripts/test.sh [--smoke | --all] [PYTEST ARGUMENTS...]
-#         --smoke   lint and the files in tests/smoke.txt: a minute, without a compiler or the server
-#         --all     every test, as CI runs it
+#     bash scripts/test.sh [--smoke | --all] [--coverage] [PYTEST ARGUMENTS...]
+#         --smoke      lint and the files in tests/smoke.txt: a minute, without a compiler or the server
+#         --all        every test, as CI runs it
+#         --coverage   also a line a room: the share of its statements that the tests reached
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
@@ -14,6 +15,11 @@ case "${1:-}" in
     shift
     ;;
 esac
+if [ "${1:-}" = --coverage ]; then
+    mkdir -p out
+    rm -f out/coverage
+    set -- --cov --cov-append --cov-report= "${@:2}"
+fi
 seko_make_venv dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy machine spinning threads stall each other
 "$PYTHON" -m ruff check .

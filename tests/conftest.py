@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.lone_runtime import lone_python, wheel
 from tests.support.manifest_schema import check_manifest, check_what_builds_write
 from tests.support.minutes import Minutes
+from tests.support.rooms_reached import RoomsReached
 from tests.support.shared import made_once
 from tests.support.skips import Skips
 
@@ -44,9 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the minutes by folder and the skipped tests told after the run."""
+    """Have the minutes by folder, the skipped tests and, where they are measured, the rooms told after the run."""
     config.pluginmanager.register(Minutes())
     config.pluginmanager.register(Skips())
+    if config.pluginmanager.hasplugin("_cov"):
+        config.pluginmanager.register(RoomsReached())
 
 
 @pytest.hookimpl(trylast=True)

@@ -29,6 +29,7 @@ if ! build inspect --type image "$base" >/dev/null 2>&1; then
     rm -rf "$system"/var/cache/apt/archives/*.deb "$system"/var/lib/apt/lists/*
     if [ -n "${SEKO_BASE_PYTHON:-}" ]; then
         tar -C "$SEKO_BASE_PYTHON" --exclude=site-packages --exclude=test -c . | tar -C "$system/usr/local" -x
+        chroot "$system" ldconfig
     else
         ln -s python3 "$system/usr/bin/python"
     fi
