@@ -52,9 +52,10 @@ def finish(artifact: BuildContext) -> bool:
     artifact.progress("writing whole passes", 0, 1)
     workload = workload_of(artifact.config)
     programs = workload.resolve(artifact.manifest)
-    for program in workload.whole_programs:
+    whole = [program for program in workload.whole_programs if program in programs]
+    for program in whole:
         write_program(artifact.folder, artifact.manifest, programs[program][0], PROGRAM_FILE.format(program))
-    return bool(workload.whole_programs)
+    return bool(whole)
 
 
 BACKEND = ExportBackend(

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from seko_export.errors import UsageError
 
 PATCH = 2  # latent cells per token along height and width; one latent frame along time
+# How a finished chunk gets into the KV cache: by a context pass, or by what its last denoise pass wrote.
+CONTEXT_PASS, REUSE = "pass", "reuse"
+CONTEXTS = (CONTEXT_PASS, REUSE)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class StreamConfig:
         Number of video frames per second, for reports and files.
     pass_caches : bool
         Whether each denoise pass writes a KV cache of its own (Seko-Talk); in this case there is no context pass.
+    context : str
+        One of `CONTEXTS`. ``pass``: a context pass writes the keys and values of the finished chunk to the cache.
+        ``reuse``: there is no context pass, and those of the chunk's last denoise pass stay in the cache.
     layer_rings : tuple of int
         Ring sizes of the layers, repeated from the first layer on; the largest is ``ring_frames``. Empty: all layers
         use ``ring_frames``.
@@ -82,6 +88,7 @@ class StreamConfig:
     rope_max_frames: int = 0
     references_apart: bool = False
     strength: float | None = None
+    context: str = CONTEXT_PASS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has no tuples
@@ -128,6 +135,13 @@ class StreamConfig:
                 f"--strength {self.strength}: expected a share of noise, from 0 (the video as it came) to 1 (nothing "
                 "of it)"
             )
+        if self.context not in CONTEXTS:
+            raise UsageError(f"--context {self.context}: expected {' or '.join(CONTEXTS)}")
+        if self.context == REUSE and self.pass_caches:
+            raise UsageError(
+                f"--context {REUSE}: this model has a cache for each pass, so there is no context pass to leave out; "
+                "leave the option out"
+            )
         if self.ring_frames < self.chunk_frames:
             raise UsageError(
                 f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "
@@ -157,6 +171,11 @@ class StreamConfig:
             for side in (math.sqrt(area * aspect), math.sqrt(area / aspect))
         )
         return height, width
+
+    @property
+    def has_context(self) -> bool:
+        """Whether each chunk ends with a context pass."""
+        return self.context == CONTEXT_PASS and not self.pass_caches
 
     @property
     def cache_frames(self) -> int:

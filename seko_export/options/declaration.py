@@ -17,7 +17,7 @@ from seko_export.config.attention import ATTENTIONS as BY_NAME
 from seko_export.config.model import ModelConfig
 from seko_export.config.pool import PoolConfig, with_commas
 from seko_export.config.schedule import SAMPLERS
-from seko_export.config.stream import StreamConfig
+from seko_export.config.stream import CONTEXTS, REUSE, StreamConfig
 from seko_export.errors import UsageError
 from seko_export.media.vaes import vae_files
 
@@ -316,6 +316,12 @@ class BuildOptions:
         "(--context-pass).",
         off="--context-pass",
     )
+    context: str | None = _cache(
+        "How a finished chunk gets into the KV cache. pass: a context pass over the chunk writes its keys and values; "
+        "reuse: the keys and values of the last denoise pass stay, which saves a pass and changes the video. Default: "
+        "pass.",
+        values=lambda: CONTEXTS,
+    )
     offload_cache: bool | None = _cache(
         "Keep the KV cache on the host and copy the cache to the device layer by layer (--offload-cache), or keep "
         "the KV cache on the device (--resident-cache).",
@@ -398,6 +404,8 @@ class BuildOptions:
             raise UsageError(f"--heads {self.heads}: expected at least 1")
         if self.fp4_kv and self.kv not in (None, "fp4"):
             raise UsageError(f"--fp4-kv contradicts --kv {self.kv}: give one of them")
+        if self.pass_caches is False and self.context == REUSE:
+            raise UsageError(f"--context {REUSE} contradicts --context-pass: give one of them")
         if self.aspect is not None and (self.height or self.width):
             raise UsageError(
                 f"--aspect {self.aspect} contradicts --height and --width: give one or the other"

@@ -130,7 +130,10 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
     with open_artifact(path) as loaded:
         opened, artifact = time.perf_counter(), video_artifact(loaded)
         manifest = artifact.manifest
-        stream, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
+        stream, passes = (
+            manifest.workload.stream,
+            manifest.workload.schedule.denoise_passes + manifest.has_context,
+        )
         fill = -(-stream.cache_frames // stream.chunk_frames)
         with artifact.open_together() as session:
             inputs = artifact.golden_inputs(0, None)

@@ -71,8 +71,9 @@ class _Sums:
 class KvStatistics:
     """Statistics of each channel of keys and values for each layer, collected while the exact model runs.
 
-    The statistics contain only keys and values that the context pass writes for frames of the stream. Later chunks read
-    no keys and values of other passes, and chunks of reference frames may contain padding. If each pass has a cache of
+    The statistics contain only keys and values that a chunk's last pass writes for frames of the stream: the context
+    pass or, without one, the last denoise pass. Later chunks read no keys and values of other passes, and chunks of
+    reference frames may contain padding. If each pass has a cache of
     its own, the statistics contain the keys and values of all passes. If the format stores keys before RoPE, the
     rotation of the recorded keys is undone first.
 
@@ -104,16 +105,16 @@ class KvStatistics:
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
         """Wrap an unquantised block engine, whose inputs have these names, to record the keys and values that it
         writes; layers are called in order, pass by pass."""
-        layers, apart = self._config.model.layers, self._config.workload.stream.pass_caches
-        schedule = self._config.workload.schedule
-        first, passes = (schedule.passes_of(chunk) + 1 for chunk in (0, 1))
+        stream, schedule = self._config.workload.stream, self._config.workload.schedule
+        layers, apart = self._config.model.layers, stream.pass_caches
+        first, passes = (schedule.passes_of(chunk) + stream.has_context for chunk in (0, 1))
 
         def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
             outputs = block(inputs)
             layer, turn = self._calls % layers, self._calls // layers
-            context = turn == first - 1 or (turn >= first and (turn - first) % passes == passes - 1)
+            last = turn == first - 1 or (turn >= first and (turn - first) % passes == passes - 1)
             self._calls += 1
-            if self._calls > 0 and (apart or context):
+            if self._calls > 0 and (apart or last):
                 self._add(layer, dict(zip(names, inputs, strict=True)))
             return outputs
 

@@ -23,7 +23,7 @@ UNSHUFFLE = 2  # of the tiny adapter: 32 channels times 2 x 2 pixels
 
 
 def abot_config(
-    scheme: str = "fp32", *, layout: Mapping[str, int] | None = None, **changes: Any
+    scheme: str = "fp32", *, layout: Mapping[str, Any] | None = None, **changes: Any
 ) -> VideoBuild:
     """Return a build of the tiny preset for the CPU."""
     stream = replace(PRESET.stream, **(layout or {}))
@@ -55,11 +55,11 @@ def keys_of(config: VideoBuild, chunk: int) -> Tensor:
 def naive_velocity(
     naive: NaiveAbot, done: Pass, row: int, first_frame: int, keys: Tensor, still: int = 0
 ) -> Tensor:
-    """Return the reference's velocity of a row's pass, and have it keep the context pass; ``still`` conditioning frames
+    """Return the reference's velocity of a row's pass, and have it keep the chunk's last pass; ``still`` conditioning frames
     begin the chunk."""
     latents = done.latents[row]
     times = [0.0] * still + [done.timestep] * (latents.shape[1] - still)
-    return naive.step(latents, times, first_frame, keys, commit=done.velocity is None)
+    return naive.step(latents, times, first_frame, keys, commit=done.kept)
 
 
 def weights_of(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:

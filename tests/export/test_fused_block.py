@@ -205,7 +205,7 @@ def test_the_context_pass_alone_writes_the_bytes_of_the_plain_layers() -> None:
     plain, ours = EagerStream(config, weights, text), EagerStream(fused(config), weights, text)
     assert ours.pieces["block"].mutates == ()
     assert ours.pieces["block_last"].mutates == plain.pieces["block"].mutates
-    programs = make_programs(ours.pieces)
+    programs = make_programs(ours.pieces, config.workload.stream)
     assert [call.engine for call in programs["denoise"]] == [
         "embed",
         "block",
@@ -214,7 +214,8 @@ def test_the_context_pass_alone_writes_the_bytes_of_the_plain_layers() -> None:
         "advance",
     ]
     assert [call.engine for call in programs["context"]] == ["embed", "block_last"]  # of one layer
-    two = make_programs(make_pieces(fused(small_config(2, 1, 4, scheme="fp4"))))["context"]
+    of_two = fused(small_config(2, 1, 4, scheme="fp4"))
+    two = make_programs(make_pieces(of_two), of_two.workload.stream)["context"]
     assert [call.engine for call in two] == ["embed", "block_context", "block_last"]
     assert not {"denoise_full", "context_full"} & programs.keys()
     for number in range(4):
@@ -356,8 +357,9 @@ def test_a_gpu_build_over_an_exact_cache_attends_in_one_kernel(monkeypatch: pyte
     )
     pieces = make_pieces(config)
     assert {name for name in pieces if "block" in name} == {"block", "block_last"}
-    assert {*make_programs(pieces)} >= {"denoise", "context"}
-    assert not {"denoise_full", "context_full"} & {*make_programs(pieces)}
+    programs = make_programs(pieces, preset.stream)
+    assert {*programs} >= {"denoise", "context"}
+    assert not {"denoise_full", "context_full"} & {*programs}
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(pieces["block"], "cuda").graph
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]

@@ -129,7 +129,7 @@ def test_tables_hold_what_the_engines_take():
     """Every buffer that a call names has its shape, a row of it where [row] stands; nothing but the format's roles."""
     buffers = {b.name: b for b in make_buffers(CONFIG)}
     pieces = make_pieces(CONFIG)
-    programs = make_programs(pieces)
+    programs = make_programs(pieces, CONFIG.workload.stream)
     assert {"text", "encode", "decode_first", "decode"} < set(programs)
     for name in MEDIA:
         for argument in (*pieces[name].inputs, *pieces[name].outputs):
@@ -145,7 +145,7 @@ def test_tables_hold_what_the_engines_take():
     plain = CONFIG.changed(text=None, vae=None)
     assert sum(pool) == sum(b.nbytes for b in make_buffers(plain) if b.role == "cache")
     assert {b.role for b in make_buffers(plain)} == {"cache", "session", "host", "state"}
-    assert set(make_programs(make_pieces(plain))) == {"prompt", "begin", "denoise", "context"}
+    assert set(make_programs(make_pieces(plain), plain.workload.stream)) == {"prompt", "begin", "denoise", "context"}
 
 
 def test_caches_of_the_full_vae():

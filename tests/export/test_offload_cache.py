@@ -27,6 +27,7 @@ LAYOUTS = {
     "fp4": {"scheme": "fp4"},
     "int8, an exact sink": {"scheme": "int8-sink"},
     "a cache a pass": {"pass_caches": True},
+    "the last pass's cache": {"context": "reuse"},
     "positions in the window": {"window_positions": True},
     "rings, one kind of which is streamed": {"layer_rings": (3, 6, 6, 6), "layers": 6},
     "rings, both streamed": {"layer_rings": (3, 3, 6, 6), "layers": 8},

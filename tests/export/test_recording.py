@@ -40,6 +40,7 @@ SHARES = {"some of them": 0.7, "none": 0.1}  # how much of the exact track's buf
 LAYOUTS: dict[str, dict[str, object]] = {
     "a cache a pass": {"pass_caches": True},
     "rings": {"layer_rings": (2, 3, 3)},
+    "the last pass's cache": {"context": "reuse"},
     "on the host anyway": {"offload_cache": True, "pass_caches": True},
 }
 GB = 10**9

@@ -322,6 +322,17 @@ def test_the_table_tells_of_a_cache_a_pass():
     assert "a chunk: 4 steps" in shown
 
 
+def test_without_a_context_pass_a_chunk_is_a_fifth_less_work():
+    usual, reused = (predict(wished(S1_WISH, layout={"context": how})) for how in ("pass", "reuse"))
+    assert reused["chunk_s"] / usual["chunk_s"] == pytest.approx(4 / 5, rel=0.02)
+    assert reused["session_bytes"] == usual["session_bytes"]
+    shown = show(reused)
+    assert "4 passes, the last one's cache kept" in shown
+    assert "a chunk: 4 steps" in shown
+    offloaded = predict(wished(S1_WISH, layout={"context": "reuse", "offload_cache": True}))
+    assert offloaded["stream_bytes"] == 5 * offloaded["host_bytes"]
+
+
 def test_json_is_the_report(invoke):
     result = invoke(
         "plan", "--preset", "tiny", "--gpu", "h200", "--steps", 2, "--batch", 2, "--no-vae", "--json"

@@ -28,7 +28,7 @@ INPUTS = {
 
 
 def lingbot_config(
-    scheme: str = "fp32", *, how: str = "chunk", layout: Mapping[str, int] | None = None, **changes: Any
+    scheme: str = "fp32", *, how: str = "chunk", layout: Mapping[str, Any] | None = None, **changes: Any
 ) -> VideoBuild:
     """Return a build of the tiny preset for the CPU; ``how`` it uses the camera."""
     stream = replace(PRESET.stream, **(layout or {}))
@@ -59,6 +59,7 @@ class Reference:
         self.model = NaiveLingbot(checkpoint, config.model.heads, window, text)
         self.has_camera = config.model.camera != "none"
         self.clean: list[Tensor] = []
+        self.clean_time = 0.0
         self.plucker: list[Tensor] = []
 
     def begin(self, inputs: Mapping[str, Tensor]) -> None:
@@ -72,15 +73,16 @@ class Reference:
         """Return the velocity of the chunk [16, F, h, w] at a time, behind all chunks that were committed."""
         every = torch.cat([*self.clean, latents], 1)
         frames, f = every.shape[1], latents.shape[1]
-        times = torch.zeros(frames)
+        times = torch.full((frames,), self.clean_time)
         times[-f:] = time
         rows = self.table[:, [min(frame, 29) for frame in range(frames)]]
         plucker = torch.cat(self.plucker) if self.has_camera else None
         return self.model.velocity(every, times, rows, plucker)[:, -f:]
 
-    def commit(self, latents: Tensor) -> None:
-        """Keep the finished chunk."""
+    def commit(self, latents: Tensor, time: float = 0.0) -> None:
+        """Keep the latents of a pass that later chunks see, and its time, which is the same in all chunks."""
         self.clean.append(latents.clone())
+        self.clean_time = time
 
 
 def given_of(config: VideoBuild, chunk: int | None) -> dict[str, Tensor]:

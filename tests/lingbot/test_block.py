@@ -16,7 +16,9 @@ BAR = ORACLE[torch.float32]
 
 
 @pytest.mark.parametrize("how", ["chunk", "pass", "none"])
-@pytest.mark.parametrize("layout", [{}, {"chunk_frames": 3, "sink_frames": 0, "ring_frames": 6}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"chunk_frames": 3, "sink_frames": 0, "ring_frames": 6}, {"context": "reuse"}]
+)
 def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(how, layout, worst):
     config = lingbot_config(how=how, layout=layout)
     s, checkpoint, text = config.workload.stream, random_checkpoint(), random_text(config.model, 1)
@@ -32,11 +34,11 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(how, layout, w
         reference.begin({name: value[0] for name, value in inputs.items()})
         passes = stream.run_chunk([number * s.chunk_frames], [3])
         # The first and last pass alone: a masked forward over the whole stream is slow.
-        for done in (passes[0], passes[-2]):
+        for done in (passes[0], [done for done in passes if done.velocity is not None][-1]):
             error = relative_error(done.velocity[0], reference.velocity(done.latents[0], done.timestep))
             worst(f"lingbot, camera {how}", error)
             assert error <= BAR, (number, done.timestep)
-        reference.commit(passes[-1].latents[0])
+        reference.commit(passes[-1].latents[0], passes[-1].timestep)
     assert chunks * s.chunk_frames > s.cache_frames + s.chunk_frames
 
 

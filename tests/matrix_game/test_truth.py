@@ -23,6 +23,7 @@ CHUNKS = 6  # of three latent frames; the window has six
         *((game, {}) for game in GAMES),
         ("universal", {"action_layers": 2}),
         ("universal", {"layout": {"window_positions": True}}),
+        ("universal", {"layout": {"context": "reuse"}}),
     ],
 )
 def test_every_chunk_is_the_naive_models(
@@ -38,7 +39,7 @@ def test_every_chunk_is_the_naive_models(
     for number in range(CHUNKS):
         first = number * frames
         for done in stream.run_chunk([first], [3]):
-            velocity = naive.velocity(done.latents[0], done.timestep, first, commit=done.velocity is None)
+            velocity = naive.velocity(done.latents[0], done.timestep, first, commit=done.kept)
             if done.velocity is not None:
                 error = relative_error(done.velocity[0], velocity)
                 worst(f"Matrix-Game, {game}, against the naive model", error)

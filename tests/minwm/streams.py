@@ -64,13 +64,13 @@ def cameras_of(config: VideoBuild, chunk: int) -> dict[str, Tensor]:
 def naive_velocity(
     naive: NaiveMinwm, config: VideoBuild, done: Pass, row: int, first: int, cameras: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return the reference's velocity of a row's pass, and have it keep the context pass."""
+    """Return the reference's velocity of a row's pass, and have it keep the chunk's last pass."""
     s = config.workload.stream
     matrices = [
         camera_matrix(pose.numpy(), float(lens[0]) / s.width, float(lens[1]) / s.height)
         for pose, lens in zip(cameras[POSES][row], cameras[INTRINSICS][row], strict=True)
     ]
-    return naive.step(done.latents[row], done.timestep, first, matrices, commit=done.velocity is None)
+    return naive.step(done.latents[row], done.timestep, first, matrices, commit=done.kept)
 
 
 def weights_of(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,10 +37,10 @@ from tests.truth.eager_stream import EagerStream, random_text
 BAR = 1e-5  # in float32
 
 
-@pytest.mark.parametrize("layout", [{}, {"height": 64, "width": 96, "ring_frames": 12}])
+@pytest.mark.parametrize("layout", [{}, {"height": 64, "width": 96, "ring_frames": 12}, {"context": "reuse"}])
 @pytest.mark.shows("minwm")
 def test_every_chunk_past_two_windows_is_the_references(
-    layout: Mapping[str, int], worst: Callable[[str, float], None]
+    layout: Mapping[str, Any], worst: Callable[[str, float], None]
 ) -> None:
     """Fed pass by pass, with another camera in each latent frame, and a lens with fx other than fy."""
     config = minwm_config(layout=layout)

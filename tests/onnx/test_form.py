@@ -62,13 +62,14 @@ def test_the_signature_is_the_pieces_own_and_every_cache_comes_back(case: tuple[
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
 def test_programs_call_functional_pieces_as_they_call_the_pieces(scheme: str) -> None:
-    pieces = make_pieces(forms.config_of(scheme, ROWS))
+    config = forms.config_of(scheme, ROWS)
+    pieces, stream = make_pieces(config), config.workload.stream
     functional = {name: functional_piece(piece) for name, piece in pieces.items()}
 
     def calls_of(programs: dict[str, tuple[Call, ...]]) -> dict[str, list[tuple[object, ...]]]:
         return {name: [(call.engine, call.inputs) for call in calls] for name, calls in programs.items()}
 
-    assert calls_of(make_programs(functional)) == calls_of(make_programs(pieces))
+    assert calls_of(make_programs(functional, stream)) == calls_of(make_programs(pieces, stream))
 
 
 def test_no_value_has_two_makers(case: tuple[str, str]) -> None:

@@ -117,7 +117,8 @@ class CameraFamily(VideoFamily):
         names = (camera.name,)
         choice = LayerChoice((camera,), CameraEmbed, names, CameraAttention, names)
         pieces = make_pieces(config, choice)
-        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+        programs = make_programs(pieces, config.workload.stream)
+        return ModelGraph(pieces, programs, make_buffers(config, choice), choice.inputs)
 
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None

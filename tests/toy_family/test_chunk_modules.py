@@ -101,7 +101,8 @@ class WorldFamily(CameraFamily):
             ),
         )
         pieces = make_pieces(config, choice)
-        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+        programs = make_programs(pieces, config.workload.stream)
+        return ModelGraph(pieces, programs, make_buffers(config, choice), choice.inputs)
 
 
 WORLD = WorldFamily()

@@ -27,8 +27,7 @@ def hold_to_naive(
     for number in range(2 * (s.sink_frames + s.ring_frames) // s.chunk_frames + 2):
         for turn, done in enumerate(static.run_chunk([number * s.chunk_frames], [3])):
             model = naive[turn if s.pass_caches else 0]
-            commit = s.pass_caches or done.velocity is None
-            velocity = model.step(done.latents[0], done.timestep, number * s.chunk_frames, commit=commit)
+            velocity = model.step(done.latents[0], done.timestep, number * s.chunk_frames, commit=done.kept)
             if done.velocity is not None:
                 error = relative_error(done.velocity[0], velocity)
                 worst(f"{what}, velocity", error)

@@ -41,6 +41,7 @@ class Pass:
     timestep: float
     latents: Tensor  # [B, C, F, h, w] float32
     velocity: Tensor | None  # the same; None: the context pass
+    kept: bool = False  # whether later chunks read its keys and values
 
 
 class EagerStream:
@@ -90,7 +91,7 @@ class EagerStream:
         feed: Sequence[Tensor] | None = None,
         conditioning: tuple[Sequence[int], Tensor] | None = None,
     ) -> list[Pass]:
-        """Run one chunk, each row at its own frame, and return its passes, the context pass last.
+        """Run one chunk, each row at its own frame, and return its passes, a context pass last.
 
         ``feed``, if given, replaces the latents [B, C, F, h, w] that go into each pass: two implementations
         are compared pass by pass, not by the drift of two feedback loops. ``conditioning``: how many leading frames of
@@ -106,17 +107,18 @@ class EagerStream:
         self._run(self.programs["begin"], number=0)
         # As the schedule's float32 table holds them: 833.333... in float64 would move its sinusoid by 3e-5.
         times = self.weights["schedule.timestep"][:, 0, 0].tolist()
-        if s.pass_caches:
+        if not s.has_context:
             times.pop()
         passes = []
         for number, timestep in enumerate(times):
             if feed is not None:
                 latents.copy_(feed[number])
-            before, last = latents.clone(), number == len(times) - 1 and not s.pass_caches
+            before, last = latents.clone(), number == len(times) - 1 and s.has_context
             key = ProgramKey("context" if last else "denoise", first=not any(first_frames))
             calls = self.programs.get(key.name, self.programs[key.role])
             values = self._run(calls, number)
-            passes.append(Pass(timestep, before, None if last else values["velocity"]))
+            kept = s.pass_caches or number == len(times) - 1
+            passes.append(Pass(timestep, before, None if last else values["velocity"], kept))
         return passes
 
     def write_references(self, reference: Tensor) -> None:
@@ -131,8 +133,9 @@ class EagerStream:
                 if frame < 0:
                     latents[:, :, place] = reference[:, :, frame]
             passes = len(self.config.workload.schedule.timesteps)
-            for number in range(passes) if s.pass_caches else (passes,):
-                self._run(self.programs["denoise" if s.pass_caches else "context"], number)
+            last = passes if s.has_context else passes - 1
+            for number in range(passes) if s.pass_caches else (last,):
+                self._run(self.programs["context" if s.has_context else "denoise"], number)
 
     def _stand_at(self, first_frames: Sequence[int]) -> None:
         """Fill the buffers that say where each row stands."""

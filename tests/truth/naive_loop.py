@@ -71,6 +71,18 @@ class NaiveLoop:
         self.dit.step(x, context_time, first, commit=True)
         return x
 
+    def reused(self, chunk: int, times: Sequence[float], sigmas: Sequence[float]) -> Tensor:
+        """Return the latents [C, F, h, w] of a chunk as `renoised` does; later chunks see its last pass, and no context
+        pass is run."""
+        first = chunk * self.stream.chunk_frames + self.jump
+        x = self.noise(chunk, 0)
+        last = len(times) - 1
+        for at, (time, sigma) in enumerate(zip(times, sigmas, strict=True)):
+            clean = x - sigma * self.dit.step(x, time, first, commit=at == last)
+            after = 0.0 if at == last else sigmas[at + 1]
+            x = (1 - after) * clean + after * self.noise(chunk, at + 1)
+        return x
+
     def noise(self, chunk: int, draw: int) -> Tensor:
         """Return the noise [C, F, h, w] of one draw."""
         first = chunk * self.stream.chunk_frames + self.jump

@@ -132,11 +132,12 @@ def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
     assert {name for name in pieces if name.startswith("block")} == {
         *("block", "block_full", "block_ring2", "block_full_ring2"),
     }
-    programs = make_programs(pieces)
+    programs = make_programs(pieces, config.workload.stream)
     assert [c.engine for c in programs["context_full"] if "block" in c.engine] == [
         *("block_full_ring2", "block_full_ring2", "block_full", "block_full_ring2", "block_full_ring2"),
     ]
-    fused = make_programs(make_pieces(config.changed(kv_scheme="fp4", fused=True, attention="fp8")))
+    fused_config = config.changed(kv_scheme="fp4", fused=True, attention="fp8")
+    fused = make_programs(make_pieces(fused_config), fused_config.workload.stream)
     assert [visited(call) for call in fused["context"][2:]] == [
         ("block_context_ring2", 0, 0),
         ("block_context_ring2", 1, 1),

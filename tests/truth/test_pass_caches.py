@@ -122,9 +122,10 @@ def test_another_number_of_passes_is_refused():
 
 def test_a_pool_has_them_too():
     config = config_of(2, 1, 4).changed(pool=PoolConfig(3, (1, 2)))
-    programs = make_programs(make_pieces(config))
+    programs = make_programs(make_pieces(config), config.workload.stream)
     assert {*programs} == {"prompt", "begin.1", "begin.2", "denoise.1", "denoise.2"}
     fused = config_of(2, 1, 4, "fp4").changed(device="cuda", fused=True)
-    block = next(call for call in make_programs(make_pieces(fused))["denoise"] if call.engine == "block")
+    programs = make_programs(make_pieces(fused), fused.workload.stream)
+    block = next(call for call in programs["denoise"] if call.engine == "block")
     assert any(ref.startswith("buffer:kv.") and "[pass][" in ref for ref in block.inputs)
     assert make_pieces(fused)["block"].mutates

@@ -100,6 +100,7 @@ class Reference:
             steady.get(picture_branch.FEATURES),
         )
         self.clean: list[Tensor] = []
+        self.clean_time = 0.0
 
     def condition(self, frames: int) -> Tensor:
         """Return the condition [20, frames, h, w]."""
@@ -108,11 +109,12 @@ class Reference:
     def velocity(self, latents: Tensor, time: float) -> Tensor:
         """Return the velocity of the chunk [16, F, h, w] at a time, behind all chunks that were committed."""
         every = torch.cat([*self.clean, latents.double()], 1)
-        times = torch.zeros(every.shape[1], dtype=torch.float64)
+        times = torch.full((every.shape[1],), self.clean_time, dtype=torch.float64)
         times[-self.chunk_frames :] = time
         whole = self.model.velocity(every, times, self.condition(every.shape[1]), None)
         return whole[:, -self.chunk_frames :]
 
-    def commit(self, latents: Tensor) -> None:
-        """Keep the finished chunk."""
+    def commit(self, latents: Tensor, time: float = 0.0) -> None:
+        """Keep the latents of a pass that later chunks see, and its time, which is the same in all chunks."""
         self.clean.append(latents.double())
+        self.clean_time = time

@@ -42,12 +42,15 @@ class ChunkPrograms:
         The denoise programs, one for each denoise pass, in order.
     context : BoundProgram or None
         The context pass after the denoise passes: a run of the model over the clean chunk, which writes the KV cache.
-        None if each denoise pass writes a cache of its own.
+        None if the denoise passes write the cache.
+    pass_caches : bool
+        Whether each denoise pass has a cache of its own.
     """
 
     begin: BoundProgram
     denoise: tuple[BoundProgram, ...]
     context: BoundProgram | None
+    pass_caches: bool = False
 
     @property
     def in_order(self) -> list[BoundProgram]:
@@ -56,8 +59,8 @@ class ChunkPrograms:
 
     @property
     def cache_writers(self) -> Sequence[BoundProgram]:
-        """The programs of a chunk that write the KV cache."""
-        return self.denoise if self.context is None else (self.context,)
+        """The programs that write a chunk of known latents to the KV cache."""
+        return self.denoise if self.pass_caches else (self.context or self.denoise[-1],)
 
     @property
     def every_engine(self) -> list[BoundProgram]:
@@ -75,6 +78,7 @@ def chunk_programs(
     passes; passes of their own take other entries of the tables.
     """
     stream, schedule = manifest.workload.stream, manifest.workload.schedule
+    apart = manifest.pass_caches
     # a first chunk may find a full cache only if the cache holds no more than it
     fills = stream.reference_frames + stream.chunk_frames >= stream.cache_frames
     buckets: dict[int, int | None] = {manifest.state_rows: None}
@@ -90,7 +94,7 @@ def chunk_programs(
             context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
             last = next(iter(context), None)
             chunk[ChunkCall(rows, full)] = ChunkPrograms(
-                begin, tuple(denoise[: schedule.denoise_passes]), last
+                begin, tuple(denoise[: schedule.denoise_passes]), last, apart
             )
             if not manifest.first_apart or (full and not fills):
                 continue
@@ -99,7 +103,7 @@ def chunk_programs(
                 denoise = bound[own]
                 last = next(iter(bound.get(ProgramKey("context", bucket, first=True).name, ())), None)
             passes = denoise[schedule.denoise_passes :] if schedule.first_timesteps else denoise
-            chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(passes), last)
+            chunk[ChunkCall(rows, full, first=True)] = ChunkPrograms(begin, tuple(passes), last, apart)
     return chunk
 
 

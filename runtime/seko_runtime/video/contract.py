@@ -70,7 +70,7 @@ def video_contract(manifest: VideoManifest) -> Contract:
 
     A chunk runs the programs ``begin``, ``denoise`` and ``context`` of its bucket. Programs named ``*_full`` are for
     rows whose caches are full, and programs named ``*_first`` for the first chunk of a stream, if first chunks have
-    engines of their own. Without a program ``context`` in the artifact, each denoise pass has a cache of its own.
+    engines of their own. Without a program ``context`` in the artifact, the denoise passes write the cache.
     A denoise program is run once for each pass of the chunk, and a decode program once for each row. The prompt program
     is run once for each row, if the program's calls of engines name a row.
     """
@@ -420,7 +420,7 @@ def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
     _expect(buffers, REFERENCE_LATENTS, "session", shape, "float32")
     if not manifest.has_context and CONDITIONING_FRAMES not in buffers:
         raise ManifestError(
-            f"reference frames of a cache for each pass need the buffer {CONDITIONING_FRAMES}, which is not there"
+            f"reference frames without a context pass need the buffer {CONDITIONING_FRAMES}, which is not there"
         )
 
 

@@ -423,9 +423,14 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Return the device side; UsageError if ``recache`` is asked and the row's cache cannot be rebuilt."""
         device = self.device()
         if flag(recache, "recache") and not self.manifest.has_context:
+            kept = (
+                "a cache for each denoise pass"
+                if self.manifest.pass_caches
+                else "what a chunk's last denoise pass wrote in its cache"
+            )
             raise UsageError(
-                "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
-                "prompt without recache, or restart the row"
+                f"this artifact has {kept} and no context pass that could rebuild it; set the prompt without recache, "
+                "or restart the row"
             )
         if recache and row is not None and self.streams.clocks.has_cut(row):
             raise UsageError(

@@ -236,13 +236,19 @@ class VideoManifest(Manifest):
     @property
     def has_context(self) -> bool:
         """Whether each chunk ends with a context pass, which writes the KV cache. Without a context pass, each denoise
-        pass has a cache of its own."""
+        pass has a cache of its own (`pass_caches`), or the keys and values of a chunk's last denoise pass stay."""
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
     def takes_video(self) -> bool:
         """Whether each chunk starts from the frames of an input video."""
         return any(ProgramKey.parse(name).role == "encode_video" for name in self.programs)
+
+    @property
+    def pass_caches(self) -> bool:
+        """Whether each denoise pass has a KV cache of its own: cache buffers then have an axis of passes before the
+        axis of layers."""
+        return any(buffer.role == "cache" and buffer.row_axis > 1 for buffer in self.buffers)
 
     @property
     def first_apart(self) -> bool:

@@ -82,7 +82,10 @@ def stream_content(manifest: VideoManifest) -> str:
     model with other numbers of ranks or sessions have the same digest. The digest is "" if the manifest has no
     hashes."""
     workload = manifest.workload
-    return content_digest(manifest, [asdict(workload.stream), asdict(workload.schedule), workload.kv.scheme])
+    layout: list[object] = [asdict(workload.stream), asdict(workload.schedule), workload.kv.scheme]
+    if not (manifest.has_context or manifest.pass_caches):  # caches of one layout, with other content
+        layout.append("no context pass")
+    return content_digest(manifest, layout)
 
 
 STATE_FORM = StateForm(read_numbers)

@@ -296,7 +296,7 @@ def rescheduled(
     passes = old.denoise_passes if steps is None else whole_number(steps, "steps", 1, MAX_PASSES)
     changed = unipc_passes(passes, shift) if old.sampler == UNIPC else Passes(warped_timesteps(passes, shift))
     timesteps = tuple(changed.timesteps)
-    if not manifest.has_context and len(timesteps) != old.denoise_passes:
+    if manifest.pass_caches and len(timesteps) != old.denoise_passes:
         raise UsageError(
             f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"
         )

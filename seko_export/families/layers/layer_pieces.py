@@ -221,7 +221,7 @@ class LayerArguments:
             # own.
             if config.target.attention_kind.past_in_8_bits:
                 context: tuple[str, ...] = (CONTEXT,)
-                for variant, writes in [((), True)] if s.pass_caches else [((), False), (context, True)]:
+                for variant, writes in [((), False), (context, True)] if s.has_context else [((), True)]:
                     make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
                     block(make, *variant, *wide, inputs=(self.write_slots,), writes=writes)
             elif config.target.attention_kind.own_kernel:
@@ -309,7 +309,7 @@ class LayerArguments:
         kept = self._recall and self._config.model.layers - 1 in self._choice.layers_with(
             self._config, modules=True
         )
-        return not (self._config.workload.stream.pass_caches or kept)
+        return self._config.workload.stream.has_context and not kept
 
     def _with_choice(self, block: BlockWeights, *, bare: bool) -> nn.Module:
         sizes, choice = (self._config.model, self._config.target.dtype), self._choice

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
@@ -42,7 +43,6 @@ from seko_export.families.layers.layer_pieces import (
     FULL,
     LAST,
     LAST_UPDATE,
-    OF_PASS,
     RING_POSITIONS,
     SLOT_FRAMES,
     WIDE,
@@ -268,23 +268,24 @@ def _front_pieces(
     return [embed, *(piece for group in groups for piece in group.front_blocks(*of_layers, made))]
 
 
-def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
-    """Return the programs that the runtime runs for each prompt, chunk, pass and decoded row."""
+def make_programs(pieces: Mapping[str, Piece], stream: StreamConfig) -> dict[str, tuple[Call, ...]]:
+    """Return the programs that the runtime runs for each prompt, chunk, pass and decoded row of a build with this
+    stream."""
     by_key = {piece.key: piece for piece in pieces.values()}
     once = [key for key in by_key if key.role == PROMPT and key.variant]
     text = [key for key in (EngineKey("prompt"), EngineKey("prompt_kv")) if key in by_key]
     programs = {ProgramKey("prompt"): _calls(by_key, *text, *once)}
     for bucket in (key.bucket for key in by_key if key.role == "embed"):
-        programs |= _chunk_programs(by_key, bucket)
+        programs |= _chunk_programs(by_key, bucket, context=stream.has_context)
     programs |= {ProgramKey(program): calls for program, calls in media_programs(by_key).items()}
     return {key.name: calls for key, calls in programs.items()}
 
 
 def _chunk_programs(
-    pieces: Mapping[EngineKey, Piece], bucket: int | None
+    pieces: Mapping[EngineKey, Piece], bucket: int | None, *, context: bool
 ) -> dict[ProgramKey, tuple[Call, ...]]:
     """Return the programs of a chunk, for all rows; if there are separate engines for full caches, also programs for
-    rows with full caches."""
+    rows with full caches. Without ``context`` there is no context pass."""
     # Groups of layers with a smaller ring than the largest.
     small = [
         key.layer_group
@@ -311,15 +312,14 @@ def _chunk_programs(
         head = _calls(pieces, EngineKey("head", bucket=bucket), EngineKey("advance", bucket=bucket))
         denoise = _through_layers(pieces, layers(*variant))
         programs[ProgramKey("denoise", bucket, full)] = (*embed, *denoise, *end, *head)
-        if not any(
-            argument.name.startswith("caches.") and OF_PASS in argument.ref for argument in blocks[0].inputs
-        ):  # without a context pass each pass writes its own cache
+        of_context: tuple[Call, ...] = ()
+        if context:
             # Engines that return their caches instead of writing them in place mutate no input.
             written = (*blocks[0].mutates, *(output.name for output in blocks[0].outputs))
             writes = any(name.startswith("caches.") for name in written)
             last = EngineKey(BLOCK, bucket=bucket, variant=(LAST,))
-            context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
-            programs[ProgramKey("context", bucket, full)] = (*embed, *context)
+            of_context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
+            programs[ProgramKey("context", bucket, full)] = (*embed, *of_context)
         front_embed = pieces.get(EngineKey(FRONT_EMBED, bucket=bucket))
         if front_embed is None or full:
             continue
@@ -332,7 +332,8 @@ def _chunk_programs(
             return tuple(call for both in zip(front, of_layers, strict=True) for call in both)
 
         programs[ProgramKey("denoise", bucket, first=True)] = (*begin, *after_front(denoise), *end, *head)
-        programs[ProgramKey("context", bucket, first=True)] = (*begin, *after_front(context))
+        if context:
+            programs[ProgramKey("context", bucket, first=True)] = (*begin, *after_front(of_context))
     once = [key for key in pieces if key.role == CHUNK and key.bucket == bucket]
     begin = _calls(pieces, EngineKey("noise", bucket=bucket), *once)
     if EngineKey(RING_POSITIONS, bucket=bucket) in pieces:

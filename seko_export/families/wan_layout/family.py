@@ -60,7 +60,8 @@ class WanLayoutFamily(VideoFamily):
         choice = self.layer_choice(config)
         pieces = make_pieces(config, choice)
         inputs = (*choice.inputs, *video_inputs(config))
-        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), inputs)
+        programs = make_programs(pieces, config.workload.stream)
+        return ModelGraph(pieces, programs, make_buffers(config, choice), inputs)
 
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None

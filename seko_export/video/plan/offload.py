@@ -19,5 +19,6 @@ def chunk_offload_bytes(config: VideoBuild) -> int:
     after the last pass that writes it.
     """
     # If each pass has its own cache, a pass fetches only its own.
-    fetches = 1 if config.workload.stream.pass_caches else len(config.workload.schedule.timesteps) + 1
+    stream, passes = config.workload.stream, len(config.workload.schedule.timesteps)
+    fetches = 1 if stream.pass_caches else passes + stream.has_context
     return home_bytes(config) * (fetches + 1)

@@ -71,7 +71,7 @@ def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) 
         sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode, encode)
     )
     steps_s, fill_s = max(steps_s, stream_s), max(fill_s, stream_s)
-    runs = passes + (not config.workload.stream.pass_caches)
+    runs = passes + config.workload.stream.has_context
     return {
         "step": {
             name: {field: value / runs for field, value in part.items()} for name, part in steady.items()
@@ -90,7 +90,7 @@ def _runs(config: VideoBuild, bucket: int | None, *, full: bool) -> dict[str, in
         ProgramKey("begin", bucket): 1,
         ProgramKey("denoise", bucket, full): len(config.workload.schedule.timesteps),
     }
-    if not config.workload.stream.pass_caches:
+    if config.workload.stream.has_context:
         runs[ProgramKey("context", bucket, full)] = 1
     return {program.name: times for program, times in runs.items()}
 

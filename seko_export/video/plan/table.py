@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from seko_export.config.stream import CONTEXT_PASS
+
 _WEIGHTS = {
     "transformer": "transformer",
     "text": "text encoder",
@@ -31,6 +33,7 @@ _CALLS = _SESSION | {
     "latents": "a call's chunk",
 }
 _LABEL, _COLUMN = 31, 9  # columns
+_CONTEXT = " and the context pass"
 
 
 def show(report: Mapping[str, Any]) -> str:
@@ -47,8 +50,15 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
         f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, {reference}sink {s['sink_frames']}, "
         f"ring {s['ring_frames']}, {_rows(report)}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
         f"attention {report['attention']}, kernels {report['kernels']}, {report['passes']} passes"
-        + (", a cache each" if s["pass_caches"] else " and the context pass")
+        + _cached(s)
     )
+
+
+def _cached(stream: Mapping[str, Any]) -> str:
+    """Return in words which passes write the cache, behind the number of denoise passes."""
+    if stream["pass_caches"]:
+        return ", a cache each"
+    return _CONTEXT if stream["context"] == CONTEXT_PASS else ", the last one's cache kept"
 
 
 def _memory(report: Mapping[str, Any]) -> Iterator[str]:
@@ -97,7 +107,7 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
         yield _row("decoding a chunk", *blank, f"{report['decode_s'] * 1e3:.2f}")
     if report["encode_s"]:
         yield _row("encoding the input video", *blank, f"{report['encode_s'] * 1e3:.2f}")
-    steps = report["passes"] + (not report["stream"]["pass_caches"])
+    steps = report["passes"] + (_cached(report["stream"]) == _CONTEXT)
     media = ", decoding" * bool(report["decode_s"]) + ", encoding" * bool(report["encode_s"])
     yield _row(f"a chunk: {steps} steps{media}", *blank, f"{report['chunk_s'] * 1e3:.2f}")
     if report["stream_bytes"]:
