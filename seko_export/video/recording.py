@@ -8,7 +8,7 @@ chunks of this run are recorded, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of, video_family_of
 from seko_export.goldens.eager import (
     GOLDEN_FILE,
+    Engine,
     eager_engine,
     eager_manifest,
     eager_memory,
@@ -52,6 +53,7 @@ GOLDEN_PROMPT = (
     "a red disc bouncing on a dark background"
 )
 LIVE_TEXT_TOKENS = 24  # tokens of the text; the rest is zero padding, as for a short prompt
+NOTHING_AROUND: Mapping[str, Callable[[Engine], Engine]] = {}
 VIDEO_BYTES = 1_000_000  # most bytes of the recorded frames of one chunk
 
 
@@ -252,6 +254,7 @@ def eager_session(
     *,
     shake: bool = False,
     reference: Tensor | None = None,
+    around: Mapping[str, Callable[[Engine], Engine]] = NOTHING_AROUND,
 ) -> Iterator[Lockstep]:
     """Open the runtime's sessions over the eager modules, one for each row, without captured graphs and with the
     engines' attention.
@@ -272,6 +275,8 @@ def eager_session(
         Whether the last bits of each pass's input are changed, to measure the effect of rounding.
     reference : Tensor, optional
         Reference frames, [B, C, R, h, w]; default: those of `golden_reference`, if the build has reference frames.
+    around : mapping of str to callable
+        For names of engines, what makes the engine that runs in place of it.
 
     Yields
     ------
@@ -287,6 +292,7 @@ def eager_session(
             for name, piece in pieces.items()
             if piece.key.role == probe.role
         }
+    engines |= {name: wrap(engines[name]) for name, wrap in around.items()}
     memory = eager_memory(config)
     manifest = cast(VideoManifest, eager_manifest(config, weights))
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))

@@ -23,7 +23,9 @@ from tests.truth.eager_stream import EagerStream, random_text
 BAR = 1e-5  # in float32
 
 
-@pytest.mark.parametrize("layout", [{}, {"height": 96, "width": 160}, {"ring_frames": 9}, {"context": "reuse"}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"height": 96, "width": 160}, {"ring_frames": 9}, {"context": "reuse"}]
+)
 @pytest.mark.parametrize("still", [0, 1])
 def test_every_chunk_past_two_windows_is_the_references(layout, still, worst) -> None:
     """Fed pass by pass, from noise or from a first picture, with other keys in each latent frame."""

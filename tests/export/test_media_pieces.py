@@ -145,7 +145,12 @@ def test_tables_hold_what_the_engines_take():
     plain = CONFIG.changed(text=None, vae=None)
     assert sum(pool) == sum(b.nbytes for b in make_buffers(plain) if b.role == "cache")
     assert {b.role for b in make_buffers(plain)} == {"cache", "session", "host", "state"}
-    assert set(make_programs(make_pieces(plain), plain.workload.stream)) == {"prompt", "begin", "denoise", "context"}
+    assert set(make_programs(make_pieces(plain), plain.workload.stream)) == {
+        "prompt",
+        "begin",
+        "denoise",
+        "context",
+    }
 
 
 def test_caches_of_the_full_vae():
