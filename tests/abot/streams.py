@@ -55,8 +55,8 @@ def keys_of(config: VideoBuild, chunk: int) -> Tensor:
 def naive_velocity(
     naive: NaiveAbot, done: Pass, row: int, first_frame: int, keys: Tensor, still: int = 0
 ) -> Tensor:
-    """Return the reference's velocity of a row's pass, and have it keep the chunk's last pass; ``still`` conditioning frames
-    begin the chunk."""
+    """Return the reference's velocity of a row's pass, and have it keep the chunk's last pass; ``still`` conditioning
+    frames begin the chunk."""
     latents = done.latents[row]
     times = [0.0] * still + [done.timestep] * (latents.shape[1] - still)
     return naive.step(latents, times, first_frame, keys, commit=done.kept)

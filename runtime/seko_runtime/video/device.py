@@ -316,9 +316,9 @@ class VideoDevice(Device):
         Reference frames form chunks in front of the stream. The last chunk of reference frames is filled up with copies
         (`Ring.repeats_references`), or with zeros that no stream attends to. The passes over reference frames run at
         the context timestep. The passes over reference frames are the context pass or, in an artifact without one, the
-        denoise pass of each cache with the frames as conditioning frames. If a call carries all rows of the pool, the rows without
-        new references write only slots that their next chunk overwrites before it reads them. Inputs that callers
-        supply for each chunk are zeros in the passes over reference frames.
+        denoise pass of each cache with the frames as conditioning frames. If a call carries all rows of the pool, the
+        rows without new references write only slots that their next chunk overwrites before it reads them. Inputs that
+        callers supply for each chunk are zeros in the passes over reference frames.
         """
         ring, clocks = self._clocks.ring, self._clocks
         called = self._called(rows)
