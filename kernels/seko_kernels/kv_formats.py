@@ -88,6 +88,11 @@ class KvFormat(Protocol):
         """Calibrated constants of one layer's KV cache, in the order of the engines' inputs."""
 
     @property
+    def sink_tensors(self) -> tuple[str, str] | None:
+        """Names of the cache tensors that hold the sink's keys and values as they were written; None if the sink is
+        quantised."""
+
+    @property
     def bits_per_number(self) -> float:
         """Stored bits for each key or value channel, scale bytes included."""
 
@@ -187,6 +192,11 @@ class ExactKv:
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
         """Empty, because the exact format has no calibrated constants."""
         return ()
+
+    @property
+    def sink_tensors(self) -> tuple[str, str]:
+        """The tensors ``k`` and ``v``, which hold the whole cache."""
+        return "k", "v"
 
     @property
     def bits_per_number(self) -> float:

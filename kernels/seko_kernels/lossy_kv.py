@@ -153,6 +153,14 @@ class LossyKv:
         return tuple(tensors)
 
     @property
+    def sink_tensors(self) -> tuple[str, str] | None:
+        """Names of the tensors with the sink's keys and values; None without an exact sink."""
+        if self.exact_sink is None:
+            return None
+        k, v = (side if form is None else f"{side}_sink" for side, form in self._sides)
+        return k, v
+
+    @property
     def bits_per_number(self) -> float:
         """Stored bits of a cached number, averaged over keys and values, sink and ring."""
         whole = 0 if self.dtype is None else self.dtype.itemsize * 8

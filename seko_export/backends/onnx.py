@@ -68,6 +68,7 @@ BACKEND = ExportBackend(
             "--pass-caches",
             "--layer-rings",
             "--window-positions",
+            "--sink-average",
             "--reference-frames",
             "--vae-fp8",
             "--strength",

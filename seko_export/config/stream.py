@@ -34,6 +34,9 @@ class StreamConfig:
         Number of video frames per second, for reports and files.
     pass_caches : bool
         Whether each denoise pass writes a KV cache of its own (Seko-Talk); in this case there is no context pass.
+    sink_average : float
+        Weight, from 0 to below 1, with which the frames that a chunk evicts are averaged into the frames of the sink
+        (Reward Forcing: 0.001). The average is computed in the cache's dtype. If 0, the sink stays as it was written.
     context : str
         One of `CONTEXTS`. ``pass``: a context pass writes the keys and values of the finished chunk to the cache.
         ``reuse``: there is no context pass, and those of the chunk's last denoise pass stay in the cache.
@@ -89,6 +92,7 @@ class StreamConfig:
     references_apart: bool = False
     strength: float | None = None
     context: str = CONTEXT_PASS
+    sink_average: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has no tuples
@@ -142,6 +146,8 @@ class StreamConfig:
                 f"--context {REUSE}: this model has a cache for each pass, so there is no context pass to leave out; "
                 "leave the option out"
             )
+        if self.sink_average:
+            self._check_sink_average()
         if self.ring_frames < self.chunk_frames:
             raise UsageError(
                 f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "
@@ -158,6 +164,32 @@ class StreamConfig:
                 f"chunk of {self.chunk_frames} latent frames is larger than a layer's ring of {min(self.layer_rings)}: "
                 "two frames of one chunk would share a slot; raise --layer-rings"
             )
+
+    def _check_sink_average(self) -> None:
+        option = f"--sink-average {self.sink_average}"
+        if not 0 < self.sink_average < 1:
+            raise UsageError(f"{option}: expected a weight from 0 to below 1, such as 0.001")
+        if not self.window_positions:
+            raise UsageError(
+                f"{option}: frames of many positions are averaged, so keys are rotated when they are read: give "
+                "--window-positions beside it"
+            )
+        if self.sink_frames != self.chunk_frames or self.ring_frames % self.chunk_frames:
+            raise UsageError(
+                f"{option} averages whole chunks into the sink: expected as many sink frames as the chunk's "
+                f"{self.chunk_frames}, not {self.sink_frames}, and a ring of whole chunks, not of {self.ring_frames} "
+                "frames"
+            )
+        for option_of, given in (
+            ("--reference-frames", self.reference_frames),
+            ("--layer-rings", self.layer_rings),
+            ("--pass-caches", self.pass_caches),
+            ("--offload-cache", self.offload_cache),
+        ):
+            if given:
+                raise UsageError(
+                    f"{option} is built for one cache of one ring on the device: leave out {option_of}"
+                )
 
     def sides_for(self, aspect: float) -> tuple[int, int]:
         """Return height and width of a video of this area in pixels, for an aspect of height / width.

@@ -171,6 +171,11 @@ class VideoBuild(BuildConfig):
             self._check_offloading()
         if refusal := self.no_attention(target.attention_kind):
             raise UsageError(f"--attention {target.attention}: {refusal}; take --attention torch")
+        if work.stream.sink_average and self.kv.sink_tensors is None:
+            raise UsageError(
+                f"--kv {work.kv_scheme}: --sink-average changes the sink by less than quantised numbers can; take an "
+                "exact cache, or an exact sink by -sink behind the format, such as fp4-sink"
+            )
         if target.resident_window and (refusal := self.no_resident_window):
             raise UsageError(f"--resident-window: {refusal}; leave it out")
         if target.fp8:

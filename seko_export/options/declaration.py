@@ -238,6 +238,10 @@ class BuildOptions:
     ring_frames: int | None = _layout(
         "Number of latent frames in the cache behind the sink; a new frame replaces the oldest frame."
     )
+    sink_average: float | None = _layout(
+        "Weight with which each chunk that leaves the ring is averaged into the sink: 0.001 for Reward Forcing, 0 for "
+        "a sink that stays as it was written. Default: the preset's weight."
+    )
     layer_rings: tuple[int, ...] | None = _layout(
         "Ring sizes of the layers, repeated from the first layer on: 2,2,2,2,21. The largest ring size is "
         "--ring-frames."

@@ -208,7 +208,6 @@ def test_a_preset_that_lacks_something_is_refused_by_name(alike: Path) -> None:
     ("name", "title"),
     [
         ("memflow-1.3b", "MemFlow"),
-        ("reward-forcing-1.3b", "Reward Forcing"),
         ("rolling-forcing-1.3b", "Rolling Forcing"),
         ("krea-14b", "Krea"),
         ("streamdiffusion-v2-1.3b", "StreamDiffusionV2"),
@@ -237,7 +236,7 @@ def test_published_presets() -> None:
     } <= {*PRESETS}
     refused = {name for name, preset in PRESETS.items() if preset.missing}
     assert refused == {
-        *("memflow-1.3b", "reward-forcing-1.3b", "rolling-forcing-1.3b", "krea-14b"),
+        *("memflow-1.3b", "rolling-forcing-1.3b", "krea-14b"),
         *("streamdiffusion-v2-1.3b", "streamdiffusion-v2-14b"),
     }
     for passes, name in ((1, "causal-forcing-pp-1step-1.3b"), (2, "causal-forcing-pp-1.3b")):

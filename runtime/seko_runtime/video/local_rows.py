@@ -316,6 +316,10 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             raise UsageError(
                 "this artifact has rings of several sizes, which cannot keep a chunk alike; cut nothing"
             )
+        if self.manifest.averages_sink:
+            raise UsageError(
+                "this artifact averages evicted chunks into its sink, where scenes would mix; restart the row instead"
+            )
         self.streams.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
 
     @machine_faults()
@@ -422,16 +426,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _device_for(self, row: int | None, *, recache: bool) -> VideoDevice:
         """Return the device side; UsageError if ``recache`` is asked and the row's cache cannot be rebuilt."""
         device = self.device()
-        if flag(recache, "recache") and not self.manifest.has_context:
-            kept = (
-                "a cache for each denoise pass"
-                if self.manifest.pass_caches
-                else "what a chunk's last denoise pass wrote in its cache"
-            )
-            raise UsageError(
-                f"this artifact has {kept} and no context pass that could rebuild it; set the prompt without recache, "
-                "or restart the row"
-            )
+        if flag(recache, "recache") and (refusal := self.manifest.no_rebuild):
+            raise UsageError(f"{refusal}; set the prompt without recache, or restart the row")
         if recache and row is not None and self.streams.clocks.has_cut(row):
             raise UsageError(
                 "this session has cut to another scene, and the latents of the chunk that the cut keeps may be gone; "

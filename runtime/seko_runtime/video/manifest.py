@@ -28,6 +28,8 @@ from seko_runtime.format.records import Check, Limit, Mark, OneOf, Within
 
 KIND = "video"
 PICTURES = (IMAGE, PICTURE_LEVELS, LAST_PICTURE_LEVELS)  # buffers
+# cache buffer with a mark for each layer and slot, in artifacts whose sink averages evicted frames
+SINK_AVERAGED = "sink.averaged"
 # How often an input may change. Axis 0 of an input per pass counts the denoise passes of a chunk.
 PERIODS = ("session", "prompt", "chunk", "pass")
 MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
@@ -249,6 +251,25 @@ class VideoManifest(Manifest):
         """Whether each denoise pass has a KV cache of its own: cache buffers then have an axis of passes before the
         axis of layers."""
         return any(buffer.role == "cache" and buffer.row_axis > 1 for buffer in self.buffers)
+
+    @property
+    def averages_sink(self) -> bool:
+        """Whether the frames that a chunk evicts are averaged into the sink."""
+        return any(buffer.name == SINK_AVERAGED for buffer in self.buffers)
+
+    @property
+    def no_rebuild(self) -> str:
+        """The reason why a row's cache cannot be rebuilt from its kept chunks; empty if it can."""
+        if self.averages_sink:
+            return "this artifact averages chunks into its sink whose latents are no longer kept"
+        if self.has_context:
+            return ""
+        kept = (
+            "a cache for each pass"
+            if self.pass_caches
+            else "what a chunk's last denoise pass wrote in its cache"
+        )
+        return f"this artifact has {kept} and no context pass that could rebuild it"
 
     @property
     def first_apart(self) -> bool:

@@ -71,7 +71,7 @@ def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
         raise SnapshotError(
             f"{numbers.conditioning_frames} conditioning frames, expected at most {most}; take another snapshot"
         )
-    if numbers.rebuild_due and numbers.clock.made and not manifest.has_context:
+    if numbers.rebuild_due and numbers.clock.made and manifest.no_rebuild:
         raise SnapshotError(
             "its cache is to be rebuilt, which this artifact cannot do; take another snapshot"
         )

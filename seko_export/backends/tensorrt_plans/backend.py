@@ -58,6 +58,7 @@ def plan_backend(library: TensorRt) -> ExportBackend:
                 "--pass-caches",
                 "--layer-rings",
                 "--window-positions",
+                "--sink-average",
                 "--reference-frames",
                 "--vae-fp8",
                 "--strength",

@@ -34,7 +34,9 @@ from seko_export.families.layers.past_window import PastWindow, WindowExpand
 from seko_export.families.layers.rank_split import Ranked, rank_argument, rank_split
 from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
+from seko_export.families.layers.sink_average import SinkAverage
 from seko_runtime.video.contract import FRONT_CACHES
+from seko_runtime.video.manifest import SINK_AVERAGED
 
 SLOT_FRAMES = "kv.slot_frames"
 OF_PASS = "[pass]"  # index of a cache reference: the cache of the pass, if each pass has its own
@@ -42,6 +44,7 @@ OF_PASS = "[pass]"  # index of a cache reference: the cache of the pass, if each
 # caches; the fill of a layer's resident window. These names, and the prefixes `places.` and `conditioning.` of an
 # engine's inputs, are part of the artifact format.
 BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "window"
+SINK_AVERAGE = "sink_average"  # what a chunk evicts into a layer's sink
 # Of a first chunk: a layer for the tokens before the stream, and their embedding.
 FRONT, FRONT_EMBED = "front", "front_embed"
 # Variants of a block: for rows whose caches are full; for fused layers the context pass, its last layer, and layers in
@@ -163,6 +166,32 @@ class LayerArguments:
             tuple(argument.name for argument in self.window),
             only=self._among or None,
             among=self._among,
+        )
+
+    def sink_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
+        """Return the engine that averages the frames a chunk evicts into a layer's sink, before the chunk's first
+        pass."""
+        config = self._config
+        s, kv = config.workload.stream, config.kv
+        marks = (config.workload.state_rows * s.cache_frames,)
+        averaged = Argument("averaged", f"buffer:{SINK_AVERAGED}{OF_LAYER}", marks, torch.int64)
+        return Piece(
+            self._key(SINK_AVERAGE),
+            self._split(SinkAverage(config.model, s, kv)),
+            LAYER,
+            config.model.layers,
+            (
+                frames,
+                self.write_slots,
+                *self.slot_frames,
+                averaged,
+                *self._caches,
+                *self._scales[: len(kv.scale_tensors)],
+                *rows,
+                *rank_argument(config),
+            ),
+            (),
+            (averaged.name, *(f"caches.{name}" for name in kv.sink_tensors or ())),
         )
 
     def blocks(

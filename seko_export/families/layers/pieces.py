@@ -44,6 +44,7 @@ from seko_export.families.layers.layer_pieces import (
     LAST,
     LAST_UPDATE,
     RING_POSITIONS,
+    SINK_AVERAGE,
     SLOT_FRAMES,
     WIDE,
     WINDOW,
@@ -65,6 +66,7 @@ from seko_runtime.video.contract import (
     FRONT_CACHES,
     REFERENCE_LATENTS,
 )
+from seko_runtime.video.manifest import SINK_AVERAGED
 
 SOLVER = "solver.kept"  # tensors that a pass's sampler keeps for the next pass
 
@@ -185,6 +187,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
             tuple(a.name for a in main.slot_frames),
         ),
         *chunk_module_pieces(config, bucket, choice, (frames, *rows)),
+        *([main.sink_piece(frames, rows)] if s.sink_average else []),
         *(group.positions_piece(frames, rows) for group in groups if group is not main or windows),
         *(group.window_piece(rows) for group in windows),
         *(piece for group in groups for piece in group.blocks(state, modulation, text_kv, rows)),
@@ -336,6 +339,12 @@ def _chunk_programs(
             programs[ProgramKey("context", bucket, first=True)] = (*begin, *after_front(of_context))
     once = [key for key in pieces if key.role == CHUNK and key.bucket == bucket]
     begin = _calls(pieces, EngineKey("noise", bucket=bucket), *once)
+    begin += tuple(
+        call
+        for key in [EngineKey(SINK_AVERAGE, bucket=bucket)]
+        if key in pieces
+        for call in pieces[key].calls()
+    )
     if EngineKey(RING_POSITIONS, bucket=bucket) in pieces:
         begin += positions("", *small)
         begin += _through_layers(pieces, [EngineKey(WINDOW, group, bucket) for group in ("", *small)])
@@ -395,6 +404,9 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
             )
             for group in config.layer_groups
         )
+    if s.sink_average:
+        marks = (m.layers, state_rows * s.cache_frames)
+        caches += (Buffer(SINK_AVERAGED, marks, "int64", "cache", row_axis=1),)
     front = (m.layers, state_rows * m.front_tokens, m.heads, m.head_dim)
     return (
         *caches,

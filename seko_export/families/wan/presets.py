@@ -137,11 +137,11 @@ PRESETS: dict[str, Preset] = {
     ),
     "reward-forcing-1.3b": Preset(
         _wan_1_3b("reward-forcing-1.3b"),
-        replace(USUAL_STREAM, sink_frames=3, ring_frames=6),
+        replace(USUAL_STREAM, sink_frames=3, ring_frames=6, window_positions=True, sink_average=0.001),
+        entry="generator_ema",
         files=("rewardforcing.pt",),
-        source="rewardforcing.pt, as daydreamlive/scope loads it",
+        source="rewardforcing.pt, as daydreamlive/scope loads it; code JaydenLyh/Reward-Forcing (Apache-2.0)",
         unverified=_NUMBERS,
-        missing="a sink that averages the keys and values of each evicted chunk",
     ),
     "rolling-forcing-1.3b": Preset(
         _wan_1_3b("rolling-forcing-1.3b"),
