@@ -39,6 +39,9 @@ class SinkAverage(Ranked):
     def __init__(self, model: ModelConfig, stream: StreamConfig, kv: KvFormat) -> None:
         super().__init__()
         self.model, self.stream, self.kv = model, stream, kv
+        if kv.sink_tensors is None:
+            raise TypeError("a quantised sink is not averaged")
+        self.names = kv.sink_tensors  # of the sink's keys and values
 
     def forward(
         self,
@@ -80,7 +83,7 @@ class SinkAverage(Ranked):
         evicted = self._evicted(caches, scales, write_slots, of_call, held_rows, rows is None)
         tokens = s.sink_frames * s.frame_tokens
         by_token = evicts.repeat_interleave(s.frame_tokens)[:, None, None]
-        for side, name, gone in zip(SIDES, self.kv.sink_tensors, evicted, strict=True):
+        for side, name, gone in zip(SIDES, self.names, evicted, strict=True):
             row = s.cache_tokens if name == side else tokens  # tokens of a row in this tensor
             index = (of_call[:, None] * row + torch.arange(tokens, device=device)).flatten()
             sink = caches[name].index_select(0, index)  # [B*tokens, H, D]
@@ -106,13 +109,13 @@ class SinkAverage(Ranked):
         every_row: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return keys before RoPE and values in the chunk's slots, [B*T, H, D] each."""
-        if self.kv.sink_tensors == SIDES:  # the whole cache is as it was written
+        if self.names == SIDES:  # the whole cache is as it was written
             index = token_index(write_slots, self.stream, rows)
             return caches["k"].index_select(0, index), caches["v"].index_select(0, index)
         if not every_row:
             caches = {name: rows_of(cache, rows, len(cache) // held_rows) for name, cache in caches.items()}
         plain = no_rotation(len(rows), self.model, self.stream, rows.device)
-        dtype = caches[self.kv.sink_tensors[0]].dtype
+        dtype = caches[self.names[0]].dtype
         k, v = self.kv.expand(caches, scales, plain, dtype)
         index = token_index(write_slots, self.stream)
         return k.index_select(0, index), v.index_select(0, index)
