@@ -2,8 +2,7 @@
 # Writes scripts/lock.txt: every package of the tested set, as scripts/constraints.txt and the four pyproject.toml give it.
 #     bash scripts/lock.sh                             needs uv
 # An environment of it, without scripts/venv.sh:
-#     uv venv --python 3.11 .venv && uv pip sync --torch-backend cpu scripts/lock.txt
-#     SEKO_PYTHON=.venv/bin/python bash scripts/quickstart.sh
+#     uv venv --python 3.11 && uv pip sync --torch-backend cpu scripts/lock.txt
 # The set has torch for CPUs: from its own index, or from the folder UV_FIND_LINKS (then without --torch-backend).
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,10 @@
 # shellcheck shell=bash
 # Sourced by the other scripts: makes .venv with the three distributions, or reuses it. Sets $PYTHON.
-# A GPU box that brings its own torch: SEKO_PYTHON=/path/to/python uses that interpreter and installs nothing.
+# A GPU box that brings its own torch: SEKO_PYTHON=/path/to/python uses that interpreter and installs nothing. A .venv
+# that uv made, as scripts/lock.sh says, is used in the same way.
+if [ -z "${SEKO_PYTHON:-}" ] && grep -qs '^uv = ' .venv/pyvenv.cfg; then
+    SEKO_PYTHON=$PWD/.venv/bin/python
+fi
 
 SEKO_SERVE_EXTRAS=ray,realtime,s3,simulate,webrtc # of the server, in the tested set
 export SEKO_SERVE_EXTRAS

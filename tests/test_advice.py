@@ -30,8 +30,8 @@ PAGES += sorted((ROOT / "docs/start").glob("*.md"))
 # But the page whose commands have options of another distribution: tests/outside runs them.
 PAGES = [page for page in PAGES if page.name != "extending.md"]
 DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
-# Options of docker, rsync, pip, hf, strip, the linker and other servers' benchmarks; and one that stands for how they
-# are spelled.
+# Options of docker, rsync, pip, uv, hf, strip, the linker and other servers' benchmarks; and one that stands for how
+# they are spelled.
 FOREIGN = {
     "--suite",
     "--gpus",
@@ -42,11 +42,13 @@ FOREIGN = {
     "--no-as-needed",
     "--no-deps",
     "--omni",
+    "--python",
     "--read-only",
     "--remove-section",
     "--strip-unneeded",
     "--task",
     "--tmpfs",
+    "--torch-backend",
     "--upgrade",
     "--warmup-inference-steps",
 }

@@ -86,6 +86,15 @@ def test_without_a_gpu_torch_comes_for_cpus_unless_an_index_was_chosen(
     assert words in said
 
 
+def test_an_environment_of_uv_is_used_as_it_is(tmp_path: Path) -> None:
+    """It has no pip."""
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/pyvenv.cfg").write_text("home = /usr/bin\nuv = 0.13.9\n")
+    line = 'source scripts/venv.sh && seko_make_venv && seko_add_serve "" && echo "$PYTHON"'
+    notes, said = ran(tmp_path, line)
+    assert (notes, said.strip()) == ([], str(tmp_path / ".venv/bin/python"))
+
+
 @pytest.mark.parametrize(("own", "pinned"), [("0", True), ("1", False)])
 def test_torch_that_requires_its_own_triton_is_not_asked_for_another(
     tmp_path: Path, own: str, pinned: bool

@@ -39,14 +39,16 @@ if ! build inspect --type image "$base" >/dev/null 2>&1; then
     rm -rf "$system"
 fi
 
+authorities=/etc/ssl/certs/ca-certificates.crt # this machine's, as some have their own
 cat >"$folder/pip.conf" <<END
 [global]
+cert = $authorities
 extra-index-url = ${PIP_INDEX_URL:-https://pypi.org/simple}
 find-links = ${PIP_FIND_LINKS:-}
 retries = 1
 END
 given=(--volume "$folder/pip.conf:/etc/pip.conf:ro")
-for place in /etc/ssl/certs/ca-certificates.crt ${PIP_FIND_LINKS:-}; do
+for place in "$authorities" ${PIP_FIND_LINKS:-}; do
     [ ! -e "$place" ] || given+=(--volume "$place:$place:ro")
 done
 layers=false # several images share what a stage installs, at the price of hashing it
