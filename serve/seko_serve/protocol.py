@@ -19,7 +19,7 @@ from seko_serve.errors import MAX_NAME_LETTERS, ServeError, check_fields
 SUBPROTOCOL = "seko.v1"
 QUEUE_HEADER, JOIN = "seko-queue", "join"  # of a request that waits: `join`, then the token of its place
 NONE_SEEN = -1  # in place of the last serial that a client saw
-TICKET_PREFIX, RESUME_PREFIX = "seko.ticket.", "seko.resume."
+TICKET_PREFIX, RESUME_PREFIX, WATCH_PREFIX = "seko.ticket.", "seko.resume.", "seko.watch."
 VERSION = 1
 HEADER = struct.Struct("<BBBBIIIQII")
 MAX_CONTROL_BYTES = 64 << 10  # a JSON message of a client
@@ -85,6 +85,11 @@ class Media:
     key: bool = False
     discontinuity: bool = False
     last: bool = False
+
+    @property
+    def begins_video(self) -> bool:
+        """Whether a decoder of video can begin with this message."""
+        return self.key and self.codec < Codec.PCM
 
     def pack(self) -> bytes:
         """Return the message as bytes: a header of `HEADER`'s 32 bytes and the payload."""
@@ -375,8 +380,8 @@ def parse_received(received: str | bytes) -> Media | dict[str, Any]:
 
 @dataclass(frozen=True)
 class Entrance:
-    """A client's credentials in its subprotocols: a ticket, or a resume token with the serial of the last message that
-    the client received.
+    """A client's credentials in its subprotocols: a ticket, a resume token with the serial of the last message that the
+    client received, or a watch token.
 
     A client sends its credentials as subprotocols because a browser can set no other header of a WebSocket.
     """
@@ -384,26 +389,35 @@ class Entrance:
     ticket: str = ""
     resume: str = ""
     last_serial: int = NONE_SEEN
+    watch: str = ""
 
     def subprotocols(self) -> tuple[str, str]:
         """Return the subprotocols that a client offers, as `parse_subprotocols` reads them."""
         if self.ticket:
             return SUBPROTOCOL, f"{TICKET_PREFIX}{self.ticket}"
+        if self.watch:
+            return SUBPROTOCOL, f"{WATCH_PREFIX}{self.watch}"
         serial = "" if self.last_serial == NONE_SEEN else self.last_serial
         return SUBPROTOCOL, f"{RESUME_PREFIX}{self.resume}.{serial}"
 
 
 def parse_subprotocols(offered: Sequence[str]) -> Entrance:
-    """Return the credentials in a client's subprotocols; ServeError unless there is exactly one ticket or one resume
-    token."""
+    """Return the credentials in a client's subprotocols; ServeError unless there is exactly one ticket, resume
+    token or watch token."""
     if SUBPROTOCOL not in offered:
         raise ServeError("bad_request", f"the socket's subprotocols lack {SUBPROTOCOL}")
     tickets = [name[len(TICKET_PREFIX) :] for name in offered if name.startswith(TICKET_PREFIX)]
     resumes = [name[len(RESUME_PREFIX) :] for name in offered if name.startswith(RESUME_PREFIX)]
-    if len(tickets) + len(resumes) != 1:
-        raise ServeError("unauthorized", f"expected one {TICKET_PREFIX}TICKET or {RESUME_PREFIX}TOKEN.SERIAL")
+    watches = [name[len(WATCH_PREFIX) :] for name in offered if name.startswith(WATCH_PREFIX)]
+    if len(tickets) + len(resumes) + len(watches) != 1:
+        raise ServeError(
+            "unauthorized",
+            f"expected one of {TICKET_PREFIX}TICKET, {RESUME_PREFIX}TOKEN.SERIAL and {WATCH_PREFIX}TOKEN",
+        )
     if tickets:
         return Entrance(ticket=tickets[0])
+    if watches:
+        return Entrance(watch=watches[0])
     token, _, serial = resumes[0].rpartition(".")
     if not token or not (serial == "" or (serial.isascii() and serial.isdecimal() and len(serial) < 11)):
         raise ServeError("unauthorized", f"expected {RESUME_PREFIX}TOKEN.SERIAL")

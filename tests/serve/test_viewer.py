@@ -131,11 +131,11 @@ def test_the_page_begins_with_what_the_artifact_brings(
             time.sleep(0.02)
         assert page.value("document.getElementById('help').textContent") == "It knows letters."
         assert page.value("document.getElementById('prompt').value") == "a b"
-        names = "[...document.querySelectorAll('#pictures img')].map((image) => image.alt)"
+        names = "[...document.querySelectorAll('#examples img')].map((image) => image.alt)"
         assert page.value(names) == ["Red", "Blue"]
-        page.value("document.querySelectorAll('#pictures button')[1].click(); true")
+        page.value("document.querySelectorAll('#examples button:has(img)')[1].click(); true")
         page.until("document.getElementById('image-name').textContent === 'Blue'")
-        page.value("document.querySelectorAll('#prompts button')[1].click(); true")
+        page.value("document.querySelectorAll('#examples button:not(:has(img))')[1].click(); true")
         assert page.value("document.getElementById('prompt').value") == "c a"
         assert not server.manager.sessions
         page.value("document.getElementById('start').click(); true")

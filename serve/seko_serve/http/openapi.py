@@ -157,6 +157,15 @@ def _paths() -> Table:
                 ("unauthorized", "not_found", "conflict", "unsupported"),
             ),
         },
+        "/v1/sessions/{name}/watch": {
+            "parameters": [name],
+            "post": operation(
+                "Gives a token with which others watch the session's socket, and change nothing.",
+                json_of("WatchToken"),
+                ("unauthorized", "forbidden", "not_found"),
+                status=201,
+            ),
+        },
         "/v1/whep": {
             "post": {
                 **operation(
@@ -289,6 +298,9 @@ def _schemas(session: Table) -> Table:
             "additionalProperties": NUMBER,
         },
         "Sessions": list_of(named("Session")),
+        "WatchToken": object_of(
+            {"object": {"const": "session"}, "model": TEXT, "url": TEXT, "lease_s": NUMBER, "watch": TEXT}
+        ),
         "Place": object_of(
             {"place": WHOLE, "waiting": WHOLE, "wait_s": {"type": ["number", "null"]}, "admitted": FLAG}
         ),

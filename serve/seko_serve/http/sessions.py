@@ -32,6 +32,7 @@ class SessionRoutes(RouteFamily):
             Route("/v1/queue", self._queue, methods=["GET", "DELETE"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             Route("/v1/sessions/{name}/events", self._events, methods=["GET"]),
+            Route("/v1/sessions/{name}/watch", self._watch, methods=["POST"]),
             WebSocketRoute("/v1/sessions/{name}/stream", self._stream),
             Route("/v1/sessions/{name}/stream", no_socket),
         ]
@@ -93,6 +94,10 @@ class SessionRoutes(RouteFamily):
         session = self._manager.find(request.path_params["name"], self._access.tenant(request))
         text = await asyncio.to_thread(session.content.recording)
         return Response(text, media_type="application/jsonl")
+
+    async def _watch(self, request: Request) -> Response:
+        session = self._manager.find(request.path_params["name"], self._access.tenant(request))
+        return JSONResponse({**self._place_of(session.name), "watch": session.watch_tokens.issue()}, 201)
 
     async def _saved(self, request: Request, name: str, tenant: str) -> Response:
         """Return the HTTP answer about a session that is saved and has no row of the pool."""

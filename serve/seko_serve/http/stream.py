@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ from seko_serve.protocol import (
     SUBPROTOCOL,
     Codec,
     Control,
+    Entrance,
     message,
     parse_control,
     parse_subprotocols,
@@ -44,7 +46,11 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
     try:
         access.count_socket(socket)
         access.check_page(socket)
-        session, last_serial = await _entered(socket, manager)
+        entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
+        if entrance.watch:
+            await _serve_watcher(socket, entrance.watch, manager, access)
+            return
+        session, last_serial = await _entered(socket, entrance, manager)
         connection = session.viewer.enter()
     except ServeError as error:
         await _refuse(socket, error, manager)
@@ -71,10 +77,42 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
         session.viewer.leave(connection)
 
 
-async def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
+async def _serve_watcher(socket: WebSocket, token: str, manager: SessionManager, access: Access) -> None:
+    """Send a session's stream to somebody who only watches, until either side ends."""
+    session = manager.watched(socket.path_params["name"], token)
+    hello = await _hello(socket)
+    connection = session.watch(hello, lambda codecs: ready_message(session, manager, codecs, ""))
+    try:
+        reads = _read_watcher(socket, session, connection, access)
+        if await until_one_ends(reads, _send(socket, connection, manager)):
+            await close_socket(socket, message("end", reason="closed"), NORMAL)
+    finally:
+        session.viewer.watchers.leave(connection)
+
+
+async def _read_watcher(
+    socket: WebSocket, session: LiveSession, connection: Connection, access: Access
+) -> bool:
+    """Answer pings until the watcher closes (return True) or the socket is gone (False)."""
+    while True:
+        received = await socket.receive()
+        if received["type"] == "websocket.disconnect":
+            return False
+        access.controls.take(f"those who watch {session.name}")
+        control = parse_control(received.get("text") or "")
+        if control.type == "close":
+            return True
+        if control.type != "ping":
+            raise ServeError("forbidden", f"who watches changes nothing: send no {control.type}")
+        connection.outbox.append(message("pong", t=control.fields["t"], server_t=time.time()))
+        connection.news.set()
+
+
+async def _entered(
+    socket: WebSocket, entrance: Entrance, manager: SessionManager
+) -> tuple[LiveSession, int | None]:
     """Return the session that a socket may enter, and the serial number of the last message that a resumed client
     received."""
-    entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
     name = socket.path_params["name"]
     if entrance.ticket:
         return manager.enter(name, entrance.ticket), None

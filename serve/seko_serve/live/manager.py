@@ -277,6 +277,16 @@ class SessionManager:
             )
         return session
 
+    def watched(self, name: str, token: str) -> LiveSession:
+        """Return the session to which a watch token belongs; ServeError if there is no such session any more, or the
+        token is not its own. The error does not tell which, as anybody may ask."""
+        session = self.sessions.get(name)
+        if session is None or not session.watch_tokens.allows(token):
+            raise ServeError(
+                "unauthorized", "this link is unknown, or its video has ended: ask for another one"
+            )
+        return session
+
     async def reenter(self, name: str, token: str) -> LiveSession:
         """Return the session to which a resume token belongs; a saved session without a row takes a row of the pool
         again.

@@ -27,8 +27,8 @@ from seko_serve.live.content import Content, answer_to
 from seko_serve.live.encoding import ChunkEncoder, MadeChunk
 from seko_serve.live.viewer import Viewer
 from seko_serve.metrics import Metrics
-from seko_serve.protocol import Codec, Control, message
-from seko_serve.security.tokens import ResumeTokens, Ticket
+from seko_serve.protocol import SOUND_CODECS, Codec, Control, message
+from seko_serve.security.tokens import ResumeTokens, Ticket, WatchTokens
 
 MAX_WAITING = 256  # controls that wait for the next chunk
 MAX_ENCODING = 2  # chunks of a session that are made and not encoded; the runtime keeps the frames of four
@@ -97,6 +97,8 @@ class LiveSession:
         The ticket with which a client opens the first socket.
     tokens : ResumeTokens
         The tokens with which a client reconnects after a lost socket.
+    watch_tokens : WatchTokens
+        The tokens with which others watch the session.
     """
 
     def __init__(
@@ -114,6 +116,8 @@ class LiveSession:
     ) -> None:
         self.name, self.tenant, self.content = name, tenant, content
         self.viewer, self.ticket, self.tokens = Viewer(content.rate, loop), Ticket(), ResumeTokens()
+        self.watch_tokens = WatchTokens()
+        self._codecs: tuple[Codec, ...] = ()  # of the stream; none before the first socket
         self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake)
         self._wake, self._metrics = wake, metrics
         self.savable, self._save = save is not None, save
@@ -152,6 +156,12 @@ class LiveSession:
         the errors are those of `Viewer.attach`.
         """
 
+        if self._codecs and self._codecs != tuple(codecs):
+            self.viewer.watchers.finish(
+                ServeError("conflict", "the video goes on in another codec: watch it again", retry_after=1.0)
+            )
+        self._codecs = tuple(codecs)
+
         def begin() -> str:
             self.content.attach(codecs)
             return ready()
@@ -160,6 +170,30 @@ class LiveSession:
         if self._paused:
             self.viewer.tell(message("state", paused=True))
         self._wake()
+
+    def watch(self, hello: Control, ready: Callable[[Sequence[Codec]], str]) -> Connection:
+        """Return the connection of a new watcher, who gets the stream from the next key frame on, in the codecs of its
+        viewer; ``ready`` makes the message ``ready``.
+
+        Raises
+        ------
+        ServeError
+            If nobody plays the session yet, the watcher does not know a codec, or too many watch.
+        """
+        if self.end is not None:
+            raise self.end
+        if not self._codecs:
+            raise ServeError("conflict", "nobody plays this session yet", retry_after=1.0)
+        known = {*hello.fields["codecs"], *hello.fields.get("audio", ())}
+        lacking = [codec.name.lower() for codec in self._codecs if codec.name.lower() not in known]
+        if lacking:
+            raise ServeError(
+                "unsupported", f"this stream has {' and '.join(lacking)}, which hello does not name"
+            )
+        of_sound = all(codec in SOUND_CODECS.values() for codec in self._codecs)
+        connection = self.viewer.watchers.enter(ready(self._codecs), began=of_sound)
+        self.content.attach(self._codecs)  # the next frame is a key frame
+        return connection
 
     def control(self, control: Control) -> None:
         """Take a control of the client: a change of the stream waits for the next chunk, any other control takes effect
@@ -181,6 +215,7 @@ class LiveSession:
             self._tell_receipt("received", control)
             self._tell_receipt("applied", control, chunk=following)
             self.viewer.tell(message("state", paused=self._paused))
+            self.viewer.watchers.send(message("state", paused=self._paused), begins=False)
         else:
             self.content.check(control)
             with self._lock:

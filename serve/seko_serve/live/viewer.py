@@ -13,6 +13,7 @@ from typing import Any
 from seko_serve.errors import ServeError
 from seko_serve.live.connection import Connection
 from seko_serve.live.pace import Pace
+from seko_serve.live.watchers import Watchers
 from seko_serve.protocol import Codec, Media
 
 _COUNTS = ("chunks", "frames", "last_frames", "shown", "late", "due_chunks")  # of the clock, saved by name
@@ -66,13 +67,15 @@ class Viewer:
         Time since which the session has no socket; None while it has one.
     end : ServeError or None
         The error with which the session has ended; None while the session is open.
+    watchers : Watchers
+        Those who see what the viewer is sent, and cannot be answered.
     """
 
     def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
         self.detached_at: float | None = time.monotonic()
         self.end: ServeError | None = None
         self._loop, self._lock = loop, threading.Lock()
-        self._pace = Pace(rate)
+        self._pace, self.watchers = Pace(rate), Watchers(loop)
         self._connection: Connection | None = None
         self._serial = 0  # of the next binary message
         self._sent: deque[_Sent] = deque()
@@ -168,6 +171,7 @@ class Viewer:
                 connection.end = self.end
         if connection is not None:
             self._notify(connection)
+        self.watchers.finish(self.end)
 
     # -- the clock ---------------------------------------------------------------------------------------------
 
@@ -242,6 +246,7 @@ class Viewer:
                 self._serial += isinstance(content, Media)
                 self._sent.append(_Sent(chunk, serial, packed))
                 self._deliver([packed])
+            self.watchers.send(packed, begins=isinstance(content, Media) and content.begins_video)
         with self._lock:
             self._whole = chunk + 1
 

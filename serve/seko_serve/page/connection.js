@@ -130,6 +130,12 @@ export async function admitted(base, key, attempt, say, signal) {
   }
 }
 
+function socketOf(base, id) {
+  const url = new URL(`v1/sessions/${id}/stream`, base);
+  url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+  return url;
+}
+
 export class Connection extends EventTarget {
   constructor(base, key, buffer = 1) {
     super();
@@ -150,12 +156,7 @@ export class Connection extends EventTarget {
     this.elsewhere = /^wss?:/.test(url) ? url : undefined;
   }
 
-  get url() {
-    if (this.elsewhere) return this.elsewhere;
-    const url = new URL(`v1/sessions/${this.id}/stream`, this.base);
-    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    return url;
-  }
+  get url() { return this.elsewhere ?? socketOf(this.base, this.id); }
 
   connect(entrance) {
     const { url } = this;
@@ -182,7 +183,7 @@ export class Connection extends EventTarget {
       }
       const message = JSON.parse(data);
       if (message.type === "ready") {
-        this.resume = message.resume;
+        this.resume = message.resume || this.resume;
         this.lostAt = this.reason = undefined;
         this.retryMs = FIRST_RETRY_MS;
       } else if (message.type === "error") {
@@ -268,4 +269,26 @@ export class Connection extends EventTarget {
     if (this.id) answered(this.base, `v1/sessions/${this.id}`, this.key, undefined, {}, "DELETE").catch(() => {});
     this.id = undefined;
   }
+}
+
+/** The socket of one who watches the session of another, by a token that this one gave away. */
+export class Watch extends Connection {
+  constructor(base, session, token) {
+    super(base, "");
+    Object.assign(this, { session, token });
+  }
+
+  get url() { return socketOf(this.base, this.session); }
+
+  open(hello) {
+    this.hello = hello;
+    this.resume = this.token; // it comes back as it came
+    this.retryMs = FIRST_RETRY_MS;
+    this.connect(`seko.watch.${this.token}`);
+  }
+
+  async comeBack() { this.connect(`seko.watch.${this.token}`); }
+
+  /** Nothing that who watches does is told. */
+  send(type, fields) { return type === "ping" || type === "close" ? super.send(type, fields) : ""; }
 }

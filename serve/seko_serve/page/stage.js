@@ -70,7 +70,9 @@ export class Stage {
   }
 
   open(name) {
-    if (find(name).hidden) this.toggle(document.querySelector(`[aria-controls=${name}]`));
+    this.closeSheets();
+    find(name).hidden = false;
+    document.querySelector(`[aria-controls=${name}]`)?.setAttribute("aria-expanded", true);
   }
 
   closeSheets() {

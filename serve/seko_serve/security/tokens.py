@@ -1,11 +1,12 @@
-"""Secrets that a server issues: tickets and resume tokens, with which a client opens a session's socket, and links,
-with which a client sends one request without an API key. The server keeps only their hashes, each with what it stands
-for: those of a session in the session, and links by tenant."""
+"""Secrets that a server issues: tickets and resume tokens, with which a client opens a session's socket, watch tokens,
+with which others watch it, and links, with which a client sends one request without an API key. The server keeps only
+their hashes, each with what it stands for: those of a session in the session, and links by tenant."""
 
 from __future__ import annotations
 
 import hmac
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from seko_serve.security.keys import digest
 LINK_S = 30.0
 MOST_LINKS = 10_000  # of a tenant at a time; its oldest one goes first
 MOST_TOKENS = 4  # of a session that a client may hold
+MOST_WATCH_TOKENS = 8  # of a session; the oldest one goes first
 _BYTES = 24
 
 
@@ -82,6 +84,25 @@ class Links:
             "unauthorized",
             f"the link's ticket is unknown, used, or older than {LINK_S:g} s; ask for another link",
         )
+
+
+class WatchTokens:
+    """The tokens with which others watch one session, as often as they like, until the session ends or goes on in
+    another process."""
+
+    def __init__(self) -> None:
+        self._hashes: deque[str] = deque(maxlen=MOST_WATCH_TOKENS)
+
+    def issue(self) -> str:
+        """Return a new token."""
+        token = secrets.token_urlsafe(_BYTES)
+        self._hashes.append(digest(token))
+        return token
+
+    def allows(self, token: str) -> bool:
+        """Return whether a token is the session's."""
+        hashed = digest(token)
+        return any(hmac.compare_digest(hashed, known) for known in self._hashes)
 
 
 class ResumeTokens:

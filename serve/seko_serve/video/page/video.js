@@ -1,5 +1,5 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
-import { AWAY, Connection, admitted, answered, request, sentence } from "./connection.js";
+import { AWAY, Connection, Watch, admitted, answered, request, sentence } from "./connection.js";
 import { base, block, complain, face, fail, find, key, say, servedModel, settle, unblock } from "./frame.js";
 import { KeyPad } from "./keys.js";
 import { PromptField, Timeline, recordedPrompts } from "./prompts.js";
@@ -14,6 +14,8 @@ import { PictureWell } from "./wells.js";
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
 const MEASURE_MS = 500;
 const RUNNING = ["pause", "restart", "record", "stop"]; // buttons of a session
+const WATCHED = /^#watch=([\w-]+)\.([\w-]+)$/.exec(location.hash); // the session that a link shows, and its token
+const NOTHING = { takes: {}, controls: {}, limits: {}, viewer: {} }; // of a model of which one sees the video alone
 
 const worker = new Worker(new URL("./player.js", import.meta.url), { type: "module" });
 const offscreen = find("video").transferControlToOffscreen();
@@ -48,7 +50,7 @@ const field = new PromptField(find("prompt"), () => screen.focus());
 const shownPrompt = () => timeline.entries.at(-1)?.prompt ?? "";
 
 // -- what is told ---------------------------------------------------------------------------------------------
-const startAgain = { "Start again": () => find("dock").requestSubmit() };
+const startAgain = WATCHED ? { "Try again": () => attempted(watch) } : { "Start again": () => find("dock").requestSubmit() };
 
 function showRunning(now) {
   for (const id of RUNNING) find(id).hidden = !now;
@@ -57,10 +59,12 @@ function showRunning(now) {
   find("change").hidden = !now || !model.takes.prompt;
   find("microphone").hidden = !now || !navigator.mediaDevices || sounding()?.speakers !== 1;
   find("pad").hidden = !keyed();
+  find("share").hidden = !now || Boolean(connection.elsewhere); // a gateway gives no links
 }
 
 /** Say what to do before a session runs. */
 function invite() {
+  if (WATCHED) return;
   const lacking = wells.filter(({ required, url }) => required && !url);
   find("start").disabled = lacking.length > 0;
   if (connection) return;
@@ -205,10 +209,26 @@ async function showMotion({ prompts, pictures }) {
   if (free > 0 && !connection && !trying) await startWith(find("prompt").value.trim());
 }
 
+/** What this browser plays, the best first. */
+async function played() {
+  const codecs = await supported();
+  return { codecs, audio: codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [] };
+}
+
+/** Watch the session of another. */
+async function watch() {
+  block("One moment", {}, "wait");
+  say("Opening", "wait");
+  model = NOTHING;
+  const hello = await played();
+  connection = new Watch(base, WATCHED[1], WATCHED[2]);
+  listen(connection);
+  connection.open(hello);
+}
+
 async function enter(prompt, signal) {
   block("One moment", {}, "wait");
-  const codecs = await supported();
-  const audio = codecs[0] !== "fmp4" ? await playable() : playsSound() ? ["aac"] : [];
+  const { codecs, audio } = await played();
   const hello = { codecs, audio: sounding() ? audio : [] };
   const session = {
     model: model.id, seed: seed(), ...(model.takes.prompt && { prompt }), ...pictures(),
@@ -369,7 +389,8 @@ function ended(reason) {
   showRunning(false);
   say(reason ?? "Ended", reason && "error");
   invite();
-  if (reason && !find("start").disabled) block(reason, startAgain);
+  if (WATCHED) block(reason ?? "The video has ended", startAgain);
+  else if (reason && !find("start").disabled) block(reason, startAgain);
 }
 
 /** Forget a session: what was measured of it, what was sent and what waits. What it was asked for stays to be saved. */
@@ -546,11 +567,24 @@ const pad = new KeyPad(find("pad"), tellHeld);
 const gamepads = new Gamepads(pad, (axes) => steer({ axes }));
 const looking = ["video", "source"].map((id) => new Looking(find(id), (moved) => steer({ moved })));
 document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
-  if (!connection || sound || recorder) return;
+  if (!connection || sound || recorder || WATCHED) return;
   if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
   if (!document.hidden && hiddenPause) goOn();
 });
 window.addEventListener("pagehide", () => { trying?.abort(); connection?.close(); });
+
+find("share").onclick = () => attempted(async () => {
+  const { watch: token } = await request(base, `v1/sessions/${connection.id}/watch`, key(), undefined, {}, "POST");
+  const link = new URL(`#watch=${connection.id}.${token}`, location.href);
+  find("link-text").value = link;
+  stage.open("link");
+  find("link-text").select();
+});
+find("link-copy").onclick = async () => {
+  find("link-text").select();
+  const copied = await navigator.clipboard?.writeText(find("link-text").value).then(() => true, () => false);
+  find("link-copy").textContent = copied ? "Copied" : "Press Ctrl+C";
+};
 
 find("timeline-save").onclick = () => save(new Blob([timeline.text()], { type: "application/jsonl" }), "seko.jsonl");
 find("timeline-replay").onclick = () => attempted(() => playAgain(recordedPrompts(timeline.text(), "the timeline")));
@@ -612,6 +646,8 @@ async function meet() {
 }
 
 async function come() {
+  document.body.classList.toggle("watching", Boolean(WATCHED));
+  if (WATCHED) return watch();
   await meet();
   await showMotion(model.viewer);
 }
