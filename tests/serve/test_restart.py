@@ -18,6 +18,7 @@ import pytest
 from seko_runtime import Pool
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.live import manager
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool
 
@@ -186,3 +187,36 @@ def test_eight_sessions_that_join_leave_pause_and_come_back_have_the_runtimes_by
 
     run(test, server)
     assert server.manager.admission.free == 8
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_one_whose_viewer_is_gone_gives_its_row_to_one_who_waits_and_goes_on_later(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """A session that cannot be saved keeps its row for the lease."""
+    monkeypatch.setattr(manager, "AWAITED_LEASE_S", 0.1)
+    monkeypatch.setattr(manager, "REAP_S", 0.05)
+    server = start(max_sessions=1, snapshots=str(tmp_path / "store") if saved else None, lease_s=3600)
+    url = f"{server.url}/v1/sessions"
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        gone = await new_client().open(codecs=["rgb24"], prompt=PROMPTS[0], seed=3)
+        media, _ = await watch(gone, 2)
+        await gone.drop()
+        await asyncio.sleep(0.5)
+        assert len(server.manager.sessions) == 1  # nobody wants its row
+        token = "join"
+        for _ in range(60 if saved else 3):
+            status, answer = await asyncio.to_thread(http, url, "POST", {"prompt": PROMPTS[1]}, "", token)
+            if status == 201:
+                break
+            token = answer["error"]["queue_token"]
+            await asyncio.sleep(answer["error"]["retry_after"] / 2)
+        assert (status == 201) == saved
+        if saved:
+            await asyncio.to_thread(http, f"{url}/{answer['id']}", "DELETE")
+        await gone.resume()
+        more, _ = await watch(gone, 2)
+        assert np.array_equal(pictures(media + more), alone(3, PROMPTS[0], 4)[: len(media + more)])
+
+    run(test, server)

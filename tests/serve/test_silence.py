@@ -137,8 +137,8 @@ def test_a_page_sees_that_its_server_is_silent_and_goes_on_when_it_is_back(silen
         begin(page)
         page.until(f"{FRAMES} > 20 && {STATE} === 'Live'")
         silence(True)
-        page.until(f"{STATE} === 'Waiting for the next picture'")
-        assert page.value("document.getElementById('state').className") == ""
+        page.until("document.getElementById('state').classList.contains('wait')")
+        assert page.value("document.getElementById('notice').checkVisibility()")
         page.until("document.getElementById('fps').textContent === '0.0'")
         page.until(f"{IS_ERROR} && {STATE} === 'The connection was lost. Trying again'")
         stood = page.value(FRAMES)

@@ -37,6 +37,7 @@ from seko_serve.settings import Settings
 from seko_serve.store.base import DamagedError, StoreError, TakenError, VainError
 from seko_serve.store.saved import Record, Saved, new_session
 
+AWAITED_LEASE_S = 15.0  # of a session that can be saved, while somebody waits for a row
 REAP_S = 1.0  # between two looks for leases that are over
 ENCODERS = 4  # threads that encode
 DRAIN_S = 60.0  # in which all sessions are saved when the server stops
@@ -522,8 +523,15 @@ class SessionManager:
         calibrate(pool)
         self.device.call_seconds = step_seconds(pool)
 
+    def _lease_s(self, session: LiveSession) -> float:
+        """Return the seconds for which a session keeps its row without a socket: fewer while somebody waits in line, if
+        its client can go on from what is saved."""
+        saved = session.savable and session.tokens.hashes and not self.device.manifest.offloads_cache
+        least = AWAITED_LEASE_S if saved and self.admission.waiting else self.settings.lease_s
+        return min(least, self.settings.lease_s)
+
     async def _reap(self) -> None:
-        """Free the rows of sessions that have failed, or whose socket has been closed for longer than the lease. An
+        """Free the rows of sessions that have failed, or whose socket has been closed for longer than their lease. An
         error of one session does not end the loop."""
         while True:
             await asyncio.sleep(REAP_S)
@@ -534,7 +542,7 @@ class SessionManager:
                 try:
                     if session.end is not None:
                         await self._drop(session)
-                    elif gone is not None and now - gone > self.settings.lease_s:
+                    elif gone is not None and now - gone > self._lease_s(session):
                         await self._park(session)
                 except Exception:
                     _LOG.exception("session %s cannot be ended", session.name)
