@@ -65,8 +65,13 @@ class Running:
 
     @property
     def url(self) -> str:
-        (listener,) = self._server.servers
-        return f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    @property
+    def listener(self) -> Any:
+        """The socket at which it listens, whose options those have that it accepts."""
+        (listening,) = self._server.servers
+        return listening.sockets[0]
 
     def stop(self) -> None:
         self._server.should_exit = True

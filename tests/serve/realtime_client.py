@@ -84,11 +84,13 @@ def pictures(message: dict[str, Any]) -> list[np.ndarray]:
 
 
 @contextmanager
-def opened(url: str, key: str = "", origin: str | None = None, query: str = "") -> Iterator[Client]:
-    """Open a socket of a server."""
+def opened(
+    url: str, key: str = "", origin: str | None = None, query: str = "", **options: Any
+) -> Iterator[Client]:
+    """Open a socket of a server; further options are those of `websockets`."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     address = url.replace("http", "ws", 1) + PATH + query
     with connect(
-        address, additional_headers=headers, origin=origin, max_size=None, compression=None
+        address, additional_headers=headers, origin=origin, max_size=None, compression=None, **options
     ) as socket:
         yield Client(socket)

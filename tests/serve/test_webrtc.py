@@ -26,7 +26,7 @@ from .test_server import PROMPT, http
 from .toys import talk_opener
 
 WAIT_S, FRAMES = 60.0, 12
-WATCH = "/v1/whep?prompt=a+b&seed=3"
+WATCH = "/v1/whep?prompt=a+b&seed=3&fps=20"
 
 
 def ask(
@@ -92,7 +92,7 @@ def test_a_player_sees_frames_steers_and_frees_its_place(start: Starter) -> None
             ready = await one.until("ready")
             (session,) = server.manager.sessions
             assert one.place == f"/v1/sessions/{session}/whep"
-            assert ready["session"] == session
+            assert (ready["session"], ready["fps"]) == (session, 20)
             one.send("prompt", id="p", text="c a")
             assert (await one.until("received"))["id"] == "p"
             assert (await one.until("applied"))["chunk"] > 0

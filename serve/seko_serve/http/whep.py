@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import raw_body
+from seko_serve.http.fields import number
 from seko_serve.http.openings import open_session
 from seko_serve.http.workload import RouteFamily
 from seko_serve.live.manager import SessionManager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from seko_serve.http.peer import Peer
 
 MAX_SDP_BYTES = 64 << 10
+NUMBERS = ("fps", "last_s")  # fields of an opening that no query can hold as a number
 SDP, FRAGMENT = "application/sdp", "application/trickle-ice-sdpfrag"
 
 
@@ -59,7 +61,10 @@ class WhepRoutes(RouteFamily):
             nonlocal offer
             await asyncio.to_thread(_peer_type)  # without it nothing is opened
             offer = await _body(request, SDP)
-            return dict(request.query_params)
+            return {
+                name: number(value, name) if name in NUMBERS else value
+                for name, value in request.query_params.items()
+            }
 
         session = await open_session(request, fields, self._manager, self._access)
         try:
