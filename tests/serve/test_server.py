@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any
@@ -224,6 +226,28 @@ def test_rows_are_freed_and_a_full_server_says_when_to_come_back(start: Starter)
         assert http(f"{server.url}/v1/sessions/{opened['id']}")[0] == 404
 
     run(test, server)
+
+
+def test_an_ended_session_is_freed_without_the_garbage_collector(start: Starter) -> None:
+    """With the encoder of its video and the frames that it kept: a collection of all objects comes once in minutes."""
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        ended = []
+        for _ in range(3):  # the last one may still be named by what looked after it
+            client = await new_client().open(codecs=["h264"], prompt=PROMPT)
+            ended += map(weakref.ref, server.manager.sessions.values())
+            await watch(client, 2)
+            await client.close()
+        while ended[0]() is not None:
+            await asyncio.sleep(0.05)
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test, server)
+    finally:
+        gc.enable()
 
 
 def test_an_artifact_without_sessions_serves_one_viewer_after_another(start: Starter) -> None:

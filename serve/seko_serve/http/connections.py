@@ -113,7 +113,10 @@ class StreamConnection(WebSocketsSansIOProtocol):
     async def run_asgi(self) -> None:
         """Run the application, which may allow longer messages; see `allow_messages`."""
         self.scope["extensions"][_LONGER] = {"allow": self._allow}
-        await super().run_asgi()
+        try:
+            await super().run_asgi()
+        finally:
+            del self.scope["extensions"][_LONGER]  # which leads back here, and would keep all of it
 
     def _allow(self, most: int) -> None:
         self.conn.max_message_size = most

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 from seko_serve.live.content import Piece
 from seko_serve.live.viewer import Timing, Viewer
@@ -50,7 +51,9 @@ class ChunkEncoder:
     metrics : Metrics
         The server's Prometheus metrics.
     failed : callable
-        Function that a worker calls with the error of a chunk that cannot be encoded.
+        Method that a worker calls with the error of a chunk that cannot be encoded. It is not kept alive: its object
+        is the session that has this encoder, and is to be freed, with what its video was encoded with, once it has
+        ended.
     done : callable
         Function that a worker calls after each chunk.
     """
@@ -64,7 +67,7 @@ class ChunkEncoder:
         done: Callable[[], None],
     ) -> None:
         self._viewer, self._workers, self._metrics = viewer, workers, metrics
-        self._failed, self._done = failed, done
+        self._failed, self._done = WeakMethod(failed), done
         self._opened_at: float | None = time.monotonic()  # until the session's first media message
         self._lock = threading.Lock()
         self._chunks: deque[MadeChunk] = deque()  # the first one is being encoded
@@ -93,7 +96,8 @@ class ChunkEncoder:
             try:
                 self._encode(chunk)
             except Exception as error:
-                self._failed(error)
+                if (failed := self._failed()) is not None:
+                    failed(error)
             with self._lock:
                 self._chunks.popleft()
                 if self._viewer.end is not None:
