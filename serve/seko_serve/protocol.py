@@ -192,6 +192,13 @@ def _number(value: object, name: str) -> float:
     return number
 
 
+def _share(value: object, name: str) -> float:
+    number = _number(value, name)
+    if not 0 < number <= 1:
+        raise ServeError("bad_request", f"{name} is {number:g}, expected a number above 0, at most 1")
+    return number
+
+
 def _flag(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise ServeError("bad_request", f"{name} is of type {type(value).__name__}, expected true or false")
@@ -266,7 +273,7 @@ CONTROLS: Mapping[str, Shape] = {
         (("audio", _list_of(_text(16), 16)), ("buffer", _whole(1, MAX_BUFFER))),
     ),
     "ack": Shape((("chunk", _whole(0, _UNSIGNED_32)),)),
-    "prompt": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("recache", _flag),)),
+    "prompt": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("recache", _flag), ("weight", _share))),
     "control": Shape((_ID, ("name", _text(MAX_ID_LETTERS)), ("event", _object))),
     "keys": Shape((_ID, ("held", _any))),
     "poses": Shape((_ID, ("poses", _any)), (("intrinsics", _any),)),

@@ -16,7 +16,8 @@ SIZES = [(1280, 800), (390, 844), (844, 390)]
 FAULTS = """
 (() => {
   const named = (e) => e.id || e.dataset.code || e.textContent.trim();
-  const all = [...document.querySelectorAll("button, .button, select, textarea, #state, #recording, h1")]
+  const all = [...document.querySelectorAll("button, .button, select, textarea, input[type=number], h1")]
+    .concat(["state", "recording"].map((id) => document.getElementById(id)))
     .filter((e) => e.checkVisibility() && !e.matches("#examples *, .twice"));
   const box = (e) => e.getBoundingClientRect();
   const found = [];
@@ -81,6 +82,9 @@ def test_all_of_a_video_page_is_on_the_screen_and_nothing_lies_over_another(
             assert page.value(FAULTS) == []
             assert seen(page, "start")
             page.value("document.getElementById('record').click(), true")
+            page.value("document.getElementById('change').value = 'fade', true")
+            page.value("document.getElementById('change').dispatchEvent(new Event('change')), true")
+            assert page.value("document.getElementById('amount').checkVisibility()")
             assert page.value(FAULTS) == []
             page.value("document.getElementById('record').click(), true")
         assert page.problems == []

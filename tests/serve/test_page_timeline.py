@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,21 @@ def asked_for(page: Page, *prompts: tuple[str, str]) -> None:
     begin(page, prompts[0][0])
     page.until(f"{FRAMES} > 5")
     for number, (prompt, way) in enumerate(prompts[1:], 2):
-        page.value(f"document.getElementById('change').value = '{way}', true")
-        begin(page, prompt)
+        change(page, prompt, way)
         page.until(ALL_PLACED.format(number))
+
+
+def change(page: Page, prompt: str, way: str) -> None:
+    """Change to a prompt in a way."""
+    page.value(f"document.getElementById('change').value = '{way}', true")
+    begin(page, prompt)
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def saved(page: Page, folder: Path) -> Path:
@@ -52,25 +65,39 @@ def test_a_timeline_that_was_saved_and_is_played_again_asks_for_the_same(
     start: Starter, applied: list[Control], tmp_path: Path
 ) -> None:
     server = start()
+
+    def asked() -> list[tuple[str, bool, float]]:
+        fields = [control.fields for control in applied if control.type == "prompt"]
+        return [(each["text"], each["recache"], each.get("weight", 1.0)) for each in fields]
+
     with open_page(f"{server.url}/") as page:
         page.until("!document.getElementById('start').disabled")
         page.value("document.getElementById('seed').value = 7, true")
-        asked_for(page, ("a b", ""), ("c a", "cut"), ("b", "flow"))
+        page.value("document.getElementById('amount').value = 2, true")  # seconds, or percent
+        asked_for(page, ("a b", ""), ("c a", "cut"), ("b", "fade"))
+        until(lambda: asked()[-1] == ("b", False, 1.0))  # the fade's last step
+        for prompt, way in (("c", "mix"), ("a", "flow")):
+            change(page, prompt, way)
+        page.until(ALL_PLACED.format(5))
         file = saved(page, tmp_path)
         page.value("document.getElementById('stop').click(), true")
         assert page.problems == []
-    once = [(control.fields["text"], control.fields["recache"]) for control in applied]
+    once = asked()
+    fade = [weight for text, _, weight in once if text == "b"]
+    assert len(fade) > 2
+    assert fade == [1 / left for left in range(len(fade), 0, -1)]
+    assert ("c", False, 0.02) in once
     applied.clear()
     with open_page(f"{server.url}/") as page:
         page.until("!document.getElementById('start').disabled")
         page.upload("#timeline-file", file)
-        page.until(ALL_PLACED.format(3))
-        assert page.value(LINES) == ["a b", "c a", "b"]
+        page.until(ALL_PLACED.format(5))
+        assert page.value(LINES) == ["a b", "c a", "b", "c", "a"]
         (session,) = server.manager.sessions.values()
         assert isinstance(session.content, VideoContent)
         assert (session.content.opening.seed, session.content.opening.prompt) == (7, "a b")
         assert page.problems == []
-    assert [(control.fields["text"], control.fields["recache"]) for control in applied] == once
+    assert asked() == once
 
 
 def test_a_saved_timeline_is_a_recording_that_the_runtime_plays(start: Starter, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import as_array, flag, shown, whole_number
+from seko_runtime.arguments import as_array, flag, real_number, shown, whole_number
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import TensorSpec
@@ -213,11 +213,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.streams.seeds[row] = seed
 
     @machine_faults()
-    def set_prompt(self, row: int, prompt: str, *, recache: bool = False) -> None:
+    def set_prompt(self, row: int, prompt: str, *, recache: bool = False, weight: float = 1.0) -> None:
         """Set a row's prompt to a sentence; see `Session.set_prompt`."""
+        if not 0 < real_number(weight, "weight") <= 1:
+            raise UsageError(f"weight is {weight}, expected a number above 0, at most 1")
         device, prompts = self._device_for(row, recache=recache), self._row_prompts()
         self.settle([row])
-        prompts.set(device, row, prompt)
+        prompts.set(device, row, prompt, weight)
         if recache:
             self._recache(row)
 

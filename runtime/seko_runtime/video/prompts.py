@@ -112,7 +112,7 @@ class RowPrompts:
         """Raise the error that `set` would raise for a prompt; no prompt changes."""
         self._ids.ids(self._words(prompt))
 
-    def set(self, device: VideoDevice, row: int, prompt: str) -> None:
+    def set(self, device: VideoDevice, row: int, prompt: str, weight: float = 1.0) -> None:
         """Set the prompt of a row. A new prompt is encoded, and a cached prompt is copied from the prompt cache.
         Nothing changes until the prompt is encoded.
 
@@ -124,7 +124,20 @@ class RowPrompts:
             Number of the row.
         prompt : str
             The prompt, a sentence.
+        weight : float
+            The prompt's share of the row's new embeddings, above 0; the rest are those that the row has now.
         """
+        if weight == 1:
+            self._set(device, row, prompt)
+            return
+        own = device.row_of(TEXT_BUFFER, row)
+        before = self._memory.read(own)
+        self._set(device, row, prompt)
+        with device.prompting(row):
+            self._memory.write(own, (1 - weight) * before + weight * self._memory.read(own))
+            device.run_prompt(row)
+
+    def _set(self, device: VideoDevice, row: int, prompt: str) -> None:
         cleaned, names = self._words(prompt), self._results(device)
         key = PromptKey(self._owners.get(row, ""), prompt_key(cleaned, self._digest))
         entry = self.cache.get(key) if names else None

@@ -96,7 +96,7 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def begin(self, row: int, beginning: Beginning) -> None:
         """Begin a stream on an empty row of the pool; UsageError if a condition of the stream is invalid."""
 
-    def set_prompt(self, row: int, prompt: str, *, recache: bool = False) -> None:
+    def set_prompt(self, row: int, prompt: str, *, recache: bool = False, weight: float = 1.0) -> None:
         """Set a stream's prompt to a sentence; see `Session.set_prompt`."""
 
     @OverRanks(first=True)

@@ -75,7 +75,7 @@ class Session(RowSession):
         Raises
         ------
         UsageError
-            If the session has made a chunk or was restored, so that its beginning is not known.
+            If the session has made a chunk, was restored or has a mixed prompt, so that its beginning is not known.
         SessionClosedError
             If the session is closed.
         """
@@ -83,7 +83,9 @@ class Session(RowSession):
             if self._pool._rows.next_frame(self._running_row()):
                 raise UsageError(f"session {self.name!r} has made chunks: record it before its first one")
             if self.beginning is None:
-                raise UsageError(f"session {self.name!r} was restored: record one that was opened")
+                raise UsageError(
+                    f"session {self.name!r} was restored or has a mixed prompt: record one right after it was opened"
+                )
             begin |= {**vars(self.beginning), "controls": self._controls.state()}
             recording = self._recording = Recording(begin)
             self._controls.recorded(recording)
@@ -233,8 +235,8 @@ class Session(RowSession):
                 raise UsageError("recache without a prompt does nothing; give both, or neither")
         return VideoStream(self.run_chunk, self._ahead, ahead, chunks, inputs)
 
-    def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
-        """Set the prompt to a sentence, from the next chunk on.
+    def set_prompt(self, prompt: str, *, recache: bool = False, weight: float = 1.0) -> None:
+        """Set the prompt to a sentence, from the next chunk on, or mix it with the one before.
 
         Parameters
         ----------
@@ -243,11 +245,15 @@ class Session(RowSession):
         recache : bool
             Whether to recompute the keys and values of the cached frames with the new prompt; otherwise old keys and
             values stay until they are evicted.
+        weight : float
+            The sentence's share of the new text embeddings, above 0 and at most 1; the rest are the embeddings so far.
+            With 1/n, 1/(n-1), ..., 1 before n chunks the video fades evenly to the new prompt.
 
         Raises
         ------
         UsageError
-            If the artifact takes no sentences or cannot rebuild its KV cache, or the sentence is too long.
+            If the artifact takes no sentences or cannot rebuild its KV cache, the sentence is too long, or the weight
+            is out of range.
         EnvironmentLacksError, ArtifactError
             If the prompt cannot be tokenised: the library `tokenizers` is missing, or the artifact's tokenizer file is
             invalid.
@@ -255,9 +261,13 @@ class Session(RowSession):
             If the session is closed.
         """
         with self._pool._call_lock.take():
-            self._pool._rows.set_prompt(self._running_row(), prompt, recache=recache)
-            self._begins(prompt=prompt, text=None)
-            self._note("prompt", prompt=prompt, recache=recache)
+            self._pool._rows.set_prompt(self._running_row(), prompt, recache=recache, weight=weight)
+            if weight == 1:
+                self._begins(prompt=prompt, text=None)
+            else:
+                self.beginning = None  # no prompt and no embeddings of the caller's are those of the row
+            mixed = {} if weight == 1 else {"weight": weight}
+            self._note("prompt", prompt=prompt, recache=recache, **mixed)
 
     def check_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Raise the error that `set_prompt` would raise for a prompt; the session does not change.

@@ -17,13 +17,13 @@ export class Timeline {
   begin(seed, prompt, origin = 0) {
     Object.assign(this, { entries: [], seed, origin, end: 0 });
     this.list.replaceChildren();
-    if (prompt) this.place(this.note(prompt), origin);
+    if (prompt) this.place(this.note({ prompt }), origin);
     else this.changed();
   }
 
   /** Note a prompt that is asked for; where it is followed is told by `place`. */
-  note(prompt, cut = false) {
-    const entry = { prompt, cut, chunk: undefined, time: made("time", {}) };
+  note({ prompt, cut = false, weight = 1, steps = 1 }) {
+    const entry = { prompt, cut, weight, steps, chunk: undefined, time: made("time", {}) };
     entry.line = made("li", {}, entry.time, made("button", { type: "button", onclick: () => this.again(prompt) }, prompt));
     this.entries.push(entry);
     entry.line.className = "waiting";
@@ -52,11 +52,31 @@ export class Timeline {
     const [first, ...later] = this.entries.filter(({ chunk }) => chunk !== undefined);
     const lines = [
       { chunk: 0, begin: { seed: this.seed, prompt: first.prompt } },
-      ...later.map(({ chunk, prompt, cut }) => ({ chunk, prompt: { prompt, recache: cut } })),
-      { chunk: Math.max(this.end, ...this.entries.map(({ chunk }) => chunk ?? 0)), end: {} },
+      ...later.flatMap(({ chunk, prompt, cut, weight, steps }, at) => {
+        const most = Math.min(steps, (later[at + 1]?.chunk ?? Infinity) - chunk); // of a fade that was not broken off
+        return Array.from({ length: Math.max(1, most) }, (_, step) => {
+          const share = steps > 1 ? fadeWeight(steps - step) : weight;
+          return { chunk: chunk + step, prompt: { prompt, recache: cut, ...(share < 1 && { weight: share }) } };
+        });
+      }),
     ];
+    lines.push({ chunk: Math.max(this.end, ...lines.map(({ chunk }) => chunk)), end: {} });
     return lines.map((line) => `${JSON.stringify(line)}\n`).join("");
   }
+}
+
+/** The weight with which a prompt is mixed in, where it and so many steps behind it lead evenly to the prompt alone. */
+export const fadeWeight = (steps) => 1 / steps;
+
+/** Make one change of each fade of a recording, whose steps have the same prompt. */
+function together(changes) {
+  const runs = [];
+  for (const change of changes) {
+    const run = runs.at(-1), left = run && Math.round(1 / run[0].weight) - run.length;
+    if (left > 0 && run[0].prompt === change.prompt && change.weight === fadeWeight(left)) run.push(change);
+    else runs.push([change]);
+  }
+  return runs.flatMap((run) => run.at(-1).weight === 1 ? [{ ...run[0], weight: 1, steps: run.length }] : run);
 }
 
 /** Read a recording: its seed, and its prompts, each with the chunk from which on it is followed; an Error if it is none. */
@@ -69,9 +89,9 @@ export function recordedPrompts(text, name) {
     throw none;
   }
   const begin = lines[0]?.begin;
-  const prompts = lines.filter((line) => line?.prompt).map(({ chunk, prompt }) => ({ chunk, prompt: prompt.prompt, cut: prompt.recache === true }));
+  const prompts = lines.filter((line) => line?.prompt).map(({ chunk, prompt }) => ({ chunk, prompt: prompt.prompt, cut: prompt.recache === true, weight: prompt.weight ?? 1 }));
   if (typeof begin?.prompt !== "string" || !prompts.every(({ chunk, prompt }) => Number.isInteger(chunk) && typeof prompt === "string")) throw none;
-  return { seed: Number(begin.seed) || 0, prompts: [{ chunk: 0, prompt: begin.prompt, cut: false }, ...prompts] };
+  return { seed: Number(begin.seed) || 0, prompts: [{ chunk: 0, prompt: begin.prompt }, ...together(prompts)] };
 }
 
 /** A field in which Enter sends, and the arrows go through what was sent before. */

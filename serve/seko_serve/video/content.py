@@ -163,7 +163,9 @@ class VideoContent:
         """Apply a control of the client: change the video from the next chunk on."""
         fields: Mapping[str, Any] = control.fields
         if control.type == "prompt":
-            row.set_prompt(fields["text"], recache=fields.get("recache", False))
+            row.set_prompt(
+                fields["text"], recache=fields.get("recache", False), weight=fields.get("weight", 1.0)
+            )
         elif control.type in ("restart", "seed"):
             self._restart(row, fields.get("seed") if control.type == "restart" else fields["value"])
         elif (steering := self._event_of(control)) is not None:

@@ -2,7 +2,7 @@
 import { AWAY, Connection, Watch, admitted, answered, request, sentence } from "./connection.js";
 import { base, block, complain, face, fail, find, key, say, servedModel, settle, unblock } from "./frame.js";
 import { KeyPad } from "./keys.js";
-import { PromptField, Timeline, recordedPrompts } from "./prompts.js";
+import { PromptField, Timeline, fadeWeight, recordedPrompts } from "./prompts.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
@@ -13,6 +13,7 @@ import { PictureWell } from "./wells.js";
 
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
 const MEASURE_MS = 500;
+const AMOUNTS = { fade: 4, mix: 50 }; // seconds, percent
 const RUNNING = ["pause", "restart", "record", "stop"]; // buttons of a session
 const WATCHED = /^#watch=([\w-]+)\.([\w-]+)$/.exec(location.hash); // the session that a link shows, and its token
 const NOTHING = { takes: {}, controls: {}, limits: {}, viewer: {} }; // of a model of which one sees the video alone
@@ -34,8 +35,9 @@ const times = []; // when the last frames were painted
 let lastPainted; // when the last frame was painted
 let broken; // why nothing is shown
 let away = false; // whether the socket is lost
-let wish; // the last prompt of which the server has not said that it has it: its entry, and the id of its message
-let replay = []; // prompts of a timeline that are still to come: { chunk, prompt, cut }
+let wish; // the last prompt of which the server has not said that it has it: its entry, its weight, the id of its message
+let fade; // to the prompt of an entry, in so many steps that are still to come
+let replay = []; // prompts of a timeline that are still to come
 
 const stage = new Stage(
   () => !connection || paused || document.activeElement === find("prompt") && find("prompt").value.trim() !== shownPrompt(),
@@ -57,6 +59,7 @@ function showRunning(now) {
   find("start").textContent = !now ? "Start" : "Change";
   find("start").hidden = now && !model.takes.prompt;
   find("change").hidden = !now || !model.takes.prompt;
+  find("amount").hidden = find("change").hidden || !(find("change").value in AMOUNTS);
   find("microphone").hidden = !now || !navigator.mediaDevices || sounding()?.speakers !== 1;
   find("pad").hidden = !keyed();
   find("share").hidden = !now || Boolean(connection.elsewhere); // a gateway gives no links
@@ -305,12 +308,13 @@ function told(message) {
     if (message.id === wish?.id) wish = undefined;
     if (message.type === "received") return;
     if (control) control.chunk = message.chunk;
-    if (control?.entry) timeline.place(control.entry, message.chunk);
+    if (control?.entry && control.entry.chunk === undefined) timeline.place(control.entry, message.chunk);
     if (control?.seed !== undefined) timeline.begin(control.seed, shownPrompt(), message.chunk);
     settle();
   } else if (message.type === "rejected" || message.type === "error") {
     const refused = sent.get(message.id)?.entry;
     if (refused) timeline.drop(refused); // it is not what the video shows
+    if (refused === fade?.entry) fade = undefined;
     sent.delete(message.id);
     if (message.id && message.id === wish?.id) wish = undefined;
     complain(sentence(message.message));
@@ -318,6 +322,7 @@ function told(message) {
     if (message.late_ms > 0) find("late").textContent = Number(find("late").textContent) + 1;
     timeline.end = message.chunk + 1 - timeline.origin;
     if (replay.length && replay[0].chunk <= timeline.end && !wish) change(replay.shift());
+    else if (fade && !wish) fadeOn();
   } else if (message.type === "state") {
     showPaused(message.paused);
     if (lastPainted) lastPainted = performance.now();
@@ -330,18 +335,46 @@ function told(message) {
 }
 
 /** Change the video to a prompt; while the connection is lost, it waits. */
-function change({ prompt, cut }) {
+function change(wished) {
   find("help").hidden = true; // who changes or steers has read it
-  if (wish && timeline.entries.includes(wish.entry) && !connection.isOpen) timeline.drop(wish.entry); // of those that wait the last one is seen
-  wish = { entry: timeline.note(prompt, cut) };
-  field.remember(prompt);
+  if (wish && wish.entry.chunk === undefined && !connection.isOpen) timeline.drop(wish.entry); // of those that wait the last one is seen
+  const entry = timeline.note(wished);
+  fade = entry.steps > 1 ? { entry, steps: entry.steps } : undefined;
+  field.remember(wished.prompt);
+  if (fade) {
+    fadeOn();
+    return;
+  }
+  wish = { entry, weight: entry.weight };
   if (connection.isOpen) sendWish();
 }
 
+/** Go a step of a fade: one is due before each chunk. */
+function fadeOn() {
+  wish = { entry: fade.entry, weight: fadeWeight(fade.steps) };
+  fade.steps -= 1;
+  if (!fade.steps) fade = undefined;
+  if (connection.isOpen) sendWish();
+}
+
+/** The change that is chosen beside the prompt. */
+function chosenChange(prompt) {
+  const way = find("change").value, amount = Math.max(1, Number(find("amount").value) || AMOUNTS[way]);
+  return {
+    prompt, cut: way === "cut",
+    ...(way === "mix" && { weight: Math.min(1, amount / 100) }),
+    ...(way === "fade" && { steps: Math.max(1, Math.round(amount / timeline.seconds)) }),
+  };
+}
+find("change").onchange = ({ target: { value } }) => {
+  find("amount").hidden = !(value in AMOUNTS);
+  find("amount").value = AMOUNTS[value] ?? "";
+};
+
 /** Send the prompt that is wished, again where the server did not say that it has it. */
 function sendWish() {
-  const { entry } = wish;
-  wish.id = control("prompt", { text: entry.prompt, recache: entry.cut });
+  const { entry, weight } = wish;
+  wish.id = control("prompt", { text: entry.prompt, recache: entry.cut, ...(weight < 1 && { weight }) });
   if (wish.id) sent.get(wish.id).entry = entry;
 }
 
@@ -403,8 +436,8 @@ function forget() {
   sent.clear();
   times.length = 0;
   for (const id of ["fps", "buffered", "chunk", "reaction"]) find(id).textContent = "–";
-  if (wish) timeline.drop(wish.entry);
-  wish = undefined;
+  if (wish && wish.entry.chunk === undefined) timeline.drop(wish.entry);
+  wish = fade = undefined;
 }
 
 worker.onmessage = ({ data }) => heed(data);
@@ -458,7 +491,7 @@ find("dock").addEventListener("submit", (event) => {
     if (letters > most) throw new Error(`The prompt has ${letters} letters, and at most ${most} are taken`);
     replay = [];
     if (!connection) await startWith(prompt);
-    else if (begun && model.takes.prompt) change({ prompt, cut: find("change").value === "cut" });
+    else if (begun && model.takes.prompt) change(chosenChange(prompt));
     if (keyed()) screen.focus(); // keys steer again
   });
 });
