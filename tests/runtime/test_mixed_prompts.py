@@ -71,8 +71,8 @@ def test_a_recording_has_the_weight_and_none_begins_with_a_mixture() -> None:
         recording = session.record()
         session.set_prompt(NEW, weight=0.5)
         made = latents(session)
+        session.restart()
         with pytest.raises(UsageError, match="mixed"):
-            session.restart()
             session.record()
         entries = recording.entries
     with toy_pool.open_pool() as pool, pool.open_session(**entries[0].opening) as again:
