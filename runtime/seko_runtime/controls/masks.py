@@ -68,9 +68,21 @@ class MasksControl(Control):
         return ControlSpec(KIND, KIND, {MASKS: masks}, parameters)
 
     def describe(self) -> dict[str, Any]:
-        """Return the event with its schema, and the number of speakers."""
+        """Return the event with its schema, the number of speakers, and the ``pictures`` that a page asks for: the
+        field of a request that opens a session, each picture's place in it, words for people, and whether a session
+        needs it."""
         pictures = {"type": "array", "items": {"type": "string", "description": "a picture in base64"}}
-        return {"events": {"masks": {"masks": pictures}}, "speakers": self.inputs[MASKS].shape[0]}
+        own = self.inputs[MASKS]
+        asked = [
+            {
+                "field": "masks",
+                "place": place,
+                "label": f"Mask of speaker {place + 1}",
+                "required": own.default == "required",
+            }
+            for place in range(own.shape[0])
+        ]
+        return {"events": {"masks": {"masks": pictures}}, "speakers": own.shape[0], "pictures": asked}
 
     def check(self, event: Event) -> Event:
         """Return an event with checked values: ``masks``, a picture uint8 [rows, columns, 3] of any size for each

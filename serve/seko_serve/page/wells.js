@@ -9,11 +9,12 @@ const made = (tag, properties, ...content) => {
 
 export class PictureWell {
   /** Draw a well; `chosen` is called with each file that a person chooses. */
-  constructor({ field, label, required, seconds }, chosen) {
-    Object.assign(this, { field, label, required, url: "" });
-    this.thumbnail = made("img", { id: `${field}-thumbnail`, alt: "", hidden: true });
-    this.name = made("span", { id: `${field}-name` }, "or drop one on this page");
-    const input = this.input = made("input", { id: field, type: "file", accept: "image/*" });
+  constructor({ field, place, label, required, seconds }, chosen) {
+    const id = place === undefined ? field : `${field}-${place}`;
+    Object.assign(this, { field, place, label, required, url: "" });
+    this.thumbnail = made("img", { id: `${id}-thumbnail`, alt: "", hidden: true });
+    this.name = made("span", { id: `${id}-name` }, "or drop one on this page");
+    const input = this.input = made("input", { id, type: "file", accept: "image/*" });
     input.onchange = async () => {
       if (input.files[0]) await chosen(input.files[0]);
       input.value = "";
@@ -35,9 +36,11 @@ export class PictureWell {
     this.name.textContent = file.name;
   }
 
-  /** The fields that it adds to the request that opens a session. */
-  fields() {
-    if (!this.url) return {};
-    return { [this.field]: this.url, ...(this.seconds && { [this.seconds.id]: Number(this.seconds.value) }) };
+  /** Add what it holds to the fields of a request that opens a session; one with a place, to the field's list. */
+  addTo(fields) {
+    if (!this.url) return;
+    if (this.place === undefined) fields[this.field] = this.url;
+    else (fields[this.field] ??= [])[this.place] = this.url;
+    if (this.seconds) fields[this.seconds.id] = Number(this.seconds.value);
   }
 }

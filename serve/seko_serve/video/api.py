@@ -41,8 +41,16 @@ def api() -> ApiParts:
     begins: Table = {"prompt": PROMPT, "seed": SEED, **pictures, "voice": VOICE, "inputs": INPUTS}
     prompts = {"type": "array", "items": PROMPT, "minItems": 1, "maxItems": 1, "description": "As `prompt`."}
     last_s = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_LAST_S, "default": LAST_S}
+    masks = {"type": "array", "items": UPLOAD, "description": "For each of several speakers, in order."}
     fps = {"type": "number", "minimum": LEAST_FPS, "maximum": MAX_FPS}
-    session: Table = {"fps": fps, "record": FLAG, "last_s": last_s, **begins, "prompts": prompts}
+    session: Table = {
+        "fps": fps,
+        "record": FLAG,
+        "last_s": last_s,
+        **begins,
+        "prompts": prompts,
+        "masks": masks,
+    }
     return ApiParts(_paths(), _schemas(), session)
 
 

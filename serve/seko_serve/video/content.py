@@ -53,6 +53,8 @@ class VideoContent:
         if opening.pictures is not None:
             for pictures in self._controls.of_kind("pictures"):
                 pictures.load(opening.pictures)
+        if opening.masks is not None and (masks := self._controls.taking("masks")) is not None:
+            masks.take({"masks": [*opening.masks]})
         self._begin_controls()
         self._recording: Recording | None = None
         self.frames: video.VideoEncoder | None = None

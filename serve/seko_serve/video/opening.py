@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ FIELDS = (
     "image",
     "last_image",
     "last_s",
+    "masks",
     "voice",
     "inputs",
     "record",
@@ -53,6 +54,9 @@ class Opening:
         them in the state of its own controls.
     inputs : mapping of str to numpy.ndarray
         Further model inputs that the caller supplies for the session, by name.
+    masks : sequence of numpy.ndarray, optional
+        For each of several speakers a picture uint8 [rows, columns, 3], bright where the speaker is. A session that
+        goes on has them in the state of its own controls.
     voice : numpy.ndarray, optional
         The voice from the stream's start on: samples [speakers, N] at 16 kHz, float32 in -1..1.
     record : bool
@@ -64,6 +68,7 @@ class Opening:
     fps: float
     pictures: Mapping[str, Any] | None = None
     inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    masks: Sequence[NDArray[np.uint8]] | None = None
     voice: NDArray[np.float32] | None = None
     record: bool = False
 
@@ -93,17 +98,18 @@ class Opening:
 
 
 def blank_opening(manifest: VideoManifest) -> Opening:
-    """Return an opening with seed 0 and a word for a prompt, whose pictures are black where the artifact takes
-    pictures."""
+    """Return an opening with seed 0 and a word for a prompt, whose pictures and masks are black where the artifact
+    takes them."""
     stream, controls = manifest.workload.stream, controls_of(manifest)
     black = np.zeros((stream.height, stream.width, 3), np.uint8)
-    asked = asked_pictures(controls)
+    asked, masks = asked_pictures(controls), controls.taking("masks")
     last = {"last": black, "last_frame": 0} if "last_image" in asked else {}
     return Opening(
         None if manifest.workload.text is None else "a",
         0,
         float(stream.fps),
         pictures=_taken(controls, black, last) if "image" in asked else None,
+        masks=None if masks is None else [black] * masks.describe()["speakers"],
     )
 
 
@@ -117,7 +123,8 @@ def opening_of(table: dict[str, Any], manifest: VideoManifest, picture: str = "i
     record = table.get("record", False)
     if not isinstance(record, bool):
         raise ServeError("bad_request", f"record is of type {type(record).__name__}, expected true or false")
-    return Opening(prompt, seed, fps, pictures, inputs, _voice(table.get("voice"), manifest), record)
+    masks, voice = _masks(table.get("masks"), manifest), _voice(table.get("voice"), manifest)
+    return Opening(prompt, seed, fps, pictures, inputs, masks, voice, record)
 
 
 def _first_prompt(table: dict[str, Any]) -> object:
@@ -222,6 +229,26 @@ def _inputs(value: object) -> dict[str, NDArray[Any]]:
             "bad_request", f"inputs are of type {type(value).__name__}, expected an object of arrays"
         )
     return {str(name): uploads.array_of(array, f"inputs.{name}"[:80]) for name, array in value.items()}
+
+
+def _masks(value: object, manifest: VideoManifest) -> list[NDArray[np.uint8]] | None:
+    if value is None:
+        return None
+    steered = controls_of(manifest).taking("masks")
+    if steered is None:
+        raise ServeError("unsupported", "this artifact takes no masks: leave masks out")
+    speakers = steered.describe()["speakers"]
+    if not isinstance(value, list) or len(value) != speakers:
+        raise ServeError("bad_request", f"masks is no list of {speakers} pictures, one a speaker")
+    masks = [
+        uploads.decoded_picture(uploads.data_of(picture, "masks", uploads.MAX_PICTURE_BYTES), "masks")
+        for picture in value
+    ]
+    try:
+        steered.check({"masks": masks})
+    except UsageError as error:
+        raise ServeError("bad_request", str(error)) from None
+    return masks
 
 
 def _voice(value: object, manifest: VideoManifest) -> NDArray[np.float32] | None:

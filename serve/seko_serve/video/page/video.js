@@ -180,7 +180,11 @@ function tellHeld() {
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
 
 /** The pictures that a session begins with. */
-const pictures = () => Object.assign({}, ...wells.map((well) => well.fields()));
+function pictures() {
+  const fields = {};
+  for (const well of wells) well.addTo(fields);
+  return fields;
+}
 
 /** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
@@ -636,7 +640,8 @@ async function playAgain({ seed, prompts: [first, ...later] }) {
 
 /** Draw the wells of pictures. */
 function showWells() {
-  const described = Object.values(model.controls).flatMap((control) => control.pictures ?? []);
+  const described = Object.values(model.controls).flatMap((control) => control.pictures ?? [])
+    .sort((a, b) => ("place" in a) - ("place" in b)); // masks behind the pictures that they belong to
   if (JSON.stringify(described) === wellsDrawn) return; // what was chosen stays
   wellsDrawn = JSON.stringify(described);
   for (const { section } of wells) section.remove();
