@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import time
 from contextlib import suppress
@@ -11,12 +12,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("msgpack")
 from PIL import Image
 from websockets.exceptions import ConnectionClosed
 
-from seko_serve.video.realtime_messages import BUTTONS, USUAL, error_message, init_of
+from seko_serve.errors import ServeError
+from seko_serve.protocol import parse_control
+from seko_serve.video.opening import opening_of
+from seko_serve.video.realtime_messages import (
+    BUTTONS,
+    FIELDS,
+    FORMS,
+    USUAL,
+    controls_of,
+    error_message,
+    init_of,
+)
+from seko_serve.video.realtime_stream import unpacked
 from tests.runtime import toy_whole
 
 from .conftest import Running, Starter
@@ -258,6 +273,41 @@ def test_long_messages_are_taken_for_init_alone(start: Starter) -> None:
         with suppress(ConnectionClosed):  # before all of it is sent
             client.init(prompt=PROMPT, first_frame=b"a" * (12 << 20))
         assert client.end()[0] == 1009
+
+
+WORDS = ("kind", "payload", "event_id", "mode", "transitions", "actions", "input_types")
+NAMES = [*FIELDS, *WORDS, "prompt", "camera_actions"]
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=9)
+    | st.sampled_from(["init", "event", "state", "w", *FORMS, "prompt", "camera_actions", "composite_input"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES) | st.text(), inner, max_size=4)
+    ),
+)
+
+
+@given(st.sampled_from(["init", "event"]), st.dictionaries(st.sampled_from(NAMES), VALUES))
+def test_whatever_a_client_sends_is_taken_or_refused_in_words(kind: str, fields: dict[str, Any]) -> None:
+    manifest = toy_manifest(CAMERA)
+    table = {"type": kind, **fields}
+    with suppress(ServeError):
+        init = init_of(table, manifest)
+        assert 1 <= init.quality <= 100
+        opening_of({**init.opening}, manifest, "first_frame")
+    with suppress(ServeError):
+        for message in controls_of(table, manifest)[1]:
+            parse_control(json.dumps({**message, "id": ""}))
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_message_are_refused_in_words(received: bytes) -> None:
+    with suppress(ServeError):
+        assert isinstance(unpacked(received), dict)
 
 
 def test_a_flood_of_wrong_events_is_slowed_and_takes_nobodys_time(start: Starter) -> None:

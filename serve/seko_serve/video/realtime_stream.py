@@ -93,7 +93,7 @@ class RealtimeStream:
                 raise ServeError("timeout", f"no init came within {INIT_S:.0f} s") from None
             try:
                 self._access.count_opening(self._socket, self._tenant)
-                init = init_of(_unpacked(received), self._manifest)
+                init = init_of(unpacked(received), self._manifest)
                 return init, await self._open(init)
             except ServeError as error:
                 if error.retryable:
@@ -137,7 +137,7 @@ class RealtimeStream:
         while True:
             received = await self._received()
             try:
-                event, controls = controls_of(_unpacked(received), self._manifest)
+                event, controls = controls_of(unpacked(received), self._manifest)
                 for control in controls:
                     number += 1
                     if event is not None:
@@ -370,7 +370,7 @@ def _milliseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e3))
 
 
-def _unpacked(received: bytes | str) -> dict[str, Any]:
+def unpacked(received: bytes | str) -> dict[str, Any]:
     """Return the map of a client's message; ServeError if it is none in msgpack."""
     if isinstance(received, str):
         raise ServeError("bad_request", "a message is a text, expected a map in msgpack")
