@@ -52,6 +52,7 @@ AREAS: Mapping[str, tuple[Feature, ...]] = {
         Feature("wan", "Wan 2.1, text to video: Self-Forcing, LongLive, 1.3B and 14B", ("s1_exact_vs_b3",)),
         Feature("wan-5b", "Wan 2.2 5B", ("fps_5b_704p",)),
         Feature("input-video", "input video: any Wan text model turns one into another", ("v2v_fps_1p3b",)),
+        Feature("streamdiffusion-v2", "StreamDiffusionV2: video to video"),
         Feature("wan_i2v", "image to video, 14B", ("i2v_step_vs_t2v",)),
         Feature("flf2v", "first and last picture"),
         Feature("abot", "ABot-World: picture and keys", ("abot_fps_704", "abot_fps_480")),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
+from seko_runtime.controls.video_in import EARLIER, MOTION, trained_level
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.video.manifest import MAX_PASSES
 from seko_runtime.video.schedule import (
@@ -113,9 +114,8 @@ class Schedule:
         The timesteps of training are the 1000 warped whole numbers 1 to 1000; schedulers of CausVid and Self-Forcing
         look up a pass's noise level among the noise levels of these timesteps.
         """
-        levels = [time / LAST_TIME for time in _warped(tuple(map(float, range(1, 1001))), shift)]
-        nearest = (min(levels, key=lambda level: abs(LAST_TIME * level - time)) for time in timesteps)
-        return cls(timesteps, shift=shift, own_sigmas=tuple(nearest))
+        _warped(timesteps, shift)  # which refuses an impossible shift
+        return cls(timesteps, shift=shift, own_sigmas=tuple(trained_level(time, shift) for time in timesteps))
 
     @classmethod
     def unipc(cls, steps: int = 4, shift: float = 5.0) -> Schedule:
@@ -141,7 +141,14 @@ class Schedule:
 
     def scaled_passes(self, stream: StreamConfig) -> int:
         """Return the number of passes whose times and noise levels the strength of an input video scales."""
-        return 0 if stream.strength is None else len(self.timesteps)
+        return 0 if stream.strength is None else 1 if stream.motion_strength else len(self.timesteps)
+
+    @property
+    def least_strength(self) -> float:
+        """Smallest strength with which the first pass of StreamDiffusionV2 is not at a later time than the second one,
+        however much the video moves."""
+        following = self.timesteps[1] if len(self.timesteps) > 1 else 0.0
+        return following / LAST_TIME + EARLIER / LAST_TIME + MOTION
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
         """Return the schedule's constants, with the names and shapes of `schedule_tables`. Each constant has an entry

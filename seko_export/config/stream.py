@@ -67,6 +67,9 @@ class StreamConfig:
     strength : float or None
         If not None, a session takes a video, and each chunk starts from its latents: this share of a chunk's first
         latents is noise, unless the session says another. 0 returns the video, 1 leaves nothing of it.
+    motion_strength : bool
+        Whether the model takes an input video as StreamDiffusionV2 does: the encoder's latents without normalisation,
+        less noise where the video moves, and a first pass at an earlier time than its noise has.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class StreamConfig:
     strength: float | None = None
     context: str = CONTEXT_PASS
     sink_average: float = 0.0
+    motion_strength: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has no tuples

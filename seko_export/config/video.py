@@ -80,6 +80,13 @@ class VideoConfig(WorkloadConfig):
                 "--first-timesteps: this model has a cache for each pass, so all chunks have the same passes; leave it "
                 "out"
             )
+        if self.stream.motion_strength and (least := self.schedule.least_strength) > (
+            self.stream.strength or 0
+        ):
+            raise UsageError(
+                f"--strength {self.stream.strength}: with passes at {with_commas(self.schedule.timesteps)}, this model "
+                f"takes {least:g} to 1; give such a strength, or other --timesteps"
+            )
         if self.stream.strength is not None and self.schedule.sampler == UNIPC:
             raise UsageError(
                 f"--strength {self.stream.strength}: the sampler {UNIPC} has weights for fixed noise levels, which a "

@@ -294,7 +294,14 @@ def _video_encoders(config: VideoBuild) -> list[Piece]:
     pieces = []
     for role, first in ((VIDEO_ENCODE_FIRST, True), (VIDEO_ENCODE, False)):
         inputs = (video, *(() if first else caches))
-        make = partial(vae_of(vae).video_encoder, vae, first=first, frames=s.chunk_frames, dtype=dtype)
+        make = partial(
+            vae_of(vae).video_encoder,
+            vae,
+            first=first,
+            frames=s.chunk_frames,
+            dtype=dtype,
+            normalised=not s.motion_strength,
+        )
         piece = Piece(
             EngineKey(role),
             vae_module(config, vae, make, inputs),

@@ -165,14 +165,16 @@ class Vae(ABC, Generic[C]):
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
-    def video_encoder(self, config: C, *, first: bool, frames: int, dtype: torch.dtype) -> nn.Module:
+    def video_encoder(
+        self, config: C, *, first: bool, frames: int, dtype: torch.dtype, normalised: bool = True
+    ) -> nn.Module:
         """Return the module that encodes one chunk of a video, `frames` latent frames.
 
         The module takes video frames [T, H, W, 3] uint8, with T the number of frames of a later chunk, and unless
         ``first`` the caches that the previous call returned. The first call of a stream encodes only the last
-        `VaeConfig.video_frames` of its frames. The module returns normalised latents [C, frames, h, w] float32 and the
-        caches for the next call, with the shapes of `encoder_cache_shapes`. `video_encoder` is called only if
-        ``encodes_video`` is true in the VAE's config.
+        `VaeConfig.video_frames` of its frames. The module returns latents [C, frames, h, w] float32, normalised for the
+        diffusion model unless ``normalised`` is false, and the caches for the next call, with the shapes of
+        `encoder_cache_shapes`. `video_encoder` is called only if ``encodes_video`` is true in the VAE's config.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no video")
 

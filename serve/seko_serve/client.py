@@ -275,6 +275,13 @@ class AsyncClient:
         await self._deliver(protocol.sound_message(pcm16, len(samples), self._controls, last=last))
         return str(self._controls)
 
+    async def send_frame(self, picture: bytes, *, dropped: int = 0) -> str:
+        """Send a frame of an input video as a JPEG, PNG or WebP; return the message's id. ``dropped`` is the number of
+        frames that were left out since the frame before."""
+        self._controls += 1
+        await self._deliver(protocol.frame_message(picture, self._controls, dropped=dropped))
+        return str(self._controls)
+
     async def drop(self) -> None:
         """Close the socket without ending the session, as happens when the network is lost."""
         if self._socket is not None:
@@ -460,6 +467,10 @@ class Client:
     def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
         """Send audio samples of the voice; see `AsyncClient.send_audio`."""
         return self._wait(self._client.send_audio(samples, last=last))
+
+    def send_frame(self, picture: bytes, *, dropped: int = 0) -> str:
+        """Send a frame of an input video; see `AsyncClient.send_frame`."""
+        return self._wait(self._client.send_frame(picture, dropped=dropped))
 
     def drop(self) -> None:
         """Close the socket without ending the session; see `AsyncClient.drop`."""

@@ -26,6 +26,8 @@ MAX_CONTROL_BYTES = 64 << 10  # a JSON message of a client
 MAX_ID_LETTERS = 64
 MAX_BUFFER = 8  # chunks that a viewer collects before it plays
 MAX_AUDIO_BYTES = 128 << 10  # of a binary message of a client: 4 s of one voice
+MAX_FRAME_BYTES = 512 << 10  # of a binary message of a client: a frame of an input video
+FRAME = "frame"  # type of the control that a frame of an input video is
 _DIGITS = re.compile("-?[0-9]{1,19}")
 _UNSIGNED_32, _UNSIGNED_64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -331,28 +333,45 @@ def shape_of(kind: object) -> Shape:
 
 
 def sound_message(pcm16: bytes, count: int, number: int, *, last: bool) -> bytes:
-    """Return a client's binary message with ``count`` voice samples of each speaker, in the form that `parse_sound`
+    """Return a client's binary message with ``count`` voice samples of each speaker, in the form that `parse_binary`
     reads. The message's serial ``number`` is the id of the control."""
     return Media(Codec.PCM, number, 0, 0, 0, count, pcm16, last=last).pack()
 
 
-def parse_sound(message: bytes) -> Control:
-    """Parse a client's binary message with voice samples; return it as the control ``audio``, whose id is the
-    message's serial.
+def frame_message(picture: bytes, number: int = 0, *, dropped: int = 0) -> bytes:
+    """Return a client's binary message with a frame of an input video, a JPEG, in the form that `parse_binary` reads.
+
+    The message's serial ``number`` is the id of the control; 0 stands for no id, and gets no receipts. ``dropped`` is
+    the number of frames that the client left out since the frame before.
+    """
+    return Media(Codec.MJPEG, number, 0, dropped, 0, 1, picture).pack()
+
+
+def parse_binary(message: bytes) -> Control:
+    """Parse a client's binary message: voice samples as the control ``audio``, or a frame of an input video as the
+    control `FRAME`. The control's id is the message's serial; a frame of serial 0 has none.
 
     Raises
     ------
     ServeError
-        If the message does not hold PCM sound, or is too long.
+        If the message holds neither PCM sound nor a JPEG, or is too long.
     """
-    if len(message) > HEADER.size + MAX_AUDIO_BYTES:
+    most = HEADER.size + max(MAX_AUDIO_BYTES, MAX_FRAME_BYTES)
+    if len(message) > most:
+        raise ServeError("too_large", f"a binary message has {len(message)} bytes, at most {most} are taken")
+    media = Media.parse(message)
+    if media.codec is Codec.MJPEG:
+        number = str(media.serial) if media.serial else ""
+        return Control(FRAME, number, {"picture": media.payload, "dropped": media.first})
+    if media.codec is not Codec.PCM:
+        raise ServeError(
+            "bad_request", f"a client's binary message is {media.codec.name}, expected PCM or MJPEG"
+        )
+    if len(media.payload) > MAX_AUDIO_BYTES:
         raise ServeError(
             "too_large",
-            f"a binary message has {len(message)} bytes, at most {HEADER.size + MAX_AUDIO_BYTES} are taken",
+            f"a binary message has {len(media.payload)} bytes of sound, at most {MAX_AUDIO_BYTES} are taken",
         )
-    media = Media.parse(message)
-    if media.codec is not Codec.PCM:
-        raise ServeError("bad_request", f"a client's binary message is {media.codec.name}, expected PCM")
     return Control("audio", str(media.serial), {"pcm16": media.payload, "last": media.last})
 
 

@@ -91,7 +91,8 @@ def test_a_build_is_verified_and_names_its_control(turned: Path) -> None:
     manifest = json.loads((turned / "manifest.json").read_text())
     assert {"encode_video_first", "encode_video"} <= set(manifest["programs"])
     (control,) = (control for control in manifest["controls"] if control["kind"] == "video_in")
-    assert control["parameters"] == {"height": 32, "width": 48, "fps": 16, "first_frames": 5, "strength": 0.6}
+    sizes = {"height": 32, "width": 48, "fps": 16, "first_frames": 5, "strength": 0.6}
+    assert control["parameters"] == {**sizes, "least": 0, "first_time": 0, "shift": 1}
     assert manifest["workload"]["schedule"]["scaled_passes"] == 4
     code, _, err = run("verify", turned)
     assert code == 0, err
@@ -134,7 +135,11 @@ def test_a_session_takes_frames_and_strengths_by_its_control(turned: Path) -> No
             padded = np.concatenate((np.zeros((3, 32, 48, 3), np.uint8), frames))
             for at, strength in enumerate((0.6, 0.2)):
                 level = np.array([strength], np.float32)
-                inputs = {"video": padded[8 * at : 8 * at + 8], "strength": level, "time_scale": level}
+                inputs = {
+                    "video": padded[8 * at : 8 * at + 8],
+                    "strength": level,
+                    "time_scale": level.repeat(2),
+                }
                 assert np.array_equal(session.run_chunk(inputs).to_host(), made[at])
 
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from seko_runtime.controls.recording import as_json, of_json
-from seko_runtime.controls.video_in import DROPPED, HELD_CHUNKS, REPEATED, TAKEN, VideoInControl
+from seko_runtime.controls.video_in import (
+    DROPPED,
+    HELD_CHUNKS,
+    REPEATED,
+    TAKEN,
+    VideoInControl,
+    VideoInParameters,
+)
 from seko_runtime.errors import DecodingError, InputFileError, UsageError
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.films import Film
@@ -22,21 +29,13 @@ FIRST, LATER, FPS = 5, 8, 16  # frames of a chunk of two latent frames
 HEIGHT, WIDTH = 16, 24
 
 
-def control(strength: float = 0.6) -> VideoInControl:
-    spec = VideoInControl.declared(
-        "video",
-        "strength",
-        "time_scale",
-        height=HEIGHT,
-        width=WIDTH,
-        fps=FPS,
-        first_frames=FIRST,
-        default=strength,
-    )
+def control(strength: float = 0.6, **motion: float) -> VideoInControl:
+    parameters = VideoInParameters(HEIGHT, WIDTH, FPS, FIRST, strength, **motion)
+    spec = VideoInControl.declared("video", "strength", "time_scale", parameters)
     inputs = {
         "frames": InputSpec("video", (LATER, HEIGHT, WIDTH, 3), "uint8", "video_in.frames", "chunk"),
         "strength": InputSpec("strength", (1,), "float32", "input.strength", "chunk"),
-        "times": InputSpec("time_scale", (1,), "float32", "input.time_scale", "chunk"),
+        "times": InputSpec("time_scale", (2,), "float32", "input.time_scale", "chunk"),
     }
     return VideoInControl(spec, inputs)
 
@@ -140,9 +139,9 @@ def test_the_strength_is_the_share_of_noise_and_the_factor_of_times(strength: fl
     video.take({"frame": level(1)})
     video.take({"strength": strength})
     given_inputs = video.next_chunk()
-    for name in ("strength", "time_scale"):
+    for name, count in (("strength", 1), ("time_scale", 2)):
         assert given_inputs[name].dtype == np.float32
-        assert given_inputs[name].tolist() == [strength]
+        assert given_inputs[name].tolist() == [strength] * count
 
 
 @pytest.mark.parametrize(

@@ -248,9 +248,17 @@ def test_uploads_that_do_not_fit_are_refused(start: Starter, table: Any, status:
 
 def test_the_model_says_what_it_takes(start: Starter) -> None:
     (model,) = http(f"{start(talk_opener).url}/v1/models")[1]["data"]
-    assert model["takes"] == {"prompt": True, "keys": False, "image": "may", "last_image": False, "voice": 1}
+    takes = {
+        "prompt": True,
+        "keys": False,
+        "image": "may",
+        "last_image": False,
+        "voice": 1,
+        "video": False,
+    }
+    assert model["takes"] == takes
     (model,) = http(f"{start(world_opener).url}/v1/models")[1]["data"]
-    assert model["takes"] == {"prompt": True, "keys": True, "image": "may", "last_image": False, "voice": 0}
+    assert model["takes"] == {**takes, "keys": True, "voice": 0}
 
 
 def test_a_picture_begins_the_stream_as_the_runtime_has_it(start: Starter) -> None:

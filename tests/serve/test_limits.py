@@ -15,7 +15,7 @@ from seko_serve.errors import ServeError
 from .conftest import Running, Starter, toy_opener
 from .test_abuse import refused
 from .test_server import PROMPT, http, run
-from .toys import talk_opener, world_opener
+from .toys import film_opener, talk_opener, world_opener
 
 
 def told_limits(server: Running) -> dict[str, Any]:
@@ -33,6 +33,7 @@ def told_limits(server: Running) -> dict[str, Any]:
         (toy_opener, set()),
         (world_opener, {"poses", "poses_ahead", "steps"}),
         (talk_opener, {"voice_bytes", "voice_s", "audio_bytes", "pcm16_bytes", "held_s"}),
+        (film_opener, {"frame_bytes"}),
     ],
 )
 def test_a_client_is_told_the_limits_of_what_its_model_takes(

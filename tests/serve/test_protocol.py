@@ -14,13 +14,15 @@ from seko_serve.protocol import (
     CONTROLS,
     HEADER,
     MAX_AUDIO_BYTES,
+    MAX_FRAME_BYTES,
     NONE_SEEN,
     Codec,
     Entrance,
     Media,
+    frame_message,
     message,
+    parse_binary,
     parse_control,
-    parse_sound,
     parse_subprotocols,
     sound_message,
 )
@@ -75,21 +77,29 @@ def test_any_bytes_are_a_media_message_or_refused(packed: bytes) -> None:
 
 
 @given(media)
-def test_a_binary_message_of_a_client_is_a_piece_of_its_voice_or_refused(sent: Media) -> None:
+def test_a_binary_message_of_a_client_is_voice_a_frame_or_refused(sent: Media) -> None:
+    if sent.codec is Codec.MJPEG:
+        control = parse_binary(frame_message(sent.payload, sent.serial, dropped=sent.first))
+        assert control == parse_binary(sent.pack())
+        assert (control.type, control.id) == ("frame", str(sent.serial) if sent.serial else "")
+        assert control.fields == {"picture": sent.payload, "dropped": sent.first}
+        return
     if sent.codec is not Codec.PCM:
-        with pytest.raises(ServeError, match="expected PCM"):
-            parse_sound(sent.pack())
+        with pytest.raises(ServeError, match="expected PCM or MJPEG"):
+            parse_binary(sent.pack())
         return
     message = sound_message(sent.payload, sent.count, sent.serial, last=sent.last)
-    control = parse_sound(message)
-    assert control == parse_sound(sent.pack())
+    control = parse_binary(message)
+    assert control == parse_binary(sent.pack())
     assert (control.type, control.id) == ("audio", str(sent.serial))
     assert control.fields == {"pcm16": sent.payload, "last": sent.last}
 
 
-def test_a_long_piece_of_voice_is_refused_unread() -> None:
+def test_a_long_piece_of_voice_and_a_large_frame_are_refused_unread() -> None:
     with pytest.raises(ServeError, match="at most"):
-        parse_sound(bytes(HEADER.size + MAX_AUDIO_BYTES + 1))
+        parse_binary(sound_message(bytes(MAX_AUDIO_BYTES + 2), 1, 1, last=False))
+    with pytest.raises(ServeError, match="at most"):
+        parse_binary(bytes(HEADER.size + MAX_FRAME_BYTES + 1))
 
 
 def test_there_is_an_example_of_each_control_and_it_is_read() -> None:

@@ -11,10 +11,18 @@ import torch
 
 from seko_runtime import Pool
 from seko_runtime.controls.actions import AXES, ActionsControl, Axis, Binding
+from seko_runtime.controls.video_in import (
+    FRAMES_KIND,
+    STRENGTH_KIND,
+    TIMES_KIND,
+    VideoInControl,
+    VideoInParameters,
+)
 from seko_runtime.controls.voice import PLAIN, WINDOW
 from seko_runtime.format.manifest import Buffer, Call, ControlSpec, EngineSpec, InputSpec, TensorSpec
+from seko_runtime.video.contract import VIDEO_IN_FRAMES, VIDEO_IN_LATENTS
 from seko_runtime.video.manifest import VideoManifest, Viewer
-from tests.runtime import toy, toy_pool
+from tests.runtime import toy, toy_pool, toy_whole
 from tests.runtime.toy import CHANNELS, CHUNK, COLUMNS, ROWS
 
 VOICE = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", "chunk", "caller", "required", PLAIN)
@@ -128,4 +136,68 @@ def shown_opener() -> Iterator[Pool]:
     workload = replace(manifest.workload, viewer=Viewer(help="Walk.", prompts=("a b", "c a")))
     engines = {f"add.{b}": lambda tensors: [tensors[0] + motion(list(tensors[1:]))] for b in toy_pool.BUCKETS}
     with toy_pool.open_pool(manifest=replace(manifest, workload=workload), engines=engines) as pool:
+        yield pool
+
+
+@contextmanager
+def film_opener() -> Iterator[Pool]:
+    """Open a pool whose video follows an input video: its latents are as bright as the frames, less the strength."""
+    frames = CHUNK * toy_whole.PER_LATENT
+    shape = (frames, toy_whole.HEIGHT, toy_whole.WIDTH, 3)
+    latent, size = (CHANNELS, CHUNK, ROWS, COLUMNS), (toy_whole.HEIGHT, toy_whole.WIDTH)
+    video = InputSpec("video", shape, "uint8", VIDEO_IN_FRAMES, "chunk", kind=FRAMES_KIND)
+    levels = (
+        InputSpec("strength", (1,), "float32", "input.strength", "chunk", kind=STRENGTH_KIND),
+        InputSpec("time_scale", (2,), "float32", "input.time_scale", "chunk", kind=TIMES_KIND),
+    )
+    parameters = VideoInParameters(*size, 16, toy_whole.FIRST_FRAMES, 0.5)
+    control = VideoInControl.declared("video", "strength", "time_scale", parameters)
+    base = toy_manifest(levels)
+    taken, kept = TensorSpec("frames", shape, "uint8"), TensorSpec("cache", (1,), "float32")
+    made = (TensorSpec("latents", latent, "float32"), kept)
+    added = TensorSpec("video", (base.state_rows, *latent), "float32")
+    programs, engines = dict(base.programs), []
+    for engine in base.engines:
+        if engine.name.startswith("add."):
+            b = engine.inputs[0].shape[0]
+            engine = replace(engine, inputs=(*engine.inputs, added, TensorSpec("rows", (b,), "int64")))
+        engines.append(engine)
+    for name, calls in base.programs.items():
+        more = ("buffer:video_in.latents", "buffer:rows[bucket]")
+        programs[name] = tuple(
+            replace(call, inputs=(*call.inputs, *more)) if call.engine.startswith("add.") else call
+            for call in calls
+        )
+    outputs = (f"buffer:{VIDEO_IN_LATENTS}[row]", "buffer:video_in.cache.00[row]")
+    for name, inputs in (("encode_video_first", (taken,)), ("encode_video", (taken, kept))):
+        engines.append(EngineSpec(name, f"engines/{name}.pt2", inputs, made))
+        refs = (f"buffer:{VIDEO_IN_FRAMES}[row]", outputs[1])[: len(inputs)]
+        programs[name] = (Call(name, refs, outputs),)
+    buffers = (
+        *base.buffers,
+        Buffer(VIDEO_IN_FRAMES, (base.state_rows, *shape), "uint8", "session"),
+        Buffer(VIDEO_IN_LATENTS, (base.state_rows, *latent), "float32", "session"),
+        Buffer("video_in.cache.00", (base.rows, 1), "float32", "lane"),
+    )
+    manifest = toy.changed(
+        base,
+        engines=tuple(engines),
+        programs=programs,
+        buffers=buffers,
+        inputs=(video, *levels),
+        controls=(*base.control_specs, control),
+    )
+
+    def add(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        x, strength, _, latents, rows = tensors
+        share = (1 - strength)[:, :, None, None, None]
+        return [(1 - share) * x + share * latents.index_select(0, rows)]
+
+    def encode(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        bright = tensors[0].float().mean() / 127.5 - 1
+        return [bright.expand(latent).clone(), bright[None]]
+
+    own: dict[str, Any] = {f"add.{b}": add for b in toy_pool.BUCKETS}
+    own |= {"encode_video_first": encode, "encode_video": encode}
+    with toy_pool.open_pool(manifest=manifest, engines=own) as pool:
         yield pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from tests.support.stacked import eager_session
 from tests.support.tolerances import STREAM, VAE, relative_error
 from tests.truth.eager_stream import random_text, random_wan_weights, small_config
 from tests.truth.naive_loop import NaiveLoop
+from tests.truth.test_chunk_passes import described
 
 SEED, LEVELS = 5, 255
 TIMES = (1000.0, 937.5, 2500.0 / 3, 625.0)  # Self-Forcing's, warped with shift 5
@@ -75,7 +77,7 @@ def cut(video: NDArray[np.uint8], stream: StreamConfig) -> list[NDArray[np.uint8
 
 def inputs_of(frames: NDArray[np.uint8], strength: float) -> dict[str, NDArray]:
     level = np.array([strength], np.float32)
-    return {"video": frames, "strength": level, "time_scale": level}
+    return {"video": frames, "strength": level, "time_scale": level.repeat(2)}
 
 
 def encoded(video: NDArray[np.uint8], oracle: VaeOracle) -> Tensor:
@@ -182,3 +184,86 @@ def test_rows_of_a_pool_are_at_chunks_and_strengths_of_their_own(oracle, tmp_pat
     assert all(np.array_equal(*pair) for pair in zip(made, alone[0.7][:5], strict=True))
     assert np.array_equal(pairs[0][1], alone[0.4][0])
     assert np.array_equal(anew, alone[0.4][0])
+
+
+# -- StreamDiffusionV2 --------------------------------------------------------------------------------------------
+
+TWO = (700.0, 500.0)
+
+
+def table_level(time: float, shift: float = 8.0) -> float:
+    """The noise level of the training time that is nearest to a time."""
+    parts = np.arange(1, 1001) / 1000
+    levels = shift * parts / (1 + (shift - 1) * parts)
+    return float(levels[np.abs(1000 * levels - time).argmin()])
+
+
+class MotionLoop:
+    """The loop of the facts: a cache for each pass, no context pass, and a first pass at int(1000 * level) - 100."""
+
+    def __init__(
+        self, config: VideoBuild, wan: Mapping[str, Tensor], text: Tensor, seed: int, level: float
+    ) -> None:
+        self.passes = [NaiveLoop(config, wan, text, seed) for _ in TWO]
+        self.start = self.level = level
+
+    def turned(self, chunk: int, raw: Tensor, frames: NDArray[np.uint8]) -> Tensor:
+        """Return the latents of a chunk of one latent frame; ``frames`` are its video frames and the one before."""
+        pixels = frames.astype(np.float64) / (LEVELS / 2) - 1
+        changes = [float(np.sqrt(np.mean((b - a) ** 2))) for a, b in itertools.pairwise(pixels)]
+        motion = min(1.0, max([0.0, *changes]) / 0.2)
+        self.level = 0.9 * (self.start - 0.1 * motion) + 0.1 * self.level
+        times = [int(1000 * self.level) - 100, TWO[1]]
+        noise = self.passes[0].noise
+        x = (1 - self.level) * raw[:, chunk : chunk + 1] + self.level * noise(chunk, 0)
+        for at, (loop, time) in enumerate(zip(self.passes, times, strict=True)):
+            clean = x - table_level(time) * loop.dit.step(x, time, chunk, commit=True)
+            after = table_level(times[1]) if at == 0 else 0.0
+            x = (1 - after) * clean + after * noise(chunk, at + 1)
+        return x
+
+
+def motion_config() -> VideoBuild:
+    config = config_of(strength=0.8, chunk=1, sink=2, ring=3)
+    stream = replace(config.workload.stream, motion_strength=True, pass_caches=True)
+    return config.changed(stream=stream, schedule=Schedule.trained(TWO, 8.0))
+
+
+@pytest.mark.shows("streamdiffusion-v2")
+def test_streamdiffusion_v2_is_the_loop_of_its_facts(oracle, exact, worst):
+    """Latents come un-normalised from the encoder, the level follows the motion, each pass has a cache: past the
+    wrap. The control gives the numbers."""
+    config = motion_config()
+    wan, text = random_wan_weights(config.model), random_text(config.model, 1)
+    video = video_of(config.workload.stream, 9)
+    video[17:25] = video[17]  # a part without motion
+    mean, std = (value.view(-1, 1, 1, 1) for value in (exact.mean, exact.std))
+    raw = encoded(video, exact) * std + mean
+    naive = MotionLoop(config, wan, text[0], SEED, 0.8)
+    (spec,) = (c for c in described(config).control_specs if c.kind == "video_in")
+    with eager_session(config, weights_of(config, wan, oracle), text, [SEED]) as session:
+        control = session.sessions[0].controls[spec.name]
+        levels = []
+        for chunk in range(9):
+            own = video[max(0, 4 * chunk - 4) : 4 * chunk + 1]  # and the frame before
+            control.take({"frame": own[-4:] if chunk else own})
+            made = torch.from_numpy(session.run_chunk().to_host())[0]
+            error = relative_error(made, naive.turned(chunk, raw, own))
+            levels.append(naive.level)
+            worst("StreamDiffusionV2", error)
+            assert error <= STREAM[torch.float32], chunk
+    assert max(levels) - min(levels) > 0.01  # the controller has moved
+
+
+def test_one_cache_for_both_passes_is_another_model(oracle):
+    """The authors' modes `single` and `single-wo` differ: only the first has a cache for each pass."""
+    config = motion_config()
+    single = config.changed(stream=replace(config.workload.stream, pass_caches=False))
+    wan, text = random_wan_weights(config.model), random_text(config.model, 1)
+    made = []
+    for each in (config, single):
+        frames = cut(video_of(each.workload.stream, 4), each.workload.stream)
+        with eager_session(each, weights_of(each, wan, oracle), text, [SEED]) as session:
+            made.append([session.run_chunk(inputs_of(own, 0.8)).to_host() for own in frames])
+    assert np.array_equal(made[0][0], made[1][0])  # a first chunk reads no cache
+    assert not np.allclose(made[0][3], made[1][3], atol=1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -24,7 +24,7 @@ from seko_runtime.media_files.films import Film
 KIND = "video_in"
 FRAMES, STRENGTH, TIMES = "frames", "strength", "times"  # words of the inputs
 # Kinds of the inputs per chunk: frames uint8 [T, H, W, 3]; the share of noise in the first latents, float32 [1]; the
-# factor of the passes' times and noise levels, float32 [1].
+# factors of the passes' times and of their noise levels, float32 [2].
 FRAMES_KIND, STRENGTH_KIND, TIMES_KIND = "video_frames", "noise_strength", "time_scale"
 TAKEN, DROPPED, REPEATED = "frames taken", "dropped", "repeated"  # what is counted
 HELD_CHUNKS = 2  # most frames that wait for the next chunk, in chunks
@@ -33,16 +33,80 @@ _AXES = 3  # axes of a frame: rows, columns, channels
 _EARLY = 1e-3  # seconds by which a frame may come before its time, for times that were rounded
 
 
+# StreamDiffusionV2: the first pass is told an earlier time than that of its noise, and less noise is added where the
+# video moves.
+EARLIER = 100  # of 1000
+_MOST_MOTION = 0.2  # root mean square of a frame's change, of levels in -1..1, that counts as all
+MOTION, _SMOOTHED = 0.1, 0.9  # what all motion takes from the strength, and the weight of the new strength
+
+
 @dataclass(frozen=True)
 class VideoInParameters:
-    """The parameters of an input video in the manifest: size of the frames in pixels, video frames a second, frames of
-    a stream's first chunk, and the strength of a session that says none."""
+    """The parameters of an input video in the manifest.
+
+    Parameters
+    ----------
+    height, width, fps : int
+        Size of the frames in pixels, and video frames a second.
+    first_frames : int
+        Video frames of a stream's first chunk.
+    strength : float
+        The strength of a session that says none.
+    least : float
+        Smallest strength.
+    first_time : float
+        Time of the first pass as built, if the strength changes that pass alone and follows the video's motion
+        (StreamDiffusionV2). 0: the strength scales the times of all passes.
+    shift : float
+        Warp of the times of training, among which the first pass looks up its noise level; only with ``first_time``.
+    """
 
     height: Annotated[int, Within(1, 1 << 16)]
     width: Annotated[int, Within(1, 1 << 16)]
     fps: Annotated[int, Within(1, 1 << 16)]
     first_frames: Annotated[int, Within(1, 1 << 16)]
     strength: float
+    least: float = 0.0
+    first_time: float = 0.0
+    shift: float = 1.0
+
+    def levels(self, strength: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the share of noise [1], and the factors of times and noise levels [2], of a strength."""
+        factors = [strength, strength]
+        if self.first_time:
+            time = int(1000 * strength) - EARLIER
+            factors = [
+                time / self.first_time,
+                trained_level(time, self.shift) / trained_level(self.first_time, self.shift),
+            ]
+        return np.array([strength], np.float32), np.array(factors, np.float32)
+
+
+def trained_level(time: float, shift: float) -> float:
+    """Return the noise level of the training time that is nearest to a time in 0..1000. The times of training are the
+    whole numbers 1 to 1000, warped by ``shift``."""
+    return min((_warped(step, shift) for step in range(1, 1001)), key=lambda level: abs(1000 * level - time))
+
+
+def _warped(step: int, shift: float) -> float:
+    part = step / 1000
+    return shift * part / (1 + (shift - 1) * part)
+
+
+def moved(strength: float, before: float, frames: NDArray[np.uint8]) -> float:
+    """Return the strength of a chunk by the motion of its video, as StreamDiffusionV2 does.
+
+    Parameters
+    ----------
+    strength, before : float
+        The strength without motion, and that of the chunk before.
+    frames : numpy.ndarray
+        The chunk's frames, uint8 [N, H, W, 3], and the frame before them, if there is one, in front.
+    """
+    levels = frames.astype(np.float32) / 127.5 - 1
+    changes = np.sqrt(np.square(np.diff(levels, axis=0)).mean((1, 2, 3)))
+    motion = min(1.0, float(changes.max(initial=0.0)) / _MOST_MOTION)
+    return _SMOOTHED * (strength - MOTION * motion) + (1 - _SMOOTHED) * before
 
 
 class VideoInControl(Control):
@@ -80,31 +144,20 @@ class VideoInControl(Control):
                 f"its input {own.name!r} is {own.dtype} {list(own.shape)}, expected uint8 [frames, {p.height}, "
                 f"{p.width}, 3] with at least {p.first_frames} frames"
             )
-        for word in (STRENGTH, TIMES):
-            if inputs[word].shape != (1,) or inputs[word].dtype != "float32":
-                raise UsageError(f"its input {inputs[word].name!r} is no float32 [1]")
-        self.strength = _checked_strength(p.strength)
+        for word, size in ((STRENGTH, 1), (TIMES, 2)):
+            if inputs[word].shape != (size,) or inputs[word].dtype != "float32":
+                raise UsageError(f"its input {inputs[word].name!r} is no float32 [{size}]")
+        if not p.shift > 0:
+            raise UsageError(f"its shift is {p.shift}, expected a positive number")
+        self.strength = self._checked_strength(p.strength)
+        self._follows_motion = bool(p.first_time)
         self._clip: _Clip | None = None
         self.reset()
 
     @staticmethod
-    def declared(
-        frames: str,
-        strength: str,
-        times: str,
-        *,
-        height: int,
-        width: int,
-        fps: int,
-        first_frames: int,
-        default: float,
-    ) -> ControlSpec:
-        """Return the manifest's entry of an input video, whose inputs have these names; ``default`` is the strength of
-        `VideoInParameters`, which has the others, too."""
-        parameters = {
-            "height": height, "width": width, "fps": fps, "first_frames": first_frames, "strength": default,
-        }  # fmt: skip
-        return ControlSpec(KIND, KIND, {FRAMES: frames, STRENGTH: strength, TIMES: times}, parameters)
+    def declared(frames: str, strength: str, times: str, parameters: VideoInParameters) -> ControlSpec:
+        """Return the manifest's entry of an input video, whose inputs have these names."""
+        return ControlSpec(KIND, KIND, {FRAMES: frames, STRENGTH: strength, TIMES: times}, asdict(parameters))
 
     def reset(self) -> None:
         """Forget the frames that came; a clip begins again, and the strength stays."""
@@ -115,6 +168,7 @@ class VideoInControl(Control):
         self._ended = False
         self._made: _Made | None = None  # of the next chunk, while nothing has changed
         self._chunks = 0
+        self._level = self.strength  # of the last chunk
         self._counts = dict.fromkeys((TAKEN, DROPPED, REPEATED), 0)
         if self._clip is not None:
             self._clip = _Clip(self._clip.source, self._clip.fps, self.takes.height, self.takes.width)
@@ -153,14 +207,16 @@ class VideoInControl(Control):
                     "frame": {
                         "type": "array",
                         "description": f"uint8 [rows, columns, 3], best {p.height} x {p.width}, or several",
-                    }
+                    },
+                    "dropped": {"type": "integer", "minimum": 0},
                 },
-                "strength": {"strength": {"type": "number", "minimum": 0, "maximum": 1}},
+                "strength": {"strength": {"type": "number", "minimum": p.least, "maximum": 1}},
                 "clip": {"clip": {"type": "array"}, "fps": {"type": "number", "exclusiveMinimum": 0}},
                 "end": {"end": {"const": True}},
+                **({"motion": {"motion": {"type": "boolean"}}} if p.first_time else {}),
             },
             "video": {"height": p.height, "width": p.width, "fps": p.fps},
-            "strength": {"minimum": 0, "maximum": 1, "default": p.strength, "value": self.strength},
+            "strength": {"minimum": p.least, "maximum": 1, "default": p.strength, "value": self.strength},
             "frames": {**self._counts},
         }
 
@@ -174,24 +230,33 @@ class VideoInControl(Control):
         event : mapping
             One of the following. Frames are uint8 [rows, columns, 3] of any size: the centre is cut out and resized.
 
-            ``frame``: a frame that is shown from now on, or several that came one after another, [N, ...].
+            ``frame``: a frame that is shown from now on, or several that came one after another, [N, ...]; and
+            ``dropped``, how many frames the sender has left out before it, for the counts.
 
             ``strength``: how much of the video is replaced, from 0 (nothing) to 1 (all of it).
+
+            ``motion``: whether the strength falls where the video moves; for models that follow it.
 
             ``clip``: a whole video, which begins with the next chunk: [N, rows, columns, 3] at ``fps`` frames a second
             (default: the model's rate), or a `Film`, which has times of its own.
 
             ``end``: True, no frame follows: the last one stays.
         """
-        known = {"frame": (), "strength": (), "clip": ("fps",), "end": ()}
+        known = {"frame": ("dropped",), "strength": (), "motion": (), "clip": ("fps",), "end": ()}
         which, values = one_of(event, known, "a video")
         if which == "strength":
-            values["strength"] = _checked_strength(values["strength"])
+            values["strength"] = self._checked_strength(values["strength"])
+        elif which == "motion":
+            if not self.takes.first_time:
+                raise UsageError("the strength of this artifact does not follow motion; leave out motion")
+            flag(values["motion"], "motion")
         elif which == "end":
             if not flag(values["end"], "end"):
                 raise UsageError("end is False, expected True")
         elif which == "frame":
             values["frame"] = _frames(values["frame"], "a frame")
+            if "dropped" in values:
+                values["dropped"] = whole_number(values["dropped"], "dropped", 0)
         elif isinstance(values["clip"], Film):
             if "fps" in values:
                 raise UsageError("fps is given beside a film, which has times of its own; leave it out")
@@ -223,6 +288,9 @@ class VideoInControl(Control):
         if "strength" in event:
             self.strength = event["strength"]
             return
+        if "motion" in event:
+            self._follows_motion = event["motion"]
+            return
         if "end" in event:
             self._ended = True
             return
@@ -238,9 +306,16 @@ class VideoInControl(Control):
         for frame in event["frame"]:
             self._came.append((frame, now))
         over = len(self._came) - HELD_CHUNKS * self.inputs[FRAMES].shape[0]
-        self._count(taken=len(event["frame"]), dropped=max(0, over))
+        left_out = event.get("dropped", 0)
+        self._count(taken=len(event["frame"]) + left_out, dropped=max(0, over) + left_out)
         for _ in range(over):
             self._came.popleft()
+
+    def _checked_strength(self, value: object) -> float:
+        strength = real_number(value, "strength", most=1)
+        if strength < self.takes.least:
+            raise UsageError(f"strength is {strength}, this artifact takes {self.takes.least:g} to 1")
+        return strength
 
     def _count(self, *, taken: int = 0, dropped: int = 0, repeated: int = 0) -> None:
         for name, number in ((TAKEN, taken), (DROPPED, dropped), (REPEATED, repeated)):
@@ -271,12 +346,20 @@ class VideoInControl(Control):
             empty = self.inputs[FRAMES].shape[0] - count
             padded = np.concatenate((np.zeros((empty, *made.frames.shape[1:]), np.uint8), made.frames))
             self._made = _Made(padded, made.dropped, made.repeated, made.came, made.taken)
-        level = np.array([self.strength], np.float32)
+        share, factors = self.takes.levels(self._next_level(self._made))
         return {
             self.inputs[FRAMES].name: self._made.frames,
-            self.inputs[STRENGTH].name: level,
-            self.inputs[TIMES].name: level,
+            self.inputs[STRENGTH].name: share,
+            self.inputs[TIMES].name: factors,
         }
+
+    def _next_level(self, made: _Made) -> float:
+        """Return the strength of the next chunk: what was said, or less of it where the video moves."""
+        if not self._follows_motion:
+            return self.strength
+        own = made.frames if self._chunks else made.frames[-self.takes.first_frames :]
+        seen = own if self._last is None or not self._chunks else np.concatenate((self._last[None], own))
+        return moved(self.strength, self._level, seen)
 
     def _live(self, count: int) -> _Made:
         """Return ``count`` frames of those that came since the last chunk."""
@@ -308,10 +391,12 @@ class VideoInControl(Control):
 
     def advance(self) -> None:
         """Move on by the chunk that `next_chunk` gave last."""
-        self._chunks += 1
         made, self._made = self._made, None
         if made is None:  # the caller gave the frames
+            self._chunks += 1
             return
+        self._level = self._next_level(made)
+        self._chunks += 1
         self._last = made.frames[-1]
         if self._clip is not None:
             self._count(taken=made.taken, dropped=made.dropped, repeated=made.repeated)
@@ -328,6 +413,8 @@ class VideoInControl(Control):
         """Return the strength, and the frames that wait or stay, for `load`; a clip goes on only as its last frame."""
         return {
             "strength": self.strength,
+            "motion": self._follows_motion,
+            "level": self._level,
             "last": self._last,
             "came": [self._fitted(frame) for frame, _ in self._came],
             "chunks": self._chunks,
@@ -337,7 +424,8 @@ class VideoInControl(Control):
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned; UsageError for any other value."""
         try:
-            strength = _checked_strength(state["strength"])
+            strength = self._checked_strength(state["strength"])
+            motion, level = flag(state["motion"], "motion"), real_number(state["level"], "level", most=1)
             last, came = of_json(state["last"]), [of_json(frame) for frame in state["came"]]
             shape = self.inputs[FRAMES].shape[1:]
             for frame in (*came, *([] if last is None else [last])):
@@ -352,6 +440,7 @@ class VideoInControl(Control):
         self._clip = None
         self.reset()
         self.strength, self._last, self._chunks, self._counts = strength, last, chunks, counts
+        self._follows_motion, self._level = motion and bool(self.takes.first_time), level
         self._came.extend((frame, time.monotonic()) for frame in came)
 
     def go_to(self, frame: int) -> None:
@@ -368,7 +457,7 @@ class VideoInControl(Control):
         events: list[Event] = []
         if "--strength" in given:
             try:
-                events.append({"strength": _checked_strength(float(given["--strength"]))})
+                events.append({"strength": float(given["--strength"])})
             except ValueError:
                 raise UsageError(
                     f"--strength {given['--strength']!r}: expected a number from 0 to 1"
@@ -429,10 +518,6 @@ class _Clip:
         if self._shown is None:
             raise UsageError("the clip has no frame")
         return passed, self._shown
-
-
-def _checked_strength(value: object) -> float:
-    return real_number(value, "strength", most=1)
 
 
 def _frames(value: object, what: str) -> NDArray[np.uint8]:

@@ -284,6 +284,11 @@ def rescheduled(
     if steps is None and shift is None:
         return manifest, {}
     old = manifest.workload.schedule
+    if 0 < old.scaled_passes < old.denoise_passes:
+        raise UsageError(
+            "the time of this artifact's first pass follows its input video, so its passes cannot be changed; leave "
+            "out steps and shift"
+        )
     if old.first_timesteps and shift is not None:
         raise UsageError(
             f"the first chunk of this artifact has passes of its own, at {', '.join(map(str, old.first_timesteps))}, "

@@ -114,8 +114,8 @@ class Embed(Ranked):
         rank : Tensor, optional
             Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk.
         scaled, time_scale : Tensor, optional
-            Whether the pass's timestep is scaled, float32 [2] (the second number is the next pass's), and the factor of
-            each row, float32 [B, 1]; only with an input video.
+            Whether the pass's timestep is scaled, float32 [2] (the second number is the next pass's), and the factors
+            of each row's times and levels, float32 [B, 2]; only with an input video.
 
         Returns
         -------
@@ -142,7 +142,7 @@ class Embed(Ranked):
         if self.split is not None and rank is not None:
             hidden = self.split.own_tokens(hidden, rank)
         if scaled is not None and time_scale is not None:
-            timestep = scaled_by(timestep, scaled[0], time_scale)
+            timestep = scaled_by(timestep, scaled[0], time_scale[:, :1])
         timestep = self.times(timestep, frames, conditioning_frames, context_timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))

@@ -125,8 +125,8 @@ class Advance(nn.Module):
         conditioning_frames : Tensor
             Number of leading frames of the chunk that are conditioning frames, int64 [B].
         scaled, time_scale : Tensor, optional
-            Whether the levels before and after the step are scaled, float32 [2] of 0 and 1, and the factor of each row,
-            float32 [B, 1]; only with an input video.
+            Whether the levels before and after the step are scaled, float32 [2] of 0 and 1, and the factors of each
+            row's times and of its levels, float32 [B, 2]; only with an input video.
         """
         still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
         sigma, sigma_next = _levels(sigma, sigma_next, scaled, time_scale)
@@ -230,11 +230,8 @@ def _levels(
     """Return the noise levels before and after a step, [1], or [B, 1, 1, 1, 1] where rows scale them."""
     if scaled is None or time_scale is None:
         return sigma, sigma_next
-    now, following = scaled.unbind(0)
-    return (
-        _of_rows(scaled_by(sigma, now, time_scale)),
-        _of_rows(scaled_by(sigma_next, following, time_scale)),
-    )
+    (now, following), factors = scaled.unbind(0), time_scale[:, 1:]
+    return _of_rows(scaled_by(sigma, now, factors)), _of_rows(scaled_by(sigma_next, following, factors))
 
 
 def _of_rows(numbers: Tensor) -> Tensor:

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Argument
-from seko_runtime.controls.video_in import FRAMES_KIND, STRENGTH_KIND, TIMES_KIND, VideoInControl
+from seko_runtime.controls.video_in import (
+    FRAMES_KIND,
+    STRENGTH_KIND,
+    TIMES_KIND,
+    VideoInControl,
+    VideoInParameters,
+)
 from seko_runtime.format.manifest import Buffer, ControlSpec, InputSpec
 from seko_runtime.video.contract import PICTURE_CHANNELS, VIDEO_IN_FRAMES, VIDEO_IN_LATENTS
 
@@ -16,7 +22,7 @@ VIDEO, STRENGTH, TIME_SCALE = "video", "strength", "time_scale"  # names of the 
 
 def video_inputs(config: VideoBuild) -> tuple[InputSpec, ...]:
     """Return the inputs per chunk: frames uint8 [T, H, W, 3], the share of noise in the first latents [1], and the
-    factor [1] by which times and noise levels of the passes are scaled; empty for a build without input video."""
+    factors [2] by which times and noise levels of the passes are scaled; empty for a build without input video."""
     s = config.workload.stream
     if s.strength is None:
         return ()
@@ -24,7 +30,7 @@ def video_inputs(config: VideoBuild) -> tuple[InputSpec, ...]:
     return (
         InputSpec(VIDEO, frames, "uint8", VIDEO_IN_FRAMES, "chunk", kind=FRAMES_KIND),
         InputSpec(STRENGTH, (1,), "float32", f"input.{STRENGTH}", "chunk", kind=STRENGTH_KIND),
-        InputSpec(TIME_SCALE, (1,), "float32", f"input.{TIME_SCALE}", "chunk", kind=TIMES_KIND),
+        InputSpec(TIME_SCALE, (2,), "float32", f"input.{TIME_SCALE}", "chunk", kind=TIMES_KIND),
     )
 
 
@@ -59,7 +65,7 @@ def scale_arguments(config: VideoBuild, rows: int, part: str) -> tuple[Argument,
         return ()
     return (
         Argument("scaled", "weight:schedule.scaled[pass]", (2,), torch.float32),
-        Argument("time_scale", f"buffer:input.{TIME_SCALE}{part}", (rows, 1), torch.float32),
+        Argument("time_scale", f"buffer:input.{TIME_SCALE}{part}", (rows, 2), torch.float32),
     )
 
 
@@ -73,21 +79,26 @@ def golden_video(config: VideoBuild, chunk: int | None) -> dict[str, Tensor]:
     down, across = torch.arange(height)[:, None], torch.arange(width)
     channels = (down * 3 + time * 5, across * 2 - time * 3, down + across + time * 7)
     levels = torch.stack(torch.broadcast_tensors(*channels), dim=-1)
-    level = torch.full((rows, 1), (0.4, 0.7, 1.0)[chunk % 3])
     video = (levels % 256).to(torch.uint8).expand(rows, *levels.shape).contiguous()
-    return {VIDEO: video, STRENGTH: level, TIME_SCALE: level.clone()}
+    numbers = _parameters(config).levels((0.75, 0.8, 0.9)[chunk % 3])
+    share, factors = (torch.from_numpy(each).repeat(rows, 1) for each in numbers)
+    return {VIDEO: video, STRENGTH: share, TIME_SCALE: factors}
 
 
 def video_control(config: VideoBuild) -> ControlSpec:
     """Return the control of a build with an input video."""
-    s = config.workload.stream
-    return VideoInControl.declared(
-        VIDEO,
-        STRENGTH,
-        TIME_SCALE,
-        height=s.height,
-        width=s.width,
-        fps=s.fps,
-        first_frames=1 + s.temporal_stride * (s.chunk_frames - 1),
-        default=s.strength or 0.0,
+    return VideoInControl.declared(VIDEO, STRENGTH, TIME_SCALE, _parameters(config))
+
+
+def _parameters(config: VideoBuild) -> VideoInParameters:
+    s, schedule = config.workload.stream, config.workload.schedule
+    motion: dict[str, float] = {}
+    if s.motion_strength:
+        motion = {
+            "least": schedule.least_strength,
+            "first_time": schedule.timesteps[0],
+            "shift": schedule.shift or 1.0,
+        }
+    return VideoInParameters(
+        s.height, s.width, s.fps, 1 + s.temporal_stride * (s.chunk_frames - 1), s.strength or 0.0, **motion
     )

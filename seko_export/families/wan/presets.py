@@ -12,10 +12,22 @@ from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM, USUAL_STREAM_2_2
 
 _NUMBERS = "that trained weights give the video of the authors' code: the numbers are read from it, no file was opened"
-# StreamDiffusionV2
-_VIDEO_TO_VIDEO_STREAM = replace(USUAL_STREAM, chunk_frames=1, sink_frames=3, ring_frames=3)
-_VIDEO_TO_VIDEO_PASSES = Schedule.trained((700.0, 500.0, 400.0, 200.0), 8.0)
-_VIDEO_INPUT = "a video as input, with whose encoded and noised frames each chunk begins"
+# StreamDiffusionV2, as its fast configuration: a window of five frames, of which two stay
+_VIDEO_TO_VIDEO_STREAM = replace(
+    USUAL_STREAM,
+    chunk_frames=1,
+    sink_frames=2,
+    ring_frames=3,
+    pass_caches=True,
+    strength=0.8,
+    motion_strength=True,
+)
+_VIDEO_TO_VIDEO_PASSES = Schedule.trained((700.0, 500.0), 8.0)
+_VIDEO_TO_VIDEO_NEEDS = "--vae Wan2.1_VAE.pth: a video as input, whose latents each chunk begins with"
+_VIDEO_TO_VIDEO_UNVERIFIED = (
+    f"{_NUMBERS}. Left out: a sink that takes new frames unlike it (sink 3 of 6), a jump of positions at frame 50, and "
+    "the first chunk of two frames, which are two chunks here"
+)
 
 
 def _wan_1_3b(name: str) -> ModelConfig:
@@ -160,8 +172,8 @@ PRESETS: dict[str, Preset] = {
         entry="generator",
         files=("wan_causal_dmd_v2v/model.pt",),
         source="jerryfeng/StreamDiffusionV2, wan_causal_dmd_v2v/model.pt (code Apache-2.0)",
-        unverified=_NUMBERS,
-        missing=_VIDEO_INPUT,
+        needs=_VIDEO_TO_VIDEO_NEEDS,
+        unverified=_VIDEO_TO_VIDEO_UNVERIFIED,
     ),
     "wan-5b": Preset(
         _wan_5b("wan-5b"),
@@ -191,8 +203,8 @@ PRESETS: dict[str, Preset] = {
         entry="generator",
         files=("wan_causal_dmd_v2v_14b/model.pt",),
         source="jerryfeng/StreamDiffusionV2, wan_causal_dmd_v2v_14b/model.pt (code Apache-2.0)",
-        unverified=_NUMBERS,
-        missing=_VIDEO_INPUT,
+        needs=_VIDEO_TO_VIDEO_NEEDS,
+        unverified=_VIDEO_TO_VIDEO_UNVERIFIED,
     ),
     "krea-14b": Preset(
         _wan_14b("krea-14b"),

@@ -156,7 +156,9 @@ class VaeDecode(_StreamedHalf):
 
 
 class VaeEncode(_StreamedHalf):
-    """Encodes video frames to the mean of their latents."""
+    """Encodes video frames to the mean of their latents, which is normalised where `normalises` says so."""
+
+    normalises = True
 
     def __init__(
         self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
@@ -195,7 +197,8 @@ class VaeEncode(_StreamedHalf):
         patches = channels_last(patched(video.to(self.dtype), self.config.patch_size))
         x = self.conv1(self.encoder(patches, carried))
         mean, std = self._mean_and_std()
-        latents = (x[:, : self.config.z_dim].to(mean.dtype) - mean) / std
+        latents = x[:, : self.config.z_dim].to(mean.dtype)
+        latents = (latents - mean) / std if self.normalises else latents
         return (latents.contiguous(), *carried.kept)
 
 

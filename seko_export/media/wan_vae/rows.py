@@ -177,3 +177,9 @@ class EncodeChunk(VaeEncode):
         pixels = video[-self.video_frames :].permute(3, 0, 1, 2).float() / _HALF_RANGE - 1  # [3, T, H, W]
         encoded = super().forward(pixels[None], *(cache.unsqueeze(0) for cache in caches))
         return tuple(output.squeeze(0) for output in encoded)
+
+
+class EncodeRawChunk(EncodeChunk):
+    """The module that encodes the video frames of one row's chunk to latents that are not normalised."""
+
+    normalises = False

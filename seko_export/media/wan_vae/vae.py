@@ -30,6 +30,7 @@ from seko_export.media.wan_vae.rows import (
     EncodeImage,
     EncodeLast,
     EncodePicture,
+    EncodeRawChunk,
 )
 from seko_kernels.tuned_conv import measured_tiles
 
@@ -143,10 +144,11 @@ class WanVae(Vae[WanVaeConfig]):
         return EncodeLast(config, first=False, frames=1, dtype=dtype)
 
     def video_encoder(
-        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype
+        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, normalised: bool = True
     ) -> EncodeChunk:
         """Return the module that encodes one chunk of a video."""
-        return EncodeChunk(config, first=first, frames=frames, dtype=dtype)
+        kind = EncodeChunk if normalised else EncodeRawChunk
+        return kind(config, first=first, frames=frames, dtype=dtype)
 
     def encoder_cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of the encoders that go on."""

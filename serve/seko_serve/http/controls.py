@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from dataclasses import replace
 
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.protocol import message, parse_control, parse_sound
+from seko_serve.media.uploads import decoded_picture
+from seko_serve.protocol import FRAME, Control, message, parse_binary, parse_control
 
 REMEMBERED_IDS = 1024  # of a client's controls
 
@@ -45,7 +47,7 @@ class ControlIntake:
         ServeError
             If the control cannot be read. A control that can be read and is refused is answered by ``rejected``.
         """
-        control = parse_sound(received) if isinstance(received, bytes) else parse_control(received)
+        control = parse_binary(received) if isinstance(received, bytes) else parse_control(received)
         if control.type == "close":
             return True
         session = self._session
@@ -60,6 +62,8 @@ class ControlIntake:
                 raise ServeError("conflict", "the server itself knows what was shown: send no ack")
             if control.id and control.id in self._ids:
                 raise ServeError("conflict", "a control of this id came before")
+            if control.type == FRAME:
+                control = await asyncio.to_thread(_decoded, control)
             session.control(control)
             self._ids.append(control.id)
         except ServeError as error:
@@ -68,3 +72,9 @@ class ControlIntake:
             if error.retry_after is not None:  # too many: what follows waits, and with it the client
                 await asyncio.sleep(error.retry_after)
         return False
+
+
+def _decoded(control: Control) -> Control:
+    """Return a frame of an input video with its pixels, uint8 [H, W, 3]; ServeError if it is no picture."""
+    frame = decoded_picture(control.fields["picture"], "the frame")
+    return replace(control, fields={"frame": frame, "dropped": control.fields["dropped"]})

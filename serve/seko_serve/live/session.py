@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seko_runtime.errors import SekoRuntimeError, UsageError
@@ -27,10 +27,11 @@ from seko_serve.live.content import Content, answer_to
 from seko_serve.live.encoding import ChunkEncoder, MadeChunk
 from seko_serve.live.viewer import Viewer
 from seko_serve.metrics import Metrics
-from seko_serve.protocol import SOUND_CODECS, Codec, Control, message
+from seko_serve.protocol import FRAME, SOUND_CODECS, Codec, Control, message
 from seko_serve.security.tokens import ResumeTokens, Ticket, WatchTokens
 
 MAX_WAITING = 256  # controls that wait for the next chunk
+MAX_FRAMES = 32  # of these, frames of an input video: the newest ones
 MAX_ENCODING = 2  # chunks of a session that are made and not encoded; the runtime keeps the frames of four
 _BEGINS_ANEW = (
     "restart",
@@ -219,11 +220,23 @@ class LiveSession:
         else:
             self.content.check(control)
             with self._lock:
+                if control.type == FRAME:
+                    control = self._newest(control)
                 if len(self._waiting) >= MAX_WAITING:
                     raise ServeError("too_many_requests", f"{MAX_WAITING} controls wait for the next chunk")
                 self._waiting.append(control)
             self._tell_receipt("received", control)
         self._wake()
+
+    def _newest(self, frame: Control) -> Control:
+        """Return a frame of an input video that is to wait, with the count of those that it takes the place of: where
+        `MAX_FRAMES` wait, the oldest one goes."""
+        frames = [waiting for waiting in self._waiting if waiting.type == FRAME]
+        if len(frames) < MAX_FRAMES:
+            return frame
+        self._waiting = deque(waiting for waiting in self._waiting if waiting is not frames[0])
+        dropped = frame.fields["dropped"] + frames[0].fields["dropped"] + 1
+        return replace(frame, fields={**frame.fields, "dropped": dropped})
 
     def hold(self, on: bool = True) -> None:
         """Stop making chunks if ``on`` is True; continue if ``on`` is False."""

@@ -1,5 +1,5 @@
 // A session and its socket: opens, sends controls, comes back after a lost socket.
-import { packVoice, parseMedia } from "./protocol.js";
+import { packFrame, packVoice, parseMedia } from "./protocol.js";
 
 const FIRST_RETRY_MS = 200, LONGEST_RETRY_MS = 4000;
 const GIVE_UP_MS = 600_000; // a session that has no row any more is saved, and the server says so if it is not
@@ -12,6 +12,8 @@ const ANSWER_MS = 30_000;
 const WAITED_FOR = ["full", "too_many_requests"]; // refusals after which a page tries again by itself
 
 const SILENT_LINE_MS = 5000; // without news of the line
+
+const WAITING_BYTES = 256 << 10; // of a socket that is slow: no further frame is sent meanwhile
 
 const WITHOUT_ID = ["ack", "close", "ping"];
 
@@ -252,6 +254,16 @@ export class Connection extends EventTarget {
 
   sendVoice(samples, last = false) {
     if (this.isOpen) this.socket.send(packVoice(++this.controls, samples, last));
+  }
+
+  /** Send a frame of an input video; return whether it was, as frames before it may still wait to be sent. `named` is
+      called with the id of a frame that shall get receipts. */
+  sendFrame(jpeg, dropped, named) {
+    const free = this.isOpen && this.socket.bufferedAmount < WAITING_BYTES;
+    if (!free) return false;
+    if (named) named(String(++this.controls));
+    this.socket.send(packFrame(named ? this.controls : 0, jpeg, dropped));
+    return true;
   }
 
   close() {

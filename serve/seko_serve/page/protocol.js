@@ -2,7 +2,7 @@
 export const VERSION = 1;
 export const HEADER_BYTES = 32;
 export const CODECS = { 1: "h264", 2: "vp8", 3: "rgb24", 4: "mjpeg", 5: "fmp4", 16: "pcm", 17: "aac", 18: "opus" };
-const PCM = 16, LAST = 4;
+const PCM = 16, JPEG = 4, LAST = 4;
 
 /** Parse one binary message; throws a RangeError if it is none of this version. */
 export function parseMedia(buffer) {
@@ -26,16 +26,30 @@ export function parseMedia(buffer) {
   };
 }
 
-/** Pack a piece of a voice: an Int16Array at 16 kHz. Its receipts name the serial. */
-export function packVoice(serial, samples, last = false) {
-  const buffer = new ArrayBuffer(HEADER_BYTES + 2 * samples.length);
+/** A message of a client with room for a payload, and a view of it. */
+function packed(codec, serial, count, bytes) {
+  const buffer = new ArrayBuffer(HEADER_BYTES + bytes);
   const view = new DataView(buffer);
   view.setUint8(0, VERSION);
-  view.setUint8(1, PCM);
-  view.setUint8(2, last ? LAST : 0);
+  view.setUint8(1, codec);
   view.setUint32(4, serial, true);
-  view.setUint32(24, samples.length, true);
-  view.setUint32(28, 2 * samples.length, true);
+  view.setUint32(24, count, true);
+  view.setUint32(28, bytes, true);
+  return { buffer, view };
+}
+
+/** Pack a frame of an input video, a JPEG; `dropped` frames were left out before it. One of serial 0 gets no receipts. */
+export function packFrame(serial, jpeg, dropped) {
+  const { buffer, view } = packed(JPEG, serial, 1, jpeg.byteLength);
+  view.setUint32(12, dropped, true);
+  new Uint8Array(buffer, HEADER_BYTES).set(new Uint8Array(jpeg));
+  return buffer;
+}
+
+/** Pack a piece of a voice: an Int16Array at 16 kHz. Its receipts name the serial. */
+export function packVoice(serial, samples, last = false) {
+  const { buffer, view } = packed(PCM, serial, samples.length, 2 * samples.length);
+  view.setUint8(2, last ? LAST : 0);
   for (let at = 0; at < samples.length; at += 1) view.setInt16(HEADER_BYTES + 2 * at, samples[at], true);
   return buffer;
 }

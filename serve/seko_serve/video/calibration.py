@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from seko_runtime import Pool, Session
 from seko_serve.live.calibration import LONGEST_S, TENANT
 from seko_serve.video.content import VideoContent
@@ -21,6 +23,8 @@ def measure(pool: Pool, sessions: list[Session]) -> None:
     contents = [VideoContent(manifest, blank_opening(manifest)) for _ in range(rows)]
     for number, content in enumerate(contents):
         sessions.append(content.open(pool, f"{TENANT}-{number}", TENANT))
+        for video in sessions[-1].controls.of_kind("video_in"):
+            video.take({"frame": np.zeros((stream.height, stream.width, 3), np.uint8)})
     filling = -(-stream.cache_frames // stream.chunk_frames)
     for count in [*[rows] * (filling + 1), *reversed([bucket for bucket in buckets if bucket < rows])]:
         if time.monotonic() - began > LONGEST_S:

@@ -17,7 +17,7 @@ from seko_runtime.sessions.session import PendingResult
 from seko_serve.errors import ServeError
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound, video
-from seko_serve.protocol import Codec, Control, Media
+from seko_serve.protocol import FRAME, Codec, Control, Media
 from seko_serve.video.facts import described
 from seko_serve.video.opening import Opening
 
@@ -28,6 +28,7 @@ EVENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "poses": ("poses", {}),
     "audio": ("pcm16", {}),
     "audio_end": ("end", {"end": True}),
+    FRAME: ("frame", {}),
 }
 
 
@@ -191,6 +192,7 @@ class VideoContent:
         steered = self._controls.taking(name)
         if steered is None:
             what = "hears no audio" if control.type.startswith("audio") else "has no such control"
+            what = "takes no video" if control.type == FRAME else what
             raise ServeError("unsupported", f"this artifact {what}: {control.type} steers nothing")
         return steered, {**fields, **more}
 

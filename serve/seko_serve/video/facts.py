@@ -32,6 +32,7 @@ def described(manifest: VideoManifest) -> dict[str, object]:
             "image": "no" if "image" not in asked else "required" if asked["image"] else "may",
             "last_image": "last_image" in asked,
             "voice": speakers_of(controls),
+            "video": manifest.takes_video,
         },
         "viewer": _viewer_facts(manifest),
         "controls": controls.describe(),

@@ -84,6 +84,11 @@ class VideoRoutes(WorkloadRoutes):
         tenant = self._access.opener(request)
         table = await body_fields(request, MAX_OPENING_BYTES)
         manifest = video_manifest(self._manager.device.manifest)
+        if manifest.takes_video:
+            raise ServeError(
+                "unsupported",
+                "this artifact turns an input video into another one, whose frames a session sends",
+            )
         fields, frames, named = video_request(table, manifest)
         fields |= await asyncio.to_thread(self._fetched, fields, named)
         if "last_image" in fields:

@@ -97,6 +97,8 @@ class VideoWorkload(ServedWorkload[VideoManifest]):
         if takes["voice"]:
             limits |= {"voice_bytes": uploads.MAX_SOUND_BYTES, "voice_s": uploads.MAX_SOUND_S}
             limits["audio_bytes"] = protocol.MAX_AUDIO_BYTES
+        if takes["video"]:
+            limits["frame_bytes"] = protocol.MAX_FRAME_BYTES
         return limits
 
     def api(self) -> ApiParts:

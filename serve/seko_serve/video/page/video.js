@@ -9,6 +9,7 @@ import { SourcePlayer, playsSound, playsVideo } from "./source.js";
 import { Stage } from "./stage.js";
 import { Gamepads, Looking } from "./sticks.js";
 import { dataUrl } from "./uploads.js";
+import { Webcam } from "./webcam.js";
 import { PictureWell } from "./wells.js";
 
 const FIGURES_MS = 2000; // over which frames a second are counted; a video without a frame for so long is not live
@@ -61,6 +62,8 @@ function showRunning(now) {
   find("change").hidden = !now || !model.takes.prompt;
   find("amount").hidden = find("change").hidden || !(find("change").value in AMOUNTS);
   find("microphone").hidden = !now || !navigator.mediaDevices || sounding()?.speakers !== 1;
+  find("webcam").hidden = !filmed() || !navigator.mediaDevices;
+  find("strength-box").hidden = !filmed();
   find("pad").hidden = !keyed();
   find("share").hidden = !now || Boolean(connection.elsewhere); // a gateway gives no links
 }
@@ -74,6 +77,8 @@ function invite() {
   if (lacking.length) {
     const named = lacking.map(({ label }) => `a ${label.toLowerCase()}`).join(" and ");
     block(`Choose ${named}, then press Start.`, { "Choose a picture": () => lacking[0].input.click() });
+  } else if (filmed() && !webcam.running) {
+    block("Turn your camera on, then press Start.", { "Camera on": () => find("webcam").click() });
   } else block(model.takes.prompt ? "Write what you want to see, then press Start." : "Press Start.");
 }
 
@@ -127,6 +132,9 @@ function measure() {
   if (broken) {
     say(broken, "error");
     block(broken, startAgain);
+  } else if (filmed() && !webcam.running && !lastPainted) {
+    say("Waits for your camera", "wait");
+    block("Turn your camera on.", { "Camera on": () => find("webcam").click() });
   } else if (paused || times.length) {
     say(paused ? "Paused" : "Live", paused ? "" : "live");
     unblock();
@@ -164,6 +172,9 @@ function control(type, fields) {
 
 /** The name and description of the control that takes keys. */
 const keyed = () => Object.entries(model?.controls ?? {}).find(([, { keys }]) => keys);
+
+/** The name and description of the control that takes a video. */
+const filmed = () => Object.entries(model?.controls ?? {}).find(([, { video }]) => video);
 
 /** What the control says that takes sound. */
 const sounding = () => Object.values(model?.controls ?? {}).find(({ sound }) => sound)?.sound;
@@ -211,7 +222,7 @@ function giveUp() {
 /** Show who comes what it does: begin with the artifact's own example, if a place is free. */
 async function showMotion({ prompts, pictures }) {
   const still = document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (connection || trying || still || find("start").disabled || !(prompts.length || pictures.length)) return;
+  if (connection || trying || still || filmed() || find("start").disabled || !(prompts.length || pictures.length)) return;
   const { free } = await request(base, "ready", key()).catch(() => ({ free: 0 })); // a gateway's answer names no places
   if (free > 0 && !connection && !trying) await startWith(find("prompt").value.trim());
 }
@@ -307,6 +318,7 @@ function told(message) {
     measure();
     if (wish) sendWish();
     if (again && keyed()) connection.send("control", held()); // they may have changed meanwhile
+    if (filmed()) tellStrength();
   } else if (message.type === "received" || message.type === "applied") {
     const control = sent.get(message.id);
     if (message.id === wish?.id) wish = undefined;
@@ -594,6 +606,40 @@ find("microphone").onclick = () => attempted(async () => {
   face(find("microphone"), "microphone", microphone ? "Stop speaking" : "Speak");
 });
 
+const webcam = new Webcam(find("camera"), (jpeg, dropped, seenAt) => {
+  // One frame at a time is followed to the picture that it becomes.
+  const followed = sent.size ? undefined : (id) => sent.set(id, { at: seenAt });
+  const taken = Boolean(connection) && begun && !paused && connection.sendFrame(jpeg, dropped, followed);
+  find("frames-sent").textContent = `${webcam.sent + taken}, ${webcam.dropped + !taken}`;
+  return taken;
+});
+find("webcam").onclick = () => attempted(async () => {
+  if (webcam.running) webcam.stop();
+  else {
+    try {
+      await webcam.start(filmed()[1].video, model.limits.frame_bytes);
+    } catch (error) {
+      webcam.stop();
+      throw new Error(`The camera cannot be used: ${error.message}`);
+    }
+  }
+  face(find("webcam"), "camera", webcam.running ? "Camera off" : "Camera on");
+  find("webcam").setAttribute("aria-pressed", webcam.running);
+  find("camera-box").hidden = find("camera-figures").hidden = !webcam.running;
+  if (connection) measure();
+  else invite();
+});
+function tellStrength() {
+  if (connection && begun) control("control", { name: filmed()[0], event: { strength: Number(find("strength").value) } });
+}
+find("strength").addEventListener("input", tellStrength);
+let strengthChosen = false;
+function showStrength({ minimum, maximum, value }) {
+  if (strengthChosen) return; // it stays, when the model is met again
+  strengthChosen = true;
+  Object.assign(find("strength"), { min: minimum, max: maximum, value });
+}
+
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || find("prompt").hidden || ![document.body, screen].includes(event.target)) return;
   event.preventDefault();
@@ -672,6 +718,10 @@ async function meet() {
   showWells();
   find("prompt").required = model.takes.prompt && !wells.some(({ required }) => required); // a portrait needs no words
   if (keyed()) find("reaction-name").textContent = "Key to picture";
+  if (filmed()) {
+    find("reaction-name").textContent = "Camera to picture";
+    showStrength(filmed()[1].strength);
+  }
   pad.show(keyed()?.[1] ?? {});
   find("keys-help").textContent = pad.help;
   find("keys-help").hidden = !pad.help;
