@@ -84,7 +84,7 @@ class VideoConfig(WorkloadConfig):
             self.stream.strength or 0
         ):
             raise UsageError(
-                f"--strength {self.stream.strength}: with passes at {with_commas(self.schedule.timesteps)}, this model "
+                f"--strength {self.stream.strength}: with passes at {list(self.schedule.timesteps)}, this model "
                 f"takes {least:g} to 1; give such a strength, or other --timesteps"
             )
         if self.stream.strength is not None and self.schedule.sampler == UNIPC:
