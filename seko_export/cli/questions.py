@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.markup import escape
 
+from seko_export.cli.progress import shown_progress
 from seko_export.cli.shared import (
     answer,
     artifact_argument,
@@ -16,7 +18,9 @@ from seko_export.cli.shared import (
     print_json,
     say,
 )
+from seko_export.options.asked import options_of
 from seko_export.roofline.gpus import GPUS
+from seko_runtime.cli.output import note
 
 
 @click.command(short_help="Show what an artifact, a checkpoint or a LoRA holds.")
@@ -95,7 +99,7 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
 
 
 @click.command(short_help="Write all about an artifact on this machine into one file.")
-@artifact_argument
+@click.argument("artifact", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--output",
     "-o",
@@ -112,12 +116,20 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
     help="Chunks to time, once the cache is full.",
 )
 @json_option
-def report(artifact: Path, output: Path, chunks: int, as_json: bool) -> None:
+def report(artifact: Path | None, output: Path, chunks: int, as_json: bool) -> None:
     """Write what `doctor`, `inspect`, `verify` and `bench` say of ARTIFACT on this machine, and a short clip, into one
-    archive, to attach to an issue. Paths, and names of machine and user, are left out."""
-    from seko_export.tools.field_report import write_report
+    archive, to attach to an issue. Paths, and names of machine and user, are left out.
 
-    answer(write_report(artifact, output, chunks), as_json, f"{output}: attach it to an issue", "written")
+    Without an ARTIFACT the sample model is built first, as `seko-export try` does."""
+    import seko_export
+    from seko_export.tools.field_report import write_report
+    from seko_export.tools.trial import try_artifact
+
+    with shown_progress() as tell:
+        build_it = partial(seko_export.build, progress=tell, note=note)
+        of_sample = partial(try_artifact, options_of(None), build_it)
+        found = write_report(artifact or (lambda: of_sample()[0]), output, chunks)
+    answer(found, as_json, f"{output}: attach it to an issue", "written")
 
 
 @click.command()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import platform
+import re
+import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +25,7 @@ from seko_runtime.errors import SekoRuntimeError
 REPORT, CLIP = "report.json", "clip.mp4"
 
 
-def write_report(artifact: Path, output: Path, chunks: int) -> dict[str, Any]:
+def write_report(artifact: Path | Callable[[], Path], output: Path, chunks: int) -> dict[str, Any]:
     """Describe this machine and an artifact, replay its goldens, time it and make a clip; write all into one archive.
 
     What fails stands in the report in place of its result. Paths, and the names of this machine and of its user, are
@@ -28,8 +33,8 @@ def write_report(artifact: Path, output: Path, chunks: int) -> dict[str, Any]:
 
     Parameters
     ----------
-    artifact : Path
-        Folder of the artifact.
+    artifact : Path or callable
+        Folder of the artifact, or what builds one and returns its folder.
     output : Path
         The zip archive; a file that is there is replaced. It gets `REPORT`, and `CLIP` if a video could be made.
     chunks : int
@@ -38,33 +43,61 @@ def write_report(artifact: Path, output: Path, chunks: int) -> dict[str, Any]:
     Returns
     -------
     dict
-        What is in `REPORT`: ``machine``, ``artifact``, ``verify``, ``bench`` and ``clip``.
+        What is in `REPORT`: ``machine``, ``artifact``, ``verify``, ``bench`` and ``clip``. ``build`` has the seconds of
+        what was built for it, or an error; then the rest is missing.
 
     Raises
     ------
     ArtifactError
-        If the artifact is damaged or cannot be read; then nothing is written.
+        If an artifact that was given is damaged or cannot be read; then nothing is written.
     """
     found: dict[str, Any] = {
-        "machine": environment.report([*environment.examine(), examine_kernels()])
-        | {"system": platform.platform(aliased=True), "processor": platform.machine()},
-        "artifact": inspect_artifact(artifact),
-        "verify": _told(lambda: verify_artifact(artifact)),
-        "bench": _told(lambda: bench_artifact(artifact, chunks)),
+        "machine": environment.report([*environment.examine(), examine_kernels()]) | _machine()
     }
     with tempfile.TemporaryDirectory() as folder:
-        clip = Path(folder, CLIP)
-        made = run_child(
-            "seko_runtime", "run", str(artifact), "--chunks", "4", "--seed", "0", "-o", str(clip)
-        )
-        found["clip"] = CLIP if made.returncode == 0 else {"error": made.stderr.strip().splitlines()[-1:]}
-        text = _anonymous(json.dumps(found, indent=1, default=str), artifact, Path(folder))
+        clip, given = Path(folder, CLIP), artifact if isinstance(artifact, Path) else None
+        if callable(artifact):
+            begun = time.monotonic()
+            try:
+                given = artifact()
+                found["build"] = {"seconds": round(time.monotonic() - begun, 1)}
+            except (ExportError, SekoRuntimeError) as error:
+                found["build"] = {"error": str(error)}
+        if given is not None:
+            _examine(found, given, clip, chunks)
+        text = _anonymous(json.dumps(found, indent=1, default=str), _names(given, Path(folder)))
         with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(REPORT, text)
-            if made.returncode == 0:
+            if clip.is_file():
                 archive.write(clip, CLIP)
     result: dict[str, Any] = json.loads(text)
     return result
+
+
+def _examine(found: dict[str, Any], artifact: Path, clip: Path, chunks: int) -> None:
+    found["artifact"] = inspect_artifact(artifact)
+    found["verify"] = _told(lambda: verify_artifact(artifact))
+    found["bench"] = _told(lambda: bench_artifact(artifact, chunks))
+    made = run_child("seko_runtime", "run", str(artifact), "--chunks", "4", "--seed", "0", "-o", str(clip))
+    found["clip"] = CLIP if made.returncode == 0 else {"error": made.stderr.strip().splitlines()[-1:]}
+
+
+def _machine() -> dict[str, object]:
+    """Return what `doctor` does not say: system, processor, cores, memory and the driver's version."""
+    cpu = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "system": platform.platform(aliased=True),
+        "processor": cpu[0].partition(": ")[2] if cpu else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1),
+        "nvidia_driver": next(iter(_lines("/sys/module/nvidia/version")), None),
+    }
+
+
+def _lines(file: str) -> list[str]:
+    path = Path(file)
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def _told(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -74,15 +107,32 @@ def _told(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def _anonymous(text: str, artifact: Path, temporary: Path) -> str:
-    names = {
-        str(artifact.absolute()): "ARTIFACT",
-        str(artifact): "ARTIFACT",
-        str(temporary): "TEMPORARY",
-        str(Path.home()): "~",
-        platform.node(): "MACHINE",
+def _names(artifact: Path | None, temporary: Path) -> dict[str, str]:
+    """Return what is nobody's business, each with what stands in its place; a folder before one that it may lie in."""
+    places = [("ARTIFACT", artifact)] if artifact else []
+    places += [
+        ("TEMPORARY", temporary),
+        *([] if sys.prefix == sys.base_prefix else [("PYTHON", Path(sys.prefix))]),
+        ("FOLDER", Path.cwd()),
+        ("~", Path.home()),
+    ]
+    return {
+        str(spelled): stand_in
+        for stand_in, path in places
+        for spelled in (path.resolve(), path.absolute(), path)
+        if len(spelled.parts) > 1  # a name alone may be a word of the report
     }
-    for name, stand_in in names.items():
-        if len(name) > 1:  # a home can be /, which is nobody's
-            text = text.replace(json.dumps(name)[1:-1], stand_in)
-    return text
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name
+        return str(os.getuid())
+
+
+def _anonymous(text: str, names: dict[str, str]) -> str:
+    for name, stand_in in (names | {platform.node() or " ": "MACHINE"}).items():
+        whole = rf"(?<![\w.-]){re.escape(json.dumps(name)[1:-1])}(?![\w-])"
+        text = re.sub(whole, stand_in, text)
+    return text.replace(f"/{_user()}/", "/USER/")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import platform
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from seko_export.errors import MachineError
 from seko_export.tools.field_report import CLIP, REPORT
 from tests.conftest import Built
 
@@ -27,8 +30,9 @@ def test_all_is_in_one_archive_and_no_name(fp4: Built, tmp_path: Path, invoke: C
     assert found["bench"]["chunk_median_s"] > 0
     assert found["artifact"]["model"]["layers"] > 0
     assert found["machine"]["build_cpu"] in (True, False)
-    for name in (str(fp4.folder), str(Path.home()) + "/", platform.node()):
+    for name in (str(fp4.folder), f"{Path.home()}/"):
         assert name not in text
+    assert re.search(rf"\b{re.escape(platform.node())}\b", text) is None
 
 
 def test_what_fails_is_told_and_the_rest_is_there(
@@ -52,3 +56,38 @@ def test_no_artifact_writes_no_archive(tmp_path: Path, invoke: Callable[..., Any
     done = invoke("report", str(tmp_path), "-o", str(tmp_path / "report.zip"))
     assert done.exit_code == 4
     assert not (tmp_path / "report.zip").exists()
+
+
+def test_without_an_artifact_the_sample_is_built_first(
+    fp4: Built, tmp_path: Path, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here by a stand-in that was built before."""
+    asked = []
+
+    def built(options: Any, *_: object) -> tuple[Path, bool]:
+        asked.append(options.checkpoint)
+        return fp4.folder, True
+
+    monkeypatch.setattr("seko_export.tools.trial.try_artifact", built)
+    done = invoke("report", "-o", str(tmp_path / "report.zip"), "--chunks", "1", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert asked == [None]
+    found = json.loads(done.stdout)
+    assert found["build"]["seconds"] >= 0
+    assert found["verify"]["ok"]
+
+
+def test_a_failed_build_is_told_with_the_machine(
+    tmp_path: Path, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> tuple[Path, bool]:
+        raise MachineError(f"no compiler in {tmp_path}/bin or /data/{getpass.getuser()}/bin")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("seko_export.tools.trial.try_artifact", fails)
+    done = invoke("report", "-o", "report.zip", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["build"] == {"error": "no compiler in FOLDER/bin or /data/USER/bin"}
+    assert found["machine"]["cores"] > 0
+    assert "verify" not in found
